@@ -76,7 +76,7 @@ class WaltzReader(DataSourceReader):
             catalog = self._origin.catalog(self._selection.partitions)
             spans = self._selection.spans(catalog.spans)
             tell_losses(self._selection.passed_over(catalog.spans))
-            return [*tasks(catalog, spans, self._sizing, self._filters)]
+            return [*tasks(self._origin, catalog, spans, self._sizing, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return Reading(self._origin, self._projection, self._filters).batches(partition)

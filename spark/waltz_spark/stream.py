@@ -96,7 +96,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 catalog = self._look()
             self._reconciled(begin, catalog)
             left = readable(spans, catalog, fail_on_loss=self._selection.fails_on_loss)
-            return [*tasks(catalog, left, self._sizing)]
+            return [*tasks(self._origin, catalog, left, self._sizing)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return Reading(self._origin, self._projection).batches(partition)

@@ -14,10 +14,15 @@ from waltz_spark.exporting.form import form_of
 from waltz_spark.exporting.manifest import Manifest, Piece, Shape, encode, manifest_path
 from waltz_spark.exporting.opening import open_origin
 from waltz_spark.exporting.tasks import Job, assignments_of, write
+from waltz_spark.exporting.verification import check_files, check_log
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.origin import Catalog, Span
 from waltz_spark.log.plan import Sizing, plan, runs
+from waltz_spark.table.columns import columns_of
+from waltz_spark.table.reading import Reading, tasks
 
+from tests.spark.batches import Log, microseconds, mixed_log
+from tests.spark.exporting import findings
 from waltzd.errors import BadArgument, ExportDamaged, NoSuchName, NoSuchPartition
 from waltzd.format.record import join_runs
 
@@ -67,6 +72,40 @@ def test_the_records_are_those_of_the_log(log: DirectoryOrigin, tmp_path: Path, 
     for first, last in ((0, 0), (149, 150), (7, 301), (389, 389)):
         span = Span(first, last)
         assert content(archive, after, 0, span) == content(log, before, 0, span)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "orc", "json", "csv"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_log_of_both_formats_is_the_same_log_out_of_an_export(tmp_path: Path, format_: str, seed: int) -> None:
+    """Times, locks and groups, too, wherever files were cut; and the same in parquet that is lossless."""
+    log = mixed_log(tmp_path / "storage" / "0", seed)
+    origin = DirectoryOrigin(storages=(str(tmp_path / "storage"),), allows_uncommitted=True)
+    manifest = export(origin, tmp_path / "out", format_=format_, is_lossless=format_ == "parquet")
+    archive = ArchiveOrigin(output=str(tmp_path / "out"))
+    assert findings(check_files(destination_of(str(tmp_path / "out")), manifest)) == []
+    assert findings(check_log(origin, origin.catalog(), manifest)) == []
+    catalog = archive.catalog()
+    reading = Reading(archive, columns_of(log.rows[0]))
+    given = tasks(archive, catalog, {0: Span(3, len(log.rows) - 2)}, Sizing())
+    assert [row for task in given for batch in reading.batches(task) for row in batch.to_pylist()] == log.rows[3:-1]
+    times = [-1 if row["time"] is None else microseconds(row["time"]) for row in log.rows]
+    for time in {0, *(time for time in times[::5] if time >= 0), times[-1] + 1}:
+        expected = next((number for number, when in enumerate(times) if when >= time), len(times))
+        assert archive.first_at(catalog, 0, time) == expected
+
+
+def test_what_stands_beside_the_records_is_proven_too(tmp_path: Path) -> None:
+    log = mixed_log(tmp_path / "storage" / "0", 4, plain=False)
+    origin = DirectoryOrigin(storages=(str(tmp_path / "storage"),), allows_uncommitted=True)
+    manifest = export(origin, tmp_path / "out")
+    other = Log(directory=tmp_path / "other" / "0", time=log.time)
+    for batch in log.batches:  # the same records at other times
+        other.put(batch.run, batch.locks)
+    foreign = DirectoryOrigin(storages=(str(tmp_path / "other"),), allows_uncommitted=True)
+    assert findings(check_log(origin, origin.catalog(), manifest)) == []
+    said = findings(check_log(foreign, foreign.catalog(), manifest))
+    assert len(said) == len(manifest.pieces)
+    assert set(said) == {"the log says other times, groups or locks of these records"}
 
 
 def test_runs_are_about_so_large(log: DirectoryOrigin, tmp_path: Path) -> None:

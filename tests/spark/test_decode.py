@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.log.decode import BESIDE, SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 
 from tests.spark.growing import run_of
@@ -35,6 +35,7 @@ def rows_of(run: Run, partition: int) -> list[dict[str, object]]:
                 "header": record.header,
                 "crc": signed(record.data_crc),
                 "data": record.payload,
+                **dict.fromkeys(BESIDE.names),
             }
         )
     return out

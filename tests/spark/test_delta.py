@@ -247,7 +247,7 @@ def damage_log(place: str, _manifest: Manifest) -> None:
         (compact, "does not have it: somebody took it out"),
         (take_out, "does not have it: somebody took it out"),
         (put_in, "mine.parquet\n  the Delta table has it, and no manifest does: somebody else added it"),
-        (add_column, "crc, data, mine; the files have partition,"),
+        (add_column, "locks, group, mine; the files have partition,"),
         (remove_log, "there is no Delta table"),
         (damage_log, "reading the Delta table in"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 from uuid import UUID
 from zlib import crc32
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.exporting.manifest import (
     SPARK,
+    Fronts,
     Manifest,
     Piece,
     Query,
@@ -84,13 +86,27 @@ SEGMENTS = st.builds(
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.integers(0, 5), st.lists(st.tuples(st.binary(max_size=9), SEGMENTS | st.none()), max_size=4)))
-def test_what_is_written_is_read(partitions: dict[int, list[tuple[bytes, SegmentHead | None]]]) -> None:
+FRONTS = st.builds(
+    Fronts, size=st.integers(0, 1 << 40), crc=st.integers(0, 0xFFFFFFFF), footer=st.sampled_from([b"", b"f" * 64])
+)
+BESIDE = st.none() | st.tuples(st.integers(0, 99), st.integers(0, 1 << 60), st.integers(0, 0xFFFFFFFF))
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 5),
+        st.lists(st.tuples(st.binary(max_size=9), SEGMENTS | st.none(), FRONTS | st.none(), BESIDE), max_size=4),
+    )
+)
+def test_what_is_written_is_read(partitions: dict[int, list[tuple[bytes, Any, Any, Any]]]) -> None:
     pieces = [
-        piece_of(partition, 10 * number, data, 10, segment=segment)
+        replace(
+            piece_of(partition, 10 * number, data, 10, segment=segment), fronts=fronts,
+            times=beside and beside[:2], beside=beside and beside[2],
+        )
         for partition, files in partitions.items()
-        for number, (data, segment) in enumerate(files)
-    ]
+        for number, (data, segment, fronts, beside) in enumerate(files)
+    ]  # fmt: skip
     manifest = manifest_of(*pieces)
     found = decode(encode(manifest), "here")
     assert found == manifest

@@ -17,6 +17,7 @@ from waltz_spark.exporting.destination import LocalDestination, the_manifest
 from waltz_spark.exporting.manifest import Manifest
 from waltz_spark.restoring import restore
 
+from tests.spark.batches import Log, mixed_log
 from tests.spark.exporting import export
 from tests.spark.telling import run_examples
 from waltzctl.main import run
@@ -31,7 +32,7 @@ from waltzd.errors import (
     SegmentIncomplete,
     WaltzError,
 )
-from waltzd.format.layout import NEW_SUFFIX, segment_name
+from waltzd.format.layout import NEW_SUFFIX, FileHeader, segment_name
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,72 @@ def test_every_file_comes_back_byte_for_byte(
     assert sum(part["bytes"] for part in said["partitions"].values()) == sum(map(len, found.values()))
     assert run(["verify-segments", "-j", "1", *sorted(str(path) for path in target.iterdir() if path.is_dir())]) == 0
     assert run(["verify-segments", "-j", "1", str(target / "0" / "0000000000000000000.seg")]) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_segments_of_both_formats_come_back_byte_for_byte(tmp_path: Path, seed: int) -> None:
+    """Footers, too; in several runs, whose files may end within a segment."""
+    for partition in (0, 1):
+        log = mixed_log(tmp_path / "storage" / str(partition), 10 * seed + partition, partition=partition)
+        output = tmp_path / "export"
+        ends = [batch.last_id for batch in log.batches]
+        for last in sorted(log.chance.choices(ends, k=seed)):
+            export(output, tmp_path / "storage", partitions=(partition,), last={partition: last})
+        export(output, tmp_path / "storage", partitions=(partition,))
+    carry_out(output, tmp_path / "restored")
+    found = segments_in(tmp_path / "restored")
+    assert found == segments_in(tmp_path / "storage")
+    assert sum(raw.endswith(b"WZFE") for raw in found.values()) > 5
+    done = carry_out(output, tmp_path / "restored")
+    assert all(one.was_there for one in done)
+    path = max((tmp_path / "restored" / "0").glob("*.seg"))
+    raw = bytearray(path.read_bytes())
+    raw[180] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(AlreadyThere):
+        carry_out(output, tmp_path / "restored")
+
+
+def test_an_archive_of_format_1_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    log = Log(directory=tmp_path / "storage" / "0", segment_bytes_max=1500)
+    for count in (3, 5, 2, 7, 30, 2):
+        log.add(count, groups=(2,))
+    output = tmp_path / "export"
+    found = export(output, tmp_path / "storage")
+    piece = next(piece for piece in found.pieces if piece.fronts is not None and piece.fronts.footer)
+    fronts, segment = piece.fronts, piece.segment
+    assert fronts is not None
+    assert segment is not None
+    assert segment.format == 1
+
+    def restored(**changes: object) -> None:
+        changed = replace(piece, **changes)  # type: ignore[arg-type]
+        pieces = tuple(changed if each is piece else each for each in found.pieces)
+        carry_out(output, tmp_path / f"restored-{len(list(tmp_path.iterdir()))}", replace(found, pieces=pieces))
+
+    restored()
+    with pytest.raises(ExportDamaged, match="contradict each other"):
+        restored(fronts=None)
+    plain = FileHeader(created_ms=1, key=found.cluster, partition=0, first_id=segment.first).encode()
+    with pytest.raises(ExportDamaged, match="contradict each other"):
+        restored(segment=replace(segment, header=plain))
+    with pytest.raises(ExportDamaged, match="do not make up the footer"):
+        restored(fronts=replace(fronts, footer=bytes(64)))
+    with pytest.raises(ExportDamaged, match="times, groups or locks"):
+        restored(beside=1)
+
+
+def test_an_export_that_ends_within_a_batch_does_not_come_back(tmp_path: Path) -> None:
+    log = Log(directory=tmp_path / "storage" / "0")
+    log.add(5)
+    log.add(9)
+    output = tmp_path / "export"
+    export(output, tmp_path / "storage", last={0: 7})
+    with pytest.raises(SegmentIncomplete, match="middle of a batch"):
+        carry_out(output, tmp_path / "restored")
+    export(output, tmp_path / "storage")
+    carry_out(output, tmp_path / "restored")
+    assert segments_in(tmp_path / "restored") == segments_in(tmp_path / "storage")
 
 
 def test_what_a_person_sees(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ class FakeLog:
         extents = [Extent(partition=each, span=span, bytes=41 * span.count, place="") for each, span in spans.items()]
         return Catalog(key=self.key, spans=spans, extents=tuple(extent for extent in extents if extent.span.count))
 
-    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         assert self.spans[extent.partition].cut(span) == span
         yield encode_payloads(span.first, [b"x"] * span.count)
 

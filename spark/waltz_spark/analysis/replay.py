@@ -76,7 +76,8 @@ def replay(archive: Destination, found: Manifest, ends: Mapping[int, int]) -> It
         for piece in found.pieces:
             if piece.partition != partition or piece.span.first > end:
                 continue
-            for run in records(archive, form_in(found), piece, not_done="the rest was not replayed"):
+            for rows in records(archive, form_in(found), piece, not_done="the rest was not replayed"):
+                run = rows.run
                 wanted = run.part(0, max(0, min(len(run), end - run.first_id + 1)))
                 apply(branch, decoder.decode(record_batch(wanted, partition)))
         assert branch.next_id == end + 1

@@ -51,7 +51,7 @@ class _Reader(DataSourceReader):
         with telling():
             catalog = self._origin.catalog(self._partitions)
             spans = Selection(partitions=self._partitions).spans(catalog.spans)
-            return [*tasks(catalog, spans, Sizing())]
+            return [*tasks(self._origin, catalog, spans, Sizing())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         schema = to_arrow_schema(self._schema, timezone="UTC")

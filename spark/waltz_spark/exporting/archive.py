@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from waltz_spark.exporting.destination import Destination, destination_of, measured, the_manifest
 from waltz_spark.exporting.form import Form, read_batches
 from waltz_spark.exporting.manifest import Manifest, Piece, check_whole, piece_json, piece_of
-from waltz_spark.log.encode import encode, resealed
-from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.decode import BATCH
+from waltz_spark.log.encode import Beside, beside, encode, resealed
+from waltz_spark.log.groups import Grouped
+from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Span
 from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchPartition, WaltzError
-from waltzd.format.checksum import crc32
+from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
 
@@ -44,11 +47,21 @@ def check_bytes(destination: Destination, piece: Piece) -> None:
         raise NotAsWritten("its hash is not the one in the manifest")
 
 
-def proven(destination: Destination, form: Form, piece: Piece, span: Span | None = None) -> Iterator[Run]:
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Of a file: records, and what stood beside them."""
+
+    run: Run
+    groups: I64 | None
+    fronts: pa.Array | None
+    """Of a lossless export: what stands in front of the records of a batch, where its first one is; null elsewhere."""
+
+
+def proven(destination: Destination, form: Form, piece: Piece, span: Span | None = None) -> Iterator[Rows]:
     """The records of a file, in order; NotAsWritten unless they are those that the manifest says. With a `span`, at least
     those, and then the checksum of all is not known."""
     span = span or piece.span
-    crc, data_bytes, next_id = 0, 0, piece.span.first
+    crc, data_bytes, next_id, others = 0, 0, piece.span.first, Beside()
     with destination.open(piece.path) as source:
         for batch in read_batches(form, source, f"{destination.place}/{piece.path}"):
             if span != piece.span and next_id > span.last:
@@ -62,16 +75,20 @@ def proven(destination: Destination, form: Form, piece: Piece, span: Span | None
             crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
             if run.last_id > piece.span.last or data_bytes > piece.data_bytes:  # and not one byte of it is given
                 raise NotAsWritten(f"its records go on behind id {piece.span.last} or are longer: {_OTHERS}")
-            yield run
+            run, groups = beside(run, batch, with_locks=True)
+            others.add(run)
+            yield Rows(run, groups, batch.column(BATCH) if BATCH in batch.schema.names else None)
     if next_id <= span.last:
         raise NotAsWritten(f"its records end before id {next_id}")
     if span == piece.span and (crc, data_bytes) != (piece.crc, piece.data_bytes):
         raise NotAsWritten(f"its records have the checksum {crc:08x} and should have {piece.crc:08x}: {_OTHERS}")
+    if span == piece.span and (others.crc, others.times) != (piece.beside, piece.times):
+        raise NotAsWritten("its times, groups or locks are not those that were read from the log")
 
 
 def records(
     destination: Destination, form: Form, piece: Piece, span: Span | None = None, *, not_done: str, is_hashed: bool = False
-) -> Iterator[Run]:
+) -> Iterator[Rows]:
     """What `proven` gives; an error names the file and its ids. `is_hashed`: its bytes are compared first."""
     place, whole = f"{destination.place}/{piece.path}", piece.span
     try:
@@ -122,15 +139,31 @@ class ArchiveOrigin:
         segment = _file_at(extent.place)[1].segment
         return FileHeader.decode(segment.header, self.output) if segment else None
 
-    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+    def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
+        """By the times of each file, and the rows of one."""
+        for extent in catalog.extents:
+            last = _file_at(extent.place)[1].times if extent.partition == partition else None
+            if last is not None and last[1] >= time:
+                for run in self.read(extent, extent.span, batch_bytes=BATCH_BYTES):
+                    if run.times is not None and run.times[-1] >= time:
+                        return run.first_id + int(np.searchsorted(run.times, time))
+        return catalog.spans[partition].last + 1
+
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
+        for rows in self.read_grouped(extent, span, batch_bytes=batch_bytes, with_locks=with_locks):
+            yield rows.run
+
+    def read_grouped(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool) -> Iterator[Grouped]:
         if span.count == 0:
             return
         form, piece = _file_at(extent.place)
         not_done = "no row of this file was returned as sound"
         found = records(destination_of(self.output), form, piece, span, not_done=not_done, is_hashed=True)
-        for run in found:
+        for rows in found:
+            run = rows.run if with_locks else replace(rows.run, locks=None)
             wanted = Span(run.first_id, run.last_id).cut(span)
-            yield from _pieces(run.part(wanted.first - run.first_id, wanted.last - run.first_id + 1), batch_bytes)
+            for start, stop in _pieces(run, wanted, batch_bytes):
+                yield Grouped(run.part(start, stop), None if rows.groups is None else rows.groups[start:stop])
 
 
 def _place(manifest: Manifest, piece: Piece) -> str:
@@ -144,10 +177,11 @@ def _file_at(place: str) -> tuple[Form, Piece]:
     return Form(format=found["format"], compression=found["compression"]), piece_of(found["file"])
 
 
-def _pieces(run: Run, bytes_max: int) -> Iterator[Run]:
-    start = 0
-    while start < len(run):
+def _pieces(run: Run, wanted: Span, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """The numbers of its records, of each piece the first and the one behind the last."""
+    start, end = wanted.first - run.first_id, wanted.last - run.first_id + 1
+    while start < end:
         stop = int(np.searchsorted(run.bounds, run.bounds[start] + bytes_max, "right")) - 1
-        stop = max(stop, start + 1)
-        yield run.part(start, stop)
+        stop = min(end, max(stop, start + 1))
+        yield start, stop
         start = stop

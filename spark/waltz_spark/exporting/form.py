@@ -5,9 +5,9 @@ than they give; the columns that hold nearly always the same value are nothing b
 take a few bits each.
 
 Neither JSON nor CSV can hold bytes, so they are written as base64, wherever they stand, and a payload comes back by
-`bytes_of`, exactly. Null stays null; NaN and the infinities, which JSON does not know, become null there. The columns of a
-log are written without a Python object per record; so are those of a decoder, but for floating point numbers and columns
-that nest, which take the way of `json.dumps`.
+`bytes_of`, exactly. Null stays null; NaN and the infinities, which JSON does not know, become null there. CSV has no place
+for lists: locks are in it as JSON has them. The columns of a log are written without a Python object per record; so are
+those of a decoder, but for floating point numbers and columns that nest, which take the way of `json.dumps`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from waltz_spark.log.decode import SCHEMA
+from waltz_spark.log.decode import BATCH, BESIDE, LOCKS, LOSSLESS, RECORD, SCHEMA
 from waltzd.errors import BadArgument, ExportDamaged
 
 ROW_GROUP_BYTES, ROW_GROUP_ROWS = 64 << 20, 1 << 20
@@ -37,7 +37,8 @@ ROW_TEXT_MAX = 256 << 20
 GROUP_BYTES_MAX = 1 << 30
 """Of the log's columns. What Spark writes has an eighth of it unless it was told otherwise."""
 _DELTA = ("txid", "seq")
-_NO_DICTIONARY = ("txid", "seq", "crc", "data")
+_NO_DICTIONARY = ("txid", "seq", "crc", "data", "locks", "group", BATCH)
+_NO_STATISTICS = ("data", BATCH)
 _WITH_LEVELS = ("parquet", "delta")
 """What PyArrow can write at a level."""
 _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10), "zlib": range(1, 10)}
@@ -178,9 +179,9 @@ class _Parquet(_Gathering):
             schema,
             compression=form.codec,
             compression_level=form.level,
-            use_dictionary=[name for name in schema.names if name not in _NO_DICTIONARY],
+            use_dictionary=[*(name for name in schema.names if name not in _NO_DICTIONARY), "locks.list.element.mode"],
             column_encoding=dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED"),
-            write_statistics=[name for name in schema.names if name != "data"],
+            write_statistics=[name for name in schema.names if name not in _NO_STATISTICS],
         )
         super().__init__(schema, writer)
 
@@ -220,7 +221,7 @@ class _Csv:
     def __init__(self, form: Form, sink: Sink, schema: pa.Schema) -> None:
         from pyarrow import csv
 
-        nested = [field.name for field in schema if pa.types.is_nested(field.type)]
+        nested = [field.name for field in schema if pa.types.is_nested(field.type) and not _are_locks(field)]
         if nested:
             raise BadArgument(
                 f"CSV has no place for the column {nested[0]}, which nests",
@@ -245,7 +246,7 @@ def check_rows(form: Form, schema: pa.Schema) -> None:
         _try(form, schema)
     except pa.ArrowException as error:
         for field in schema:
-            if field.name not in SCHEMA.names and not _takes(form, field):
+            if field.name not in LOSSLESS.names and not _takes(form, field):
                 raise BadArgument(
                     f"{form.format} has no place for the column {field.name} ({field.type}) of the decoder: {error}",
                     not_done="nothing was written",
@@ -263,7 +264,7 @@ def _takes(form: Form, field: pa.Field) -> bool:
 
 
 def _try(form: Form, schema: pa.Schema) -> None:
-    nothing = {field.name: pa.array([b"" if pa.types.is_binary(field.type) else 0], field.type) for field in SCHEMA}
+    nothing = {field.name: pa.array([b"" if pa.types.is_binary(field.type) else 0], field.type) for field in RECORD}
     columns = [nothing[field.name] if field.name in nothing else pa.nulls(1, field.type) for field in schema]
     writer = open_writer(form, io.BytesIO(), schema, {})
     writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -274,7 +275,8 @@ def _try(form: Form, schema: pa.Schema) -> None:
 
 
 def read_batches(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
-    """The nine columns of the log (`decode.SCHEMA`) of a file, whatever else it has. `place`: its path, for messages."""
+    """The columns of the log (`decode.SCHEMA`) of a file, and what a lossless one has of batches, whatever else it has.
+    `place`: its path, for messages."""
     try:
         yield from _READERS[form.format](form, source, place)
     except (pa.ArrowException, OSError, KeyError) as error:
@@ -287,13 +289,14 @@ def _read_parquet(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(source, read_dictionary=["data"])
+    wanted = LOSSLESS.names if BATCH in file.schema_arrow.names else SCHEMA.names
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         columns = (group.column(place) for place in range(group.num_columns))
-        size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema in SCHEMA.names)
+        size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in wanted)
         if size > GROUP_BYTES_MAX:
             raise ExportDamaged(f"{place} has a row group of {size} bytes; no export makes one above {GROUP_BYTES_MAX}")
-    for batch in file.iter_batches(batch_size=1 << 16, columns=SCHEMA.names):
+    for batch in file.iter_batches(batch_size=1 << 16, columns=wanted):
         for part in _spelled_out(batch):
             yield _right(part, place)
 
@@ -335,7 +338,7 @@ def _read_json(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.Rec
 def _read_csv(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
     from pyarrow import csv
 
-    types = {field.name: field.type for field in _TEXT_SCHEMA}
+    types = {field.name: field.type for field in _CSV_SCHEMA}
     convert = csv.ConvertOptions(column_types=types, include_columns=SCHEMA.names, strings_can_be_null=False)
     parse = csv.ParseOptions(newlines_in_values=True)
     head = b""
@@ -397,6 +400,7 @@ def _end_of_csv(text: bytes) -> int:
 
 
 _TEXT_SCHEMA = pa.schema([pa.field(f.name, pa.string() if f.name == "data" else f.type) for f in SCHEMA])
+_CSV_SCHEMA = pa.schema([pa.field(f.name, pa.string() if f.type == LOCKS else f.type) for f in _TEXT_SCHEMA])
 _READERS = {"parquet": _read_parquet, "delta": _read_parquet, "orc": _read_orc, "json": _read_json, "csv": _read_csv}
 
 
@@ -407,14 +411,30 @@ def _plain(form: Form, source: pa.NativeFile) -> Any:
 def _from_text(batch: pa.RecordBatch, place: str) -> pa.RecordBatch:
     columns = {name: batch.column(name) for name in SCHEMA.names}
     columns["data"] = bytes_of(columns["data"], place)
+    if columns["locks"].type != LOCKS:
+        columns["locks"] = _locks_of(columns["locks"])
     return _right(pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], names=SCHEMA.names), place)
 
 
 def _right(batch: pa.RecordBatch, place: str) -> pa.RecordBatch:
-    found = batch.select(SCHEMA.names).cast(SCHEMA)
-    if any(column.null_count for column in found.columns):
+    schema = LOSSLESS if BATCH in batch.schema.names else SCHEMA
+    found = batch.select(schema.names).cast(schema)
+    if any(found.column(name).null_count for name in RECORD.names):
         raise ExportDamaged(f"{place} has rows without a value in a column of the log")
     return found
+
+
+def _locks_of(column: pa.Array) -> pa.ListArray:
+    """Of CSV, where nothing stands for null."""
+    from pyarrow import json
+
+    if len(column) == 0:
+        return pa.array([], LOCKS)
+    text = pc.if_else(pc.equal(column, ""), "null", column)
+    lines, _ = _stretches(pc.binary_join_element_wise('{"locks":', text, "}\n", ""))
+    parse = json.ParseOptions(explicit_schema=pa.schema([BESIDE.field("locks")]), unexpected_field_behavior="error")
+    table = json.read_json(pa.BufferReader(lines), json.ReadOptions(block_size=len(lines)), parse)
+    return table.column("locks").combine_chunks()
 
 
 # -- rows as text ------------------------------------------------------------------------------------------------------
@@ -487,13 +507,32 @@ def bytes_of(column: pa.Array, place: str) -> pa.Array:
 
 
 def as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Binary columns as base64."""
-    columns = [base64_of(column) if is_bytes(column.type) else column for column in batch.columns]
+    """Binary columns as base64, locks as JSON."""
+    columns = [
+        base64_of(column) if is_bytes(column.type) else _lock_texts(column) if _are_locks(field) else column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def text_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(f.name, pa.large_string() if is_bytes(f.type) else f.type) for f in schema])
+    return pa.schema([pa.field(f.name, pa.large_string() if is_bytes(f.type) or _are_locks(f) else f.type) for f in schema])
+
+
+def _are_locks(field: pa.Field) -> bool:
+    return bool(field.name == "locks" and field.type == LOCKS)
+
+
+def _lock_texts(column: pa.ListArray) -> pa.Array:
+    """As JSON, all of them together; null stays null."""
+    each = column.flatten()
+    number, mode = each.field("lock").cast(pa.string()), each.field("mode")
+    texts = pc.binary_join_element_wise('{"lock":', number, ',"mode":"', mode, '"}', "")
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), out=offsets[1:])
+    lists = pa.ListArray.from_arrays(pa.array(offsets), texts, mask=column.is_null())
+    joined = pc.binary_join(lists, ",").cast(pa.large_string())
+    return pc.binary_join_element_wise(_wide("["), joined, _wide("]"), _wide(""))
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -532,6 +571,8 @@ def _json(column: pa.Array) -> pa.Array:
         return _quoted(pc.replace_substring_regex(column.cast(pa.large_string()), r"\.0+$", ""))
     if pa.types.is_timestamp(kind):
         return _quoted(_moments(column))
+    if kind == LOCKS:
+        return _lock_texts(column).fill_null("null")
     if pa.types.is_floating(kind):  # by the encoder of Python, which writes 1.0 where Arrow writes 1
         finite = pc.if_else(pc.is_finite(column), column, None)
         return pa.array(json.dumps(finite.to_pylist())[1:-1].split(", "), pa.large_string())

@@ -33,6 +33,7 @@ from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
 from waltzd.errors import ArchiveUnfit, BadSql, ExportDamaged, UnknownVersion
 from waltzd.format.checksum import multiply_mod
+from waltzd.format.footer import HASH_BYTES
 from waltzd.format.layout import HEADER_BYTES
 
 MARK, VERSION = "waltz-export", 1
@@ -43,9 +44,9 @@ MANIFESTS, PLANS, UNFINISHED, LOCK = f"{HIDDEN}/manifest", f"{HIDDEN}/plan", f"{
 META_CLUSTER, META_PARTITION = "waltz.cluster", "waltz.partition"
 META_FIRST, META_LAST, META_RECORDS, META_CRC = "waltz.first_txid", "waltz.last_txid", "waltz.records", "waltz.crc"
 META_SEGMENT, META_SEGMENT_HEADER = "waltz.segment_first_txid", "waltz.segment_header"
-META_INDEX_HEADER = "waltz.index_header"
-"""The keys in the metadata of Parquet files: numbers as decimal text, `crc` as 8 and headers as 256 hexadecimal digits. The
-last three only of a lossless export; the manifest says the same."""
+META_INDEX_HEADER, META_BESIDE = "waltz.index_header", "waltz.beside"
+"""The keys in the metadata of Parquet files: numbers as decimal text, `crc` and `beside` as 8 and headers as 256
+hexadecimal digits. Those of segments only of a lossless export; the manifest says the same."""
 
 _WHOLE = (1 << 63) - 1
 
@@ -76,7 +77,7 @@ class Query:
 
     @property
     def keeps_records(self) -> bool:
-        """Whether all records are in the files, with the nine columns of the log as they are."""
+        """Whether all records are in the files, with the columns of the log as they are."""
         return not self.where and keeps_columns(self.items)
 
 
@@ -159,6 +160,22 @@ class SegmentHead:
     index_header: bytes
     """Those of its index, which has a creation time of its own; empty where there was no index."""
 
+    @property
+    def format(self) -> int:
+        return int.from_bytes(self.header[:4], "big")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fronts:
+    """What stands in front of the records of the batches that begin in a file: it is in the column `batch`."""
+
+    size: int
+    """Of all of it together."""
+    crc: int
+    """CRC-32 of these bytes."""
+    footer: bytes = b""
+    """SHA-256 of the footer in front of the segment, and of its own; empty unless the segment ends with this file."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -177,6 +194,12 @@ class Piece:
     sha256: str
     """Of the file."""
     segment: SegmentHead | None = None
+    fronts: Fronts | None = None
+    """Of a lossless export, and only where the segment is of format 1."""
+    times: tuple[int, int] | None = None
+    """The first and the last, µs since 1970; None where no record has one, as in format 0."""
+    beside: int | None = None
+    """CRC-32 of the times, groups and locks (`waltz_spark.log.encode.Beside`); None where there are none."""
     rows: int | None = None
     """In the file, where that is not one for each id; `row_count` is always right."""
 
@@ -367,6 +390,13 @@ def _header(value: Any) -> bytes:
     return found
 
 
+def _footer(value: Any) -> bytes:
+    found = bytes.fromhex(value)
+    if len(found) not in (0, 2 * HASH_BYTES):
+        raise ValueError(f"a footer is known by two hashes of {HASH_BYTES} bytes")
+    return found
+
+
 def _columns(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple((_text(name), _text(type_)) for name, type_ in value)
 
@@ -389,6 +419,7 @@ _QUERY = {"engine": _TEXT, "select": _TEXT, "where": _TEXT}
 _PIECE = {"path": _Kind(str, below_output), "partition": _COUNT, **_IDS, "data_bytes": _COUNT, "crc": _CRC, "bytes": _COUNT,
           "sha256": _TEXT}  # fmt: skip
 _SEGMENT = {"first": _COUNT, "header": _HEADER, "index_header": _HEADER}
+_FRONTS = {"size": _COUNT, "crc": _CRC, "footer": _Kind(bytes.hex, _footer)}
 """The objects of a manifest: the names of their members, and the kind of each."""
 
 
@@ -443,8 +474,13 @@ def piece_json(piece: Piece) -> dict[str, Any]:
     found = _put(_PIECE, piece, first=piece.span.first, last=piece.span.last, bytes=piece.size)
     if piece.row_count != piece.span.count:
         found["rows"] = piece.rows
+    if piece.times is not None and piece.beside is not None:
+        first, last = piece.times
+        found["times"] = {"first": first, "last": last, "crc": _CRC.put(piece.beside)}
     if piece.segment is not None:
-        found["segment"] = _put(_SEGMENT, piece.segment)
+        found["segment"] = {**_put(_SEGMENT, piece.segment), "format": piece.segment.format}
+    if piece.fronts is not None:
+        found["batches"] = _put(_FRONTS, piece.fronts)
     return found
 
 
@@ -482,12 +518,16 @@ def _query_of(shape: Mapping[str, Any]) -> Query:
 
 def piece_of(value: Mapping[str, Any]) -> Piece:
     said, segment, rows = _taken(_PIECE, value), value.get("segment"), value.get("rows")
+    times, fronts = value.get("times"), value.get("batches")
     span = Span(said.pop("first"), said.pop("last"))
     if span.count == 0:
         raise ValueError(f"the file {value['path']} holds no id")
     return Piece(
         size=said.pop("bytes"), **said, span=span, rows=None if rows is None else _count(rows),
         segment=None if segment is None else _segment_of(segment),
+        fronts=None if fronts is None else Fronts(**_taken(_FRONTS, fronts)),
+        times=None if times is None else (_count(times["first"]), _count(times["last"])),
+        beside=None if times is None else _crc(times["crc"]),
     )  # fmt: skip
 
 
@@ -495,4 +535,6 @@ def _segment_of(value: Mapping[str, Any]) -> SegmentHead:
     found = SegmentHead(**_taken(_SEGMENT, value))
     if not found.header:
         raise ValueError(f"the header of a segment has {HEADER_BYTES} bytes")
+    if found.format != value["format"]:
+        raise ValueError(f"a segment is said to be of format {value['format']}, and its header says {found.format}")
     return found

@@ -51,6 +51,7 @@ from waltz_spark.exporting.tasks import (
     unseen,
 )
 from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.log.groups import Grouped
 from waltzd.errors import (
     BadArgument,
     BadDecoder,
@@ -62,7 +63,6 @@ from waltzd.errors import (
     SqlFailed,
     WaltzError,
 )
-from waltzd.format.record import Run
 
 _HADOOP_SCHEMES = {"s3": "s3a"}
 _ROW_BY_ROW = ("Project", "Filter")
@@ -229,6 +229,8 @@ class SparkEngine:
             crc=told.crc,
             size=size,
             sha256=sha256,
+            times=told.times,
+            beside=told.beside,
             rows=None if rows == given.span.count else rows,
         )
         return Written(
@@ -326,6 +328,8 @@ class Told:
 
     crc: int
     data_bytes: int
+    times: tuple[int, int] | None
+    beside: int | None
     started: float
     ended: float
 
@@ -338,8 +342,8 @@ class Feed:
     needed: frozenset[str]
     """What the SQL looks at. The other columns are null: Spark takes all columns from a source, and these cost nothing."""
 
-    def batch(self, run: Run, partition: int, schema: pa.Schema) -> pa.RecordBatch:
-        batch = record_batch(run, partition)
+    def batch(self, rows: Grouped, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+        batch = record_batch(rows.run, partition, rows.groups)
         if self.job.decoder is not None and not self.needed <= set(SCHEMA.names):
             batch = self.job.decoder.decode(batch)
         columns = [self._column(batch, field) for field in schema]
@@ -360,12 +364,15 @@ class Feed:
         """An error of ours ends them early, and is told: Spark would only try again, and make a text of it."""
         started, reading = time.time(), Reading(self.job, given)
         try:
-            for run in reading.runs():
-                yield self.batch(run, given.partition, schema)
+            for rows in reading.rows():
+                yield self.batch(rows, given.partition, schema)
         except WaltzError as error:
             self._tell(_wrong(self.job.run, given), error_text(error))
             return
-        told = Told(crc=reading.crc, data_bytes=reading.data_bytes, started=started, ended=time.time())
+        told = Told(
+            crc=reading.crc, data_bytes=reading.data_bytes, times=reading.beside.times, beside=reading.beside.crc,
+            started=started, ended=time.time(),
+        )  # fmt: skip
         self._tell(_read(self.job.run, given), json.dumps(asdict(told)))
 
     def _tell(self, path: str, text: str) -> None:
@@ -390,7 +397,8 @@ def told_of(job: Job, given: Assignment) -> Told | WaltzError:
         raise SparkFailed(
             f"Spark ended without reading ids {given.span.first} to {given.span.last} of partition {given.partition}"
         )
-    return Told(**json.loads(told))
+    found = json.loads(told)
+    return Told(**{**found, "times": found["times"] and tuple(found["times"])})
 
 
 class _Given(InputPartition):

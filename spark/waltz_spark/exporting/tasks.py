@@ -30,11 +30,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from waltz_spark.exporting.destination import Destination, Output
 from waltz_spark.exporting.form import Form, open_writer
 from waltz_spark.exporting.manifest import (
+    META_BESIDE,
     META_CLUSTER,
     META_CRC,
     META_FIRST,
@@ -45,16 +47,19 @@ from waltz_spark.exporting.manifest import (
     META_SEGMENT,
     META_SEGMENT_HEADER,
     UNFINISHED,
+    Fronts,
     Piece,
     Query,
     SegmentHead,
     Shape,
     path_of,
 )
-from waltz_spark.log.decode import SCHEMA, record_batch
+from waltz_spark.log.decode import BATCH, LOSSLESS, SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.encode import Beside
+from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import Extent, Origin, Span
-from waltz_spark.log.plan import Split, runs
+from waltz_spark.log.plan import Split
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 from waltzd.disk.seam import read_whole
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
@@ -85,7 +90,8 @@ class Job:
 
     @property
     def schema(self) -> pa.Schema:
-        return SCHEMA if self.decoder is None else self.decoder.schema(SCHEMA)
+        own = LOSSLESS if self.is_lossless else SCHEMA
+        return own if self.decoder is None else self.decoder.schema(own)
 
     @property
     def shape(self) -> Shape:
@@ -169,7 +175,7 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
     with job.destination.create(place, in_small_steps=job.throttle.is_on) as file:
         sink = _Sink(file)
         try:
-            crc, data_bytes = _fill(job, given, head, sink)
+            reading, fronts = _fill(job, given, head, sink)
         except BaseException:
             sink.abandon()
             raise
@@ -183,11 +189,14 @@ def _written(job: Job, given: Assignment, place: str) -> Piece:
         path=given.path(job.form),
         partition=given.partition,
         span=given.span,
-        data_bytes=data_bytes,
-        crc=crc,
+        data_bytes=reading.data_bytes,
+        crc=reading.crc,
         size=sink.size,
         sha256=sink.digest(),
         segment=head,
+        fronts=fronts,
+        times=reading.beside.times,
+        beside=reading.beside.crc,
     )
 
 
@@ -197,28 +206,64 @@ class Reading:
     def __init__(self, job: Job, given: Assignment) -> None:
         self._job, self._given = job, given
         self.crc = self.data_bytes = 0
+        self.beside = Beside()
 
-    def runs(self) -> Iterator[Run]:
+    def rows(self) -> Iterator[Grouped]:
         span, throttle = self._given.span, self._job.throttle
         next_id = span.first
-        for run in runs(self._job.origin, self._given.split, batch_bytes=throttle.batch_bytes):
+        for run, groups in self._parts(throttle.batch_bytes):
             throttle.sleep(len(run.data))
             assert run.first_id == next_id, f"id {run.first_id} came when {next_id} was to come"
             self.crc, self.data_bytes = crc32(run.data, self.crc), self.data_bytes + len(run.data)
+            self.beside.add(run)
             next_id = run.last_id + 1
-            yield run
+            yield Grouped(run, groups)
         assert next_id == span.last + 1, f"{span} of partition {self._given.partition} ended before id {next_id}"
 
+    def _parts(self, batch_bytes: int) -> Iterator[Grouped]:
+        for part in self._given.split.parts:
+            yield from read_grouped(self._job.origin, part.extent, part.span, batch_bytes=batch_bytes, with_locks=True)
 
-def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) -> tuple[int, int]:
-    """Returns the checksum of the records and their bytes."""
+
+class _FrontColumn:
+    """What stands in front of the records of each batch, in a column of its own, and what proves it."""
+
+    def __init__(self, origin: DirectoryOrigin, given: Assignment, head: SegmentHead) -> None:
+        self._origin, self._given, self._head = origin, given, head
+        self._bytes = self._crc = 0
+
+    def beside(self, batch: pa.RecordBatch, run: Run) -> pa.RecordBatch:
+        found = self._origin.preambles(self._given.split.parts[0].extent, Span(run.first_id, run.last_id))
+        number = np.full(len(run), -1)
+        number[[first_id - run.first_id for first_id, _ in found]] = np.arange(len(found))
+        for _, raw in found:
+            self._bytes, self._crc = self._bytes + len(raw), crc32(raw, self._crc)
+        fronts = pa.array([raw for _, raw in found], pa.binary())
+        return batch.append_column(BATCH, fronts.take(pa.array(number, mask=number < 0)))
+
+    def found(self) -> Fronts | None:
+        if self._head.format == 0:
+            return None
+        footer = self._origin.footer(self._given.split.parts[0].extent, self._given.span.last)
+        hashes = footer.before + footer.hash if footer is not None else b""
+        return Fronts(size=self._bytes, crc=self._crc, footer=hashes)
+
+
+def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) -> tuple[Reading, Fronts | None]:
     decoder, reading = job.decoder, Reading(job, given)
+    fronts: _FrontColumn | None = None
+    if head is not None:
+        assert isinstance(job.origin, DirectoryOrigin)
+        fronts = _FrontColumn(job.origin, given, head)
     writer = open_writer(job.form, sink, job.schema, _metadata(job, given, head))
-    for run in reading.runs():
-        batch = record_batch(run, given.partition)
+    for run, groups in reading.rows():
+        batch = record_batch(run, given.partition, groups)
+        if fronts is not None:
+            batch = fronts.beside(batch, run)
         writer.write(batch if decoder is None else decoder.decode(batch))
-    writer.close({META_CRC: f"{reading.crc:08x}"})
-    return reading.crc, reading.data_bytes
+    beside = {} if reading.beside.crc is None else {META_BESIDE: f"{reading.beside.crc:08x}"}
+    writer.close({META_CRC: f"{reading.crc:08x}", **beside})
+    return reading, None if fronts is None else fronts.found()
 
 
 def _metadata(job: Job, given: Assignment, head: SegmentHead | None) -> Mapping[str, str]:

@@ -18,6 +18,7 @@ from waltz_spark.exporting.archive import NotAsWritten, check_bytes, form_in, pr
 from waltz_spark.exporting.destination import READ_BYTES, Destination
 from waltz_spark.exporting.form import KINDS, Form, row_count
 from waltz_spark.exporting.manifest import HIDDEN, Manifest, Piece
+from waltz_spark.log.encode import Beside
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Part, Split, runs
 from waltzd.errors import WaltzError
@@ -123,8 +124,12 @@ def _differs(origin: Origin, catalog: Catalog, piece: Piece) -> str:
         if extent.partition == piece.partition and extent.span.cut(piece.span).count
     )
     crc = data_bytes = 0
+    beside = Beside()
     for run in runs(origin, Split(parts), batch_bytes=READ_BYTES):
         crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
+        beside.add(run)
     if (crc, data_bytes) != (piece.crc, piece.data_bytes):
         return "the log holds other records under these ids: their checksum is another"
+    if (beside.crc, beside.times) != (piece.beside, piece.times):
+        return "the log says other times, groups or locks of these records"
     return ""

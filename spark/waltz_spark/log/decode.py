@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waltzd.errors import TooLarge
-from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, Run, heads
+from waltzd.format.checksum import I64
+from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, LockColumns, Run, heads
+from waltzd.protocol.locks import Mode
 
-SCHEMA = pa.schema(
+RECORD = pa.schema(
     [
         ("partition", pa.int32()),
         ("txid", pa.int64()),
@@ -27,7 +29,20 @@ SCHEMA = pa.schema(
         ("data", pa.binary()),
     ]
 )
-"""`crc` is the payload's checksum as stored, as signed 32 bits: Arrow readers on the JVM have no unsigned integers."""
+"""What a record says itself. `crc` is the payload's checksum as stored, as signed 32 bits: Arrow readers on the JVM have no
+unsigned integers."""
+
+TIME = pa.timestamp("us", tz="UTC")
+LOCKS = pa.list_(pa.field("element", pa.struct([("lock", pa.int64()), ("mode", pa.string())])))
+BESIDE = pa.schema([("time", TIME), ("locks", LOCKS), ("group", pa.int64())])
+"""What its batch says of it. In format 0, where there is no batch, all of it is null: it is not known. `lock` is the hash
+as signed 64 bits; `group` the id of the first transaction of those that it was appended with, null if it was alone."""
+
+SCHEMA = pa.schema([*RECORD, *BESIDE])
+BATCH = "batch"
+"""A column of lossless exports: in the row of the first record of a batch, all that stands in front of its records."""
+LOSSLESS = pa.schema([*SCHEMA, (BATCH, pa.binary())])
+NO_GROUP = -1
 
 BATCH_BYTES_MAX = (1 << 31) - 1
 """Arrow's `binary` addresses its bytes with 32-bit signed offsets."""
@@ -41,8 +56,9 @@ _COLUMN = {
 }
 
 
-def record_batch(run: Run, partition: int) -> pa.RecordBatch:
-    """The records of a run whose checksums were checked, as rows in order of their ids."""
+def record_batch(run: Run, partition: int, groups: I64 | None = None) -> pa.RecordBatch:
+    """The records of a run whose checksums were checked, as rows in order of their ids. `groups`: what
+    `waltz_spark.log.groups` found out; None where none is in one."""
     if len(run.data) > BATCH_BYTES_MAX:
         raise TooLarge(
             f"{len(run.data)} bytes of records do not fit one Arrow batch of {BATCH_BYTES_MAX} bytes",
@@ -59,5 +75,37 @@ def record_batch(run: Run, partition: int) -> pa.RecordBatch:
         "crc": head["data_crc"].astype(np.uint32).view(np.int32),
         **{name: head[field].astype(np.int32) for name, field in _COLUMN.items()},
         "data": pc.binary_slice(records, HEAD_BYTES, -TRAILER_BYTES),
+        "time": time_column(run.times, count),
+        "locks": lock_column(run.locks, run.times, count),
+        "group": group_column(groups, count),
     }
     return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in SCHEMA.names], schema=SCHEMA)
+
+
+def time_column(times: I64 | None, count: int) -> pa.Array:
+    if times is None:
+        return pa.nulls(count, TIME)
+    return pa.array(times, pa.int64(), mask=times == NO_TIME).cast(TIME)
+
+
+MODES = pa.array([mode.name for mode in sorted(Mode)])
+assert min(Mode) == 1
+
+
+def lock_column(locks: LockColumns | None, times: I64 | None, count: int) -> pa.Array:
+    """An empty list where a transaction took none; null where that is not known, as without a time."""
+    if locks is None or times is None:
+        return pa.nulls(count, LOCKS)
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(locks.counts, out=offsets[1:])
+    modes = MODES.take(pa.array(locks.modes.astype(np.int32) - 1))
+    each = pa.StructArray.from_arrays([pa.array(locks.ids.view(np.int64)), modes], fields=list(LOCKS.value_type))
+    unknown = times == NO_TIME
+    mask = pa.array(unknown) if unknown.any() else None
+    return pa.ListArray.from_arrays(pa.array(offsets), each, type=LOCKS, mask=mask)
+
+
+def group_column(groups: I64 | None, count: int) -> pa.Array:
+    if groups is None:
+        return pa.nulls(count, pa.int64())
+    return pa.array(groups, pa.int64(), mask=groups == NO_GROUP)

@@ -9,21 +9,26 @@ running storage writes meanwhile does not matter: committed records never change
 Old segments may have been moved away: a log begins where its first segment does. That is no damage, because nothing says
 that there ever should be more; what is missing behind that is, because ids have no gap. Where several directories begin
 at different ids, the log is what they hold together.
+
+A log may begin in format 0 and go on in format 1: the header of each segment says which. Where a time begins is found by
+the first batch of each segment, and by the footer of one.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
 
-from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.batch_segment import Bad, Batches
+from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Span
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, File, join, read_whole
 from waltzd.errors import (
@@ -40,8 +45,10 @@ from waltzd.errors import (
     UnknownVersion,
     WaltzError,
 )
+from waltzd.format.footer import Footer
 from waltzd.format.index import read_index
 from waltzd.format.layout import (
+    BATCHES,
     CONTROL_NAME,
     HEADER_BYTES,
     IDENTITY_BYTES,
@@ -59,11 +66,12 @@ from waltzd.format.layout import (
     segment_name,
 )
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
-from waltzd.format.scan import Tail, judge_tail, scan, survey
+from waltzd.format.scan import Tail, judge_tail, read_footer, scan, survey
 from waltzd.storage.offline.verify import partition_of
 from waltzd.storage.replica.control import Ledger, read_ledger
 from waltzd.storage.replica.promise import floor_of, read_promise
 
+T = TypeVar("T")
 _log = logging.getLogger("waltz.spark")
 _UNFIT = (ControlDamaged, HeaderDamaged, NotRegularFile, PartitionDamaged, PathMissing, ReadFailed, UnknownVersion)
 """What another directory may make good."""
@@ -192,14 +200,53 @@ class DirectoryOrigin:
         except _UNFIT:
             return None
 
-    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+    def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
+        """By halves: times never fall, and records without one lie in front."""
+        extents = [extent for extent in catalog.extents if extent.partition == partition and extent.bytes]
+        low, high = 0, len(extents)
+        while low < high:
+            middle = (low + high) // 2
+            first = self._asked(extents[middle], _Segment.first_time)
+            low, high = (low, middle) if first is not None and first >= time else (middle + 1, high)
+        if low == 0:
+            return catalog.spans[partition].first
+        extent = extents[low - 1]
+        found = self._asked(extent, lambda segment: segment.first_at(time))
+        return min(extent.span.last + 1, extent.span.last + 1 if found is None else found)
+
+    def preambles(self, extent: Extent, span: Span) -> list[tuple[int, bytes]]:
+        """What stands in front of the records of each batch that begins within the span, and its first id; for a segment of
+        format 0 nothing."""
+        return self._asked(extent, lambda segment: segment.preambles(span))
+
+    def footer(self, extent: Extent, last_id: int) -> Footer | None:
+        """Of the segment that the extent lies in, where it ends with this id."""
+        found = self._asked(extent, _Segment.footer)
+        return found if found is not None and found.last_id == last_id else None
+
+    def _asked(self, extent: Extent, ask: Callable[[_Segment], T]) -> T:
+        """Of the segment that the extent lies in, in whichever directory it is readable."""
+        problem = None
+        for place, has in self._places(extent):
+            if has.cut(extent.span).count == 0:
+                continue
+            try:
+                with closing(_Segment.at(self.disk, place, extent.span.first)) as segment:
+                    return ask(segment)
+            except _UNFIT as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         next_id, problem = span.first, None
         for place, has in self._places(extent):
             rest = Span(next_id, span.last)
             if has.cut(rest) != rest:
                 continue
             try:
-                with closing(read_segment_runs(self.disk, place, rest, batch_bytes=batch_bytes)) as runs:
+                reading = read_segment_runs(self.disk, place, rest, batch_bytes=batch_bytes, with_locks=with_locks)
+                with closing(reading) as runs:
                     for run in runs:
                         next_id = run.last_id + 1
                         yield run
@@ -330,7 +377,8 @@ class DirectoryOrigin:
             path = join(bare.directory, segment_name(newest))
             file = self.disk.open(path)
             try:
-                found = survey(file, first_id=newest, end=file.size())
+                version = FileHeader.decode(file.read(0, HEADER_BYTES), path).version
+                found = survey(file, first_id=newest, end=file.size(), version=version)
             finally:
                 file.close()
             tail = judge_tail(found, is_last=True, floor=floor)
@@ -399,7 +447,9 @@ class Place:
     """Of the cluster, as its files must say; None where nothing else says it."""
 
 
-def read_segment_runs(disk: Disk, place: Place, span: Span, *, batch_bytes: int) -> Generator[Run, None, None]:
+def read_segment_runs(
+    disk: Disk, place: Place, span: Span, *, batch_bytes: int, with_locks: bool = False
+) -> Generator[Run, None, None]:
     """Every record of the span, in order; each run owns its memory. What cannot be proven is `PartitionDamaged`."""
     first_ids = segment_ids(disk.names(place.directory))
     next_id = span.first
@@ -410,7 +460,7 @@ def read_segment_runs(disk: Disk, place: Place, span: Span, *, batch_bytes: int)
         if position < 0:
             raise _missing(place, place.directory, Span(next_id, stop))
         with closing(_Segment(disk, place, first_ids[position], following)) as segment:
-            yield from segment.runs(Span(next_id, stop), batch_bytes)
+            yield from segment.runs(Span(next_id, stop), batch_bytes, with_locks=with_locks)
         next_id = stop + 1
 
 
@@ -431,7 +481,7 @@ class _Segment:
         self._file = disk.open(join(place.directory, segment_name(first_id)))
         self._index: File | None = None
         try:
-            self._check_header()
+            self._version = self._check_header()
             self._size = self._file.size()
             self._index = _hint(disk, join(place.directory, index_name(first_id)))
             entries = index_entries(self._index.size()) if self._index is not None else 0
@@ -440,24 +490,62 @@ class _Segment:
             self.close()
             raise
 
+    @staticmethod
+    def at(disk: Disk, place: Place, id_: int) -> _Segment:
+        """The one with the id."""
+        first_ids = segment_ids(disk.names(place.directory))
+        position = bisect_right(first_ids, id_) - 1
+        if position < 0:
+            raise _missing(place, place.directory, Span(id_, id_))
+        return _Segment(disk, place, first_ids[position], next(iter(first_ids[position + 1 :]), None))
+
     def close(self) -> None:
         self._file.close()
         if self._index is not None:
             self._index.close()
 
-    def _check_header(self) -> None:
+    @property
+    def _batches(self) -> Batches | None:
+        return Batches(self._file, self._index, self._first_id) if self._version == BATCHES else None
+
+    def first_time(self) -> int | None:
+        return None if self._batches is None else self._batches.first_time()
+
+    def first_at(self, time: int) -> int | None:
+        return None if self._batches is None else self._batches.first_at(time, BATCH_BYTES)
+
+    def preambles(self, span: Span) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
+        for each in self._batches.preambles(span, BATCH_BYTES) if self._batches is not None else ():
+            if isinstance(each, Bad):
+                raise self._damage(each.next_id, each.offset)
+            found.append(each)
+        return found
+
+    def footer(self) -> Footer | None:
+        return None if self._batches is None else read_footer(self._file)
+
+    def _check_header(self) -> int:
+        """Returns its version."""
         path = self._file.path
         found = FileHeader.decode(self._file.read(0, HEADER_BYTES), path)
         key = self._place.key or found.key
         expected = FileHeader(created_ms=0, key=key, partition=self._place.partition, first_id=self._first_id)
-        if replace(found, created_ms=0) != expected:
+        if replace(found, created_ms=0, version=expected.version) != expected:
             raise HeaderDamaged(
                 f"the header of {path} says cluster {found.key}, partition {found.partition}, first id {found.first_id}; "
                 f"it should be cluster {expected.key}, partition {expected.partition}, first id {expected.first_id}",
                 not_done=f"no row from id {self._first_id} of partition {expected.partition} on was returned",
             )
+        return found.version
 
-    def runs(self, span: Span, batch_bytes: int) -> Iterator[Run]:
+    def runs(self, span: Span, batch_bytes: int, *, with_locks: bool) -> Iterator[Run]:
+        if self._batches is not None:
+            for each in self._batches.runs(span, bytes_max=batch_bytes, with_locks=with_locks):
+                if isinstance(each, Bad):
+                    raise self._damage(each.next_id, each.offset)
+                yield each
+            return
         next_id = span.first
         offset = HEADER_BYTES if next_id == self._first_id else None
         while next_id <= span.last:
@@ -549,7 +637,7 @@ class _Segment:
             return _missing(self._place, self._file.path, Span(next_id, max(next_id, last_id)))
         found = survey(
             self._file, first_id=self._first_id, end=self._size, next_id=next_id, offset=offset, id_limit=self._following,
-            index=self._index,
+            index=self._index, version=self._version,
         )  # fmt: skip
         if found.gaps:
             gap = found.gaps[0]

@@ -9,6 +9,8 @@ believed only where something else proves it, as the checksums in the manifest o
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,10 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA
+from waltz_spark.log.decode import BATCH_BYTES_MAX, MODES, NO_GROUP, RECORD
 from waltzd.errors import ArchiveUnfit, TooLarge
-from waltzd.format.checksum import crc32, crc_of_rows, shift, suspect_blocks
-from waltzd.format.record import HEAD, HEAD_BYTES, OVERHEAD_BYTES, TRAILER_BYTES, Run, empty_run, trailers
+from waltzd.format.checksum import I64, crc32, crc_of_rows, shift, suspect_blocks
+from waltzd.format.record import (
+    HEAD,
+    HEAD_BYTES,
+    NO_TIME,
+    OVERHEAD_BYTES,
+    TRAILER_BYTES,
+    LockColumns,
+    Run,
+    empty_run,
+    no_locks,
+    trailers,
+)
 
 _FIELDS = {
     "id": "txid",
@@ -74,8 +87,57 @@ def resealed(run: Run) -> Run:
     return Run(run.first_id, view, run.bounds)
 
 
+def beside(run: Run, batch: pa.RecordBatch, *, with_locks: bool) -> tuple[Run, I64 | None]:
+    """The run that was made of these rows, with their times, groups and locks; and the first id of the group of each."""
+    times = _numbers(batch.column("time").cast(pa.int64()).fill_null(NO_TIME)).astype(np.int64)
+    if (times == NO_TIME).all():
+        return run, None
+    groups = _numbers(batch.column("group").fill_null(NO_GROUP)).astype(np.int64)
+    ids = np.arange(run.first_id, run.first_id + len(run), dtype=np.int64)
+    follows = (groups != NO_GROUP) & (groups != ids)
+    locks = _locks(batch.column("locks")) if with_locks else None
+    return replace(run, times=times, follows=follows if follows.any() else None, locks=locks), groups
+
+
+def _locks(column: pa.ListArray) -> LockColumns:
+    each = column.flatten()
+    modes = pc.index_in(each.field("mode"), MODES)
+    if modes.null_count or each.field("lock").null_count:
+        raise ArchiveUnfit("the column locks has a lock without an id, or in a mode that there is not")
+    return LockColumns(
+        _numbers(column.value_lengths().fill_null(0)).astype(np.int64),
+        _numbers(each.field("lock")).astype(np.int64).view(np.uint64),
+        (_numbers(modes) + 1).astype(np.uint8),
+    )
+
+
+class Beside:
+    """CRC-32 of what stands beside records, the same however they are cut into runs. `times` are the first and the last."""
+
+    def __init__(self) -> None:
+        self.times: tuple[int, int] | None = None
+        self._crcs = [0] * 5
+
+    def add(self, run: Run) -> None:
+        """The next records, with their locks."""
+        count = len(run)
+        times = np.full(count, NO_TIME, np.int64) if run.times is None else run.times
+        follows = np.zeros(count, np.bool_) if run.follows is None else run.follows
+        locks = no_locks(count) if run.locks is None else run.locks
+        known = times[times != NO_TIME]
+        if len(known):
+            self.times = int(known[0]) if self.times is None else self.times[0], int(known[-1])
+        columns = (times.astype(">i8"), follows, locks.counts.astype(">u4"), locks.ids.astype(">u8"), locks.modes)
+        self._crcs = [crc32(column.tobytes(), crc) for column, crc in zip(columns, self._crcs, strict=True)]
+
+    @property
+    def crc(self) -> int | None:
+        """None where no record has a time: there is nothing beside records of format 0."""
+        return None if self.times is None else crc32(struct.pack(">5I", *self._crcs))
+
+
 def _check(batch: pa.RecordBatch) -> None:
-    for field in SCHEMA:
+    for field in RECORD:
         at = batch.schema.get_field_index(field.name)
         if at < 0:
             raise ArchiveUnfit(f"there is no column {field.name}, and a record cannot be made without it")

@@ -169,10 +169,26 @@ class LiveOrigin:
     def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
         return wait_for(self._catalog(partitions))
 
-    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         if span.count:
-            with closing(items(self._runs(extent, span))) as runs:
+            with closing(items(self._runs(extent, span, with_locks=with_locks))) as runs:
                 yield from _gathered(runs, batch_bytes)
+
+    def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
+        """Owners know it."""
+        span = catalog.spans[partition]
+        route = next((Route.decode(extent.place) for extent in catalog.extents if extent.partition == partition), None)
+        if route is None:
+            return span.first
+        return max(span.first, min(span.last, wait_for(self._mark_before(route, partition, time))) + 1)
+
+    async def _mark_before(self, route: Route, number: int, time: int) -> int:
+        where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
+        try:
+            await where.open(self.seconds)
+            return await where.ask(number, "FindTime", lambda port: port.find_time(number, time), self.seconds)
+        finally:
+            await where.close()
 
     # -- what there is
 
@@ -271,7 +287,7 @@ class LiveOrigin:
 
     # -- reading
 
-    async def _runs(self, extent: Extent, span: Span) -> AsyncGenerator[Run, None]:
+    async def _runs(self, extent: Extent, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
         route = Route.decode(extent.place)
         number, next_id = extent.partition, span.first
         said: list[str] = []
@@ -281,7 +297,7 @@ class LiveOrigin:
         ]
         for who, source in [*sources, ("its owner", functools.partial(self._of_owner, route))]:
             try:
-                async with aclosing(source(number, Span(next_id, span.last))) as runs:
+                async with aclosing(source(number, Span(next_id, span.last), with_locks=with_locks)) as runs:
                     async for run in runs:
                         if run.first_id != next_id or run.last_id > span.last or not len(run):
                             raise BadFrame(f"it sent ids {run.first_id} to {run.last_id} where id {next_id} was asked for")
@@ -302,11 +318,11 @@ class LiveOrigin:
         )  # fmt: skip
 
     async def _of_replica(
-        self, route: Route, name: str | None, address: str, number: int, span: Span
+        self, route: Route, name: str | None, address: str, number: int, span: Span, *, with_locks: bool
     ) -> AsyncGenerator[Run, None]:
         size = min(FRAME_BYTES, self._throttle.batch_bytes)
         async with self._replica(route, name, address) as replica:
-            runs = replica.read(number, span.first, span.last, frame_bytes=size)
+            runs = replica.read(number, span.first, span.last, frame_bytes=size, with_locks=with_locks)
             while True:
                 try:
                     async with asyncio.timeout(FRAME_SECONDS):
@@ -317,7 +333,7 @@ class LiveOrigin:
                     return
                 yield run
 
-    async def _of_owner(self, route: Route, number: int, span: Span) -> AsyncGenerator[Run, None]:
+    async def _of_owner(self, route: Route, number: int, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
         """Through a fail-over, as long as something comes."""
         where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)
         next_id, attempt, loop = span.first, 0, asyncio.get_running_loop()
@@ -326,7 +342,8 @@ class LiveOrigin:
             until = loop.time() + self.seconds
             while next_id <= span.last:
                 try:
-                    async with aclosing(self._fetched(where, number, Span(next_id, span.last))) as runs:
+                    rest = Span(next_id, span.last)
+                    async with aclosing(self._fetched(where, number, rest, with_locks=with_locks)) as runs:
                         async for run in runs:
                             yield run
                             next_id, attempt, until = run.last_id + 1, 0, loop.time() + self.seconds
@@ -339,13 +356,13 @@ class LiveOrigin:
             await where.close()
 
     @staticmethod
-    async def _fetched(where: Routes, number: int, span: Span) -> AsyncGenerator[Run, None]:
+    async def _fetched(where: Routes, number: int, span: Span, *, with_locks: bool) -> AsyncGenerator[Run, None]:
         place = await where.find(number)
         assert place.address is not None
         try:
             async with (
                 where.at(place.address) as port,
-                aclosing(port.fetch(number, span.first, span.last)) as runs,
+                aclosing(port.fetch(number, span.first, span.last, with_locks=with_locks)) as runs,
             ):
                 async for run in runs:
                     yield run

@@ -66,7 +66,13 @@ class Origin(Protocol):
         """Of these partitions, or of all."""
         ...
 
-    def read(self, extent: Extent, span: Span, *, batch_bytes: int) -> Iterator[Run]:
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         """The records of `span`, which lies within the extent, in order and without a gap, each run about so large. What is
-        missing, damaged or not committed raises an error that names the partition and the ids."""
+        missing, damaged or not committed raises an error that names the partition and the ids. Locks are made only where
+        they are asked for, times and groups always."""
+        ...
+
+    def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
+        """The id of the first record in the catalog whose time is `time` (µs since 1970) or later; the one behind the last
+        where there is none. Records of format 0 have no time, and lie in front of all that have one."""
         ...

@@ -83,8 +83,9 @@ class Split:
 
 
 def runs(origin: Origin, split: Split, *, batch_bytes: int) -> Iterator[Run]:
+    """With all that stands beside the records."""
     for part in split.parts:
-        yield from origin.read(part.extent, part.span, batch_bytes=batch_bytes)
+        yield from origin.read(part.extent, part.span, batch_bytes=batch_bytes, with_locks=True)
 
 
 def sizing_of(options: Mapping[str, str]) -> Sizing:

@@ -4,6 +4,9 @@ Each segment and its index are written beside their names, checked against the m
 names when they are on the disk, the index first: a segment that has its name is whole. So a restore that was stopped goes
 on where it was, and nothing that is there is ever written over. What comes out is an archive, not a replica: it has no
 control file and no promise, so it has no vote, and no daemon takes it for a storage.
+
+Of a segment of format 1 the archive has what stood in front of the records of each batch, and the hashes of its footer.
+Each batch is proven again as a storage would, and the footer is made of them: it has to be the one that was there.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from waltz_spark.exporting.archive import form_in, records
+from waltz_spark.exporting.archive import Rows, form_in, records
 from waltz_spark.exporting.destination import Destination
 from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole, joined_crc
 from waltz_spark.log.origin import Span
@@ -31,9 +34,13 @@ from waltzd.errors import (
     SegmentIncomplete,
     WaltzError,
 )
+from waltzd.format.batch import HEAD_BYTES, Batch, End, Head, batch_at, why_wrong
 from waltzd.format.checksum import crc32
-from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name
-from waltzd.format.record import OVERHEAD_BYTES
+from waltzd.format.footer import END_BYTES, FRONT_BYTES, HASH_BYTES, FooterBuilder
+from waltzd.format.index import offsets_of, read_index
+from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name
+from waltzd.format.record import OVERHEAD_BYTES, Run, join_runs
+from waltzd.format.scan import read_footer, scan
 
 MARKER = "waltz-restore.json"
 """Says which export is being restored here."""
@@ -67,9 +74,26 @@ class Segment:
         return found
 
     @property
+    def fronts(self) -> tuple[int, int]:
+        """What stands in front of the records of all batches: how many bytes, and their checksum."""
+        size = crc = 0
+        for piece in self.pieces:
+            if piece.fronts is not None:
+                size, crc = size + piece.fronts.size, joined_crc(crc, piece.fronts.crc, piece.fronts.size)
+        return size, crc
+
+    @property
+    def footer(self) -> bytes:
+        """SHA-256 of the footer before and of its own; empty where the segment has none."""
+        last = self.pieces[-1].fronts
+        return b"" if last is None else last.footer
+
+    @property
     def bytes(self) -> int:
-        """Of both files."""
-        return 2 * HEADER_BYTES + self.data_bytes + INDEX_ENTRY_BYTES * self.span.count
+        """Of both files. At most: how many batches there are is not known."""
+        fronts, _ = self.fronts
+        footer = FRONT_BYTES + END_BYTES + fronts // HEAD_BYTES * 4 if self.footer else 0
+        return 2 * HEADER_BYTES + self.data_bytes + fronts + footer + INDEX_ENTRY_BYTES * self.span.count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +145,14 @@ def _segment(found: Manifest, partition: int, head: SegmentHead | None, pieces: 
     if first != head.first:
         raise SegmentIncomplete(
             f"partition {partition}: the segment that begins at id {head.first} is in the export from id {first} on only"
+        )
+    if any((piece.fronts is None) is (head.format == BATCHES) for piece in pieces) or any(
+        piece.fronts.footer for piece in pieces[:-1] if piece.fronts is not None
+    ):
+        raise ExportDamaged(
+            f"{pieces[0].path} and what follows contradict each other: their segment is of format {head.format}, and what "
+            "they keep of its batches and of its footer is not that of such a segment",
+            not_done="nothing was written",
         )
     return Segment(partition=partition, head=head, pieces=pieces)
 
@@ -210,8 +242,12 @@ def _is_there(disk: Disk, directory: str, segment: Segment) -> bool:
     file = disk.open(path)
     try:
         size = file.size()
-        is_right = size == HEADER_BYTES + segment.data_bytes and file.read(0, HEADER_BYTES) == segment.head.header
-        is_right = is_right and _crc_of(file, size) == segment.crc and _is_index(disk, index_path, segment, file, size)
+        is_right = file.read(0, HEADER_BYTES) == segment.head.header
+        if segment.head.format == BATCHES:
+            is_right = is_right and _are_batches(disk, index_path, segment, file, size)
+        else:
+            is_right = is_right and size == HEADER_BYTES + segment.data_bytes and _crc_of(file, size) == segment.crc
+            is_right = is_right and _is_index(disk, index_path, segment, file, size)
     finally:
         file.close()
     if not is_right:
@@ -228,6 +264,39 @@ def _crc_of(file: File, size: int) -> int:
     for offset in range(HEADER_BYTES, size, _CHECK_BYTES):
         crc = crc32(file.read(offset, min(_CHECK_BYTES, size - offset)), crc)
     return crc
+
+
+def _are_batches(disk: Disk, index_path: str, segment: Segment, file: File, size: int) -> bool:
+    """Whether batches, footer and index are those of the archive, and nothing else is there."""
+    if not disk.exists(index_path):
+        return False
+    size_of_fronts = crc = front_crc = 0
+    index = disk.open(index_path)
+    is_index = index.size() == HEADER_BYTES + INDEX_ENTRY_BYTES * segment.span.count
+    is_index = is_index and index.read(0, HEADER_BYTES) == (segment.head.index_header or segment.head.header)
+
+    def see(offset: int, batch: Batch) -> None:
+        nonlocal size_of_fronts, crc, front_crc, is_index
+        size_of_fronts, front_crc = size_of_fronts + batch.head.lead, crc32(batch.preamble, front_crc)
+        crc = crc32(batch.run.data, crc)
+        entries = read_index(index, batch.first_id - segment.head.first, len(batch))
+        is_index = is_index and np.array_equal(entries, offsets_of(offset + batch.head.lead, batch.run))
+
+    try:
+        stop = scan(
+            file, segment_first_id=segment.head.first, next_id=segment.head.first, offset=HEADER_BYTES, end=size,
+            version=BATCHES, on_batch=see,
+        )  # fmt: skip
+    finally:
+        index.close()
+    footer = read_footer(file)
+    there = b"" if footer is None else footer.before + footer.hash
+    end = size if footer is None else footer.offset
+    return (
+        is_index
+        and (stop.next_id - 1, stop.offset, there) == (segment.span.last, end, segment.footer)
+        and (crc, (size_of_fronts, front_crc)) == (segment.crc, segment.fronts)
+    )
 
 
 def _is_index(disk: Disk, path: str, segment: Segment, file: File, size: int) -> bool:
@@ -276,14 +345,13 @@ def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, 
     try:
         file.write(0, segment.head.header)
         index.write(0, segment.head.index_header or segment.head.header)
-        offset, index_offset = HEADER_BYTES, HEADER_BYTES
-        for piece in segment.pieces:
-            for run in records(archive, form_in(found), piece, not_done=_NOT_RESTORED):
-                entries = (run.bounds[:-1] + offset).astype(">i8").tobytes()
-                file.write(offset, run.data)
-                index.write(index_offset, entries)
-                offset, index_offset = offset + len(run.data), index_offset + len(entries)
-                yield offset - HEADER_BYTES
+        rows = (
+            each for piece in segment.pieces for each in records(archive, form_in(found), piece, not_done=_NOT_RESTORED)
+        )
+        if segment.head.format == BATCHES:
+            yield from _write_batches(segment, rows, file, index)
+        else:
+            yield from _write_records(rows, file, index)
         file.flush()
         index.flush()
     finally:
@@ -293,3 +361,77 @@ def _write(archive: Destination, found: Manifest, segment: Segment, disk: Disk, 
     disk.flush_directory(inner)
     disk.rename(path + NEW_SUFFIX, path)
     disk.flush_directory(inner)
+
+
+def _write_records(rows: Iterable[Rows], file: File, index: File) -> Iterator[int]:
+    offset, index_offset = HEADER_BYTES, HEADER_BYTES
+    for each in rows:
+        entries = offsets_of(offset, each.run).astype(">i8").tobytes()
+        file.write(offset, each.run.data)
+        index.write(index_offset, entries)
+        offset, index_offset = offset + len(each.run.data), index_offset + len(entries)
+        yield offset - HEADER_BYTES
+
+
+def _write_batches(segment: Segment, rows: Iterable[Rows], file: File, index: File) -> Iterator[int]:
+    builder, index_offset, done = FooterBuilder(segment.head.header), HEADER_BYTES, 0
+    end: End | None = None
+    is_last = False
+    for batch in _batches(segment, rows):
+        wrong = "there is another one behind the last of its segment" if is_last else why_wrong(batch, end, deeply=False)
+        if wrong:
+            raise _unfit(segment, f"the batch of ids {batch.first_id} to {batch.last_id} is not as it was: {wrong}")
+        entries = offsets_of(builder.offset + batch.head.lead, batch.run).astype(">i8").tobytes()
+        file.write_many(builder.offset, batch.pieces)
+        index.write(index_offset, entries)
+        builder.add(batch.head, batch.pieces)
+        end, is_last = batch.end(end or End()), batch.head.is_last
+        index_offset, done = index_offset + len(entries), done + len(batch.run.data)
+        yield done
+    if segment.footer:
+        footer = builder.footer(segment.footer[:HASH_BYTES])
+        if not is_last or footer.hash != segment.footer[HASH_BYTES:]:
+            raise _unfit(segment, "its batches do not make up the footer that it had")
+        file.write(builder.offset, footer.encode())
+
+
+def _batches(segment: Segment, rows: Iterable[Rows]) -> Iterator[Batch]:
+    """As they were, one after the other. Files may be cut within one."""
+    front, head = b"", None
+    runs: list[Run] = []
+    for each in rows:
+        if each.fronts is None:
+            raise _unfit(segment, "a file has no column of batches")
+        begins = np.flatnonzero(each.fronts.is_valid().to_numpy(zero_copy_only=False)).tolist()
+        cuts = sorted({0, *begins, len(each.run)})
+        for start, stop in pairwise(cuts):
+            if start in begins:
+                front = each.fronts[start].as_py()
+                if runs or (head := Head.decode(front)) is None or len(front) != head.lead:
+                    raise _unfit(segment, f"no batch begins at id {each.run.first_id + start} as its file says")
+            runs.append(each.run.part(start, stop))
+            if head is None or runs[0].first_id != head.first_id or runs[-1].last_id > head.last_id:
+                raise _unfit(segment, f"nothing says to which batch id {each.run.first_id + start} belongs")
+            if runs[-1].last_id == head.last_id:
+                whole = join_runs(runs)
+                batch = batch_at(memoryview(front + bytes(whole.data)), head, whole.bounds) if _fits(head, whole) else None
+                if batch is None:
+                    raise _unfit(segment, f"the batch of ids {head.first_id} to {head.last_id} has another size")
+                yield batch
+                head, runs = None, []
+    if runs:
+        raise SegmentIncomplete(
+            f"partition {segment.partition}: the segment that begins at id {segment.head.first} is in the export up to the"
+            f" middle of a batch, of which ids from {runs[-1].last_id + 1} on are missing"
+        )
+
+
+def _fits(head: Head, run: Run) -> bool:
+    return head.record_bytes == len(run.data)
+
+
+def _unfit(segment: Segment, what: str) -> ExportDamaged:
+    return ExportDamaged(
+        f"partition {segment.partition}, the segment that begins at id {segment.head.first}: {what}",
+        not_done=_NOT_RESTORED, partition=segment.partition, first_id=segment.span.first, last_id=segment.span.last,
+    )  # fmt: skip

@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA
+from waltz_spark.log.decode import BATCH_BYTES_MAX, SCHEMA, TIME, group_column, lock_column, time_column
 from waltz_spark.table.pushdown import EVERYTHING, UNFILTERED, Filters
 from waltzd.errors import BadArgument, TooLarge
+from waltzd.format.checksum import I64
 from waltzd.format.layout import FileHeader
-from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads, trailers
+from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, HeadArray, Run, heads, trailers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,9 @@ class Surroundings:
 class _Rows:
     """A run, or some of its records. What several columns need is made once, and only when it is needed."""
 
-    def __init__(self, run: Run, around: Surroundings, chosen: NDArray[np.int64] | None) -> None:
+    def __init__(self, run: Run, groups: I64 | None, around: Surroundings, chosen: I64 | None) -> None:
         self.run = run
+        self.groups = groups
         self.around = around
         self.chosen = chosen
         self.count = len(run) if chosen is None else len(chosen)
@@ -54,7 +56,7 @@ class _Rows:
         return values if self.chosen is None else values[self.chosen]
 
     @property
-    def ids(self) -> NDArray[np.int64]:
+    def ids(self) -> I64:
         """Of a run whose checksums were checked, no record has to be asked for its id."""
         if self.chosen is None:
             return np.arange(self.run.first_id, self.run.first_id + self.count, dtype=np.int64)
@@ -72,6 +74,16 @@ class _Rows:
             records = records.take(pa.array(self.chosen))
         return pc.binary_slice(records, HEAD_BYTES, -TRAILER_BYTES)
 
+    def times(self) -> pa.Array:
+        return time_column(None if self.run.times is None else self.pick(self.run.times), self.count)
+
+    def locks(self) -> pa.Array:
+        found = lock_column(self.run.locks, self.run.times, len(self.run))
+        return found if self.chosen is None else found.take(pa.array(self.chosen))
+
+    def group(self) -> pa.Array:
+        return group_column(None if self.groups is None else self.pick(self.groups), self.count)
+
 
 def _field(name: str) -> Callable[[_Rows], pa.Array]:
     return lambda rows: pa.array(rows.heads[name].astype(np.int32))
@@ -82,12 +94,9 @@ def _bits(values: NDArray[Any]) -> pa.Array:
     return pa.array(values.astype(np.uint32).view(np.int32))
 
 
-_CREATED = pa.timestamp("us", tz="UTC")
-
-
 def _segment_created(rows: _Rows) -> pa.Array:
     segment = rows.around.segment
-    return rows.same(None if segment is None else datetime.fromtimestamp(segment.created_ms / 1000, UTC), _CREATED)
+    return rows.same(None if segment is None else datetime.fromtimestamp(segment.created_ms / 1000, UTC), TIME)
 
 
 def _segment_first(rows: _Rows) -> pa.Array:
@@ -104,6 +113,9 @@ _MAKERS: Mapping[str, Callable[[_Rows], pa.Array]] = {
     "header": _field("header"),
     "crc": lambda rows: _bits(rows.heads["data_crc"]),
     "data": _Rows.payloads,
+    "time": _Rows.times,
+    "locks": _Rows.locks,
+    "group": _Rows.group,
     "record_crc": lambda rows: _bits(rows.pick(trailers(rows.run))),
     "record_bytes": lambda rows: pa.array(rows.pick(np.diff(rows.run.bounds)).astype(np.int32)),
     "segment_first_txid": _segment_first,
@@ -116,7 +128,7 @@ METADATA = pa.schema(
         ("record_crc", pa.int32()),
         ("record_bytes", pa.int32()),
         ("segment_first_txid", pa.int64()),
-        ("segment_created", _CREATED),
+        ("segment_created", TIME),
         ("source", pa.string()),
     ]
 )
@@ -176,7 +188,17 @@ class Projection:
     def asks_for_segments(self) -> bool:
         return any(name.startswith("segment_") for name in self._columns)
 
-    def batch(self, run: Run, around: Surroundings, filters: Filters = UNFILTERED) -> pa.RecordBatch:
+    @property
+    def asks_for_locks(self) -> bool:
+        return "locks" in self._columns
+
+    @property
+    def asks_for_groups(self) -> bool:
+        return "group" in self._columns
+
+    def batch(
+        self, run: Run, around: Surroundings, filters: Filters = UNFILTERED, groups: I64 | None = None
+    ) -> pa.RecordBatch:
         """The records of a checked run, or those of them that the filters let through; of which partition they are is not
         asked again."""
         if len(run.data) > BATCH_BYTES_MAX:
@@ -186,17 +208,19 @@ class Projection:
                 not_done="no batch was made",
                 next_step="read fewer records at once",
             )
-        rows = _Rows(run, around, _chosen(run, filters))
+        rows = _Rows(run, groups, around, _chosen(run, filters))
         return pa.RecordBatch.from_arrays([_MAKERS[name](rows) for name in self._columns], schema=self.schema)
 
 
-def _chosen(run: Run, filters: Filters) -> NDArray[np.int64] | None:
+def _chosen(run: Run, filters: Filters) -> I64 | None:
     """The numbers of the records that the filters let through; None for all."""
-    if filters.txid == filters.header == EVERYTHING:
+    if filters.txid == filters.header == filters.time == EVERYTHING:
         return None
     is_in = filters.txid.hold(np.arange(run.first_id, run.first_id + len(run), dtype=np.int64))
     if filters.header != EVERYTHING:
         is_in &= filters.header.hold(heads(run)["header"].astype(np.int64))
+    if filters.time != EVERYTHING:
+        is_in &= filters.time.hold(np.full(len(run), NO_TIME) if run.times is None else run.times)
     return None if is_in.all() else np.flatnonzero(is_in)
 
 

@@ -3,12 +3,17 @@
 Spark hands over conditions of one column and a constant, all of which must hold. Those on `partition`, `txid` and `header`
 are sets of integers, and a set of integers is a few ranges: intersect them, and what is left over is exact. Whatever is
 understood here Spark does not check again, so what is not understood entirely must be given back. Pure.
+
+So is a time, in microseconds. That a record has none is a number of its own, below all times: only `IS NULL`, and what says
+something of null, lets it through. Times never fall within a partition, so ranges of times are ranges of ids there: where
+those begin, an origin finds out (`Origin.first_at`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltz_spark.log.origin import Span
+from waltzd.format.record import NO_TIME
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
-COLUMNS = ("partition", "txid", "header")
+NUMBERS = ("partition", "txid", "header")
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
 class Ranges:
@@ -95,6 +102,7 @@ class Ranges:
 
 EVERYTHING = Ranges([(LOWEST, HIGHEST)])
 NOTHING = Ranges([])
+WITHOUT_TIME, TIMES = Ranges([(NO_TIME, NO_TIME)]), Ranges([(0, HIGHEST)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +112,13 @@ class Filters:
     partition: Ranges = field(default=EVERYTHING)
     txid: Ranges = field(default=EVERYTHING)
     header: Ranges = field(default=EVERYTHING)
+    time: Ranges = field(default=EVERYTHING)
 
     def narrowed(self, condition: object) -> Filters | None:
         """With one more condition, an object of a class of `pyspark.sql.datasource`; None when it is not understood."""
-        column, values = _column(condition), _values(condition)
-        if column is None or values is None:
+        column = _column(condition)
+        values = _times(condition) if column == "time" else _values(condition)
+        if not column or values is None:
             return None
         mine: Ranges = getattr(self, column)
         return replace(self, **{column: mine & values})
@@ -117,40 +127,61 @@ class Filters:
 UNFILTERED = Filters()
 
 
-def _column(condition: object) -> str | None:
-    """Of which of our columns the condition speaks. Names come as the user wrote the schema, in any case."""
+def _column(condition: object) -> str:
+    """Of which of our columns the condition speaks; empty for another one. Names come as the user wrote the schema, in any
+    case."""
     path: tuple[str, ...] = getattr(getattr(condition, "child", condition), "attribute", ())
     name = path[0].lower() if len(path) == 1 else ""
-    return name if name in COLUMNS else None
+    return name if name in (*NUMBERS, "time") else ""
 
 
-def _values(condition: object) -> Ranges | None:
-    """For which values of its column it holds. No column of ours is ever null."""
+def _times(condition: object) -> Ranges | None:
+    """For which times it holds."""
+    kind, child = type(condition).__name__, getattr(condition, "child", None)
+    inner = type(child).__name__ if kind == "Not" else kind
+    if inner == "IsNull":
+        return WITHOUT_TIME if kind == inner else TIMES
+    if inner == "IsNotNull":
+        return TIMES if kind == inner else WITHOUT_TIME
+    found = _values(condition, _microseconds)
+    return found if found is None or inner == "EqualNullSafe" else found & TIMES  # nothing else holds for null
+
+
+def _values(condition: object, number: Callable[[object], int | None] | None = None) -> Ranges | None:
+    """For which numbers of its column it holds, where that is never null. `number`: of a constant; None for one that is
+    none."""
+    number = number or _whole
     kind, value = type(condition).__name__, getattr(condition, "value", None)
     if kind == "Not":
-        inner = _values(getattr(condition, "child", None))
+        inner = _values(getattr(condition, "child", None), number)
         return None if inner is None else inner.inverse()
     if kind in ("IsNull", "IsNotNull"):
         return NOTHING if kind == "IsNull" else EVERYTHING
     if kind == "In":
-        listed = [each for each in value if _is_whole(each)] if isinstance(value, tuple | list) else []
+        listed = [found for each in value if (found := number(each)) is not None] if isinstance(value, tuple | list) else []
         return Ranges([(each, each) for each in listed]) if value and len(listed) == len(value) else None
-    if not isinstance(value, int) or not _is_whole(value):
+    found = number(value)
+    if found is None:
         return None
     match kind:
         case "EqualTo" | "EqualNullSafe":
-            return Ranges([(value, value)])
+            return Ranges([(found, found)])
         case "GreaterThan":
-            return Ranges([(value + 1, HIGHEST)])
+            return Ranges([(found + 1, HIGHEST)])
         case "GreaterThanOrEqual":
-            return Ranges([(value, HIGHEST)])
+            return Ranges([(found, HIGHEST)])
         case "LessThan":
-            return Ranges([(LOWEST, value - 1)])
+            return Ranges([(LOWEST, found - 1)])
         case "LessThanOrEqual":
-            return Ranges([(LOWEST, value)])
+            return Ranges([(LOWEST, found)])
         case _:
             return None
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _microseconds(value: object) -> int | None:
+    """Of a moment; a time of day and a date in no zone is none."""
+    return (value - _EPOCH) // _MICROSECOND if isinstance(value, datetime) and value.tzinfo is not None else None

@@ -17,17 +17,21 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Part, Sizing, Split, plan
 from waltz_spark.log.selection import FAIL_ON_DATA_LOSS
 from waltz_spark.table.columns import Projection, Surroundings
-from waltz_spark.table.pushdown import UNFILTERED, Filters
+from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, TIMES, UNFILTERED, Filters, Ranges
 from waltzd.errors import WaltzError
 from waltzd.format.layout import FileHeader
+from waltzd.format.record import NO_TIME
 
 _log = logging.getLogger("waltz.spark")
 READ_TOGETHER = 10_000
 """Ids that are not wanted between two that are: to read past so many costs less than to start reading anew."""
+TIMES_MAX = 16
+"""More ranges of times than these are looked up as one."""
 
 
 @runtime_checkable
@@ -59,10 +63,18 @@ class Reading:
         with telling():
             for part in task.split.parts:
                 around = self._around(part.extent)
-                for run in self.origin.read(part.extent, part.span, batch_bytes=BATCH_BYTES):
-                    batch = self.projection.batch(run, around, self.filters)
+                for run, groups in self._rows(part):
+                    batch = self.projection.batch(run, around, self.filters, groups)
                     if batch.num_rows:
                         yield batch
+
+    def _rows(self, part: Part) -> Iterator[Grouped]:
+        with_locks = self.projection.asks_for_locks
+        if self.projection.asks_for_groups:
+            yield from read_grouped(self.origin, part.extent, part.span, batch_bytes=BATCH_BYTES, with_locks=with_locks)
+            return
+        for run in self.origin.read(part.extent, part.span, batch_bytes=BATCH_BYTES, with_locks=with_locks):
+            yield Grouped(run, None)
 
     def _around(self, extent: Extent) -> Surroundings:
         segment = None
@@ -76,21 +88,39 @@ def projection_of(schema: StructType) -> Projection:
     return Projection(to_arrow_schema(schema, timezone="UTC"))
 
 
-def tasks(catalog: Catalog, spans: Mapping[int, Span], sizing: Sizing, filters: Filters = UNFILTERED) -> list[Task]:
+def tasks(
+    origin: Origin, catalog: Catalog, spans: Mapping[int, Span], sizing: Sizing, filters: Filters = UNFILTERED
+) -> list[Task]:
     """What the filters leave of the spans, each part of it in one task."""
+    ids = {number: ids_of(origin, catalog, number, filters) for number in spans if number in filters.partition}
     hulls: dict[int, Span] = {}
-    for partition, span in spans.items():
-        pieces = filters.txid.within(span, nearer=READ_TOGETHER) if partition in filters.partition else ()
+    for partition, wanted in ids.items():
+        pieces = wanted.within(spans[partition], nearer=READ_TOGETHER)
         if pieces:
             hulls[partition] = Span(pieces[0].first, pieces[-1].last)
-    left = (_left(split, filters) for split in plan(catalog, hulls, sizing))
+    left = (_left(split, ids[split.partition]) for split in plan(catalog, hulls, sizing))
     return [Task(split) for split in left if split is not None]
 
 
-def _left(split: Split, filters: Filters) -> Split | None:
-    parts = [
-        Part(part.extent, piece) for part in split.parts for piece in filters.txid.within(part.span, nearer=READ_TOGETHER)
-    ]
+def ids_of(origin: Origin, catalog: Catalog, partition: int, filters: Filters) -> Ranges:
+    """The ids that can be let through, of which those of other times are none."""
+    if filters.time == EVERYTHING:
+        return filters.txid
+    times = list(filters.time & TIMES)
+    if len(times) > TIMES_MAX:
+        times = [(times[0][0], times[-1][1])]
+
+    def first_at(time: int) -> int:
+        return HIGHEST if time > HIGHEST else origin.first_at(catalog, partition, time)
+
+    found = [(first_at(first), first_at(last + 1) - 1) for first, last in times]
+    if NO_TIME in filters.time:
+        found.append((LOWEST, first_at(0) - 1))
+    return filters.txid & Ranges(found)
+
+
+def _left(split: Split, ids: Ranges) -> Split | None:
+    parts = [Part(part.extent, piece) for part in split.parts for piece in ids.within(part.span, nearer=READ_TOGETHER)]
     return replace(split, parts=tuple(parts)) if parts else None
 
 

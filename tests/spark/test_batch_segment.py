@@ -1,0 +1,200 @@
+"""Directories of both formats against what was put into them, one transaction after the other."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from waltz_spark.log.batch_segment import Bad, Batches, _Stretch
+from waltz_spark.log.decode import BESIDE, record_batch
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.groups import read_grouped
+from waltz_spark.log.origin import Span
+from waltz_spark.log.plan import Sizing
+from waltz_spark.table.columns import columns_of
+from waltz_spark.table.pushdown import Filters, Ranges
+from waltz_spark.table.reading import Reading, tasks
+
+from tests.spark.batches import Log, microseconds, mixed_log
+from waltzd.disk.real import RealDisk
+from waltzd.errors import PartitionDamaged
+from waltzd.format.batch import HEAD_BYTES, batch_at, why_wrong
+from waltzd.format.layout import HEADER_BYTES
+from waltzd.format.record import NO_TIME
+
+NAMES = ("partition", "txid", "client_id", "header", "data", "time", "locks", "group")
+
+
+def origin_of(log: Log) -> DirectoryOrigin:
+    return DirectoryOrigin(storages=(str(log.directory.parent),), allows_uncommitted=True)
+
+
+def read(origin: DirectoryOrigin, span: Span, batch_bytes: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for extent in origin.catalog().extents:
+        part = extent.span.cut(span)
+        if part.count:
+            runs = read_grouped(origin, extent, part, batch_bytes=batch_bytes, with_locks=True)
+            found += [row for run, groups in runs for row in record_batch(run, extent.partition, groups).to_pylist()]
+    return found
+
+
+def only(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in NAMES} for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_ids_of_a_log_of_both_formats(tmp_path: Path, seed: int) -> None:
+    log = mixed_log(tmp_path / "0", seed)
+    origin, chance = origin_of(log), random.Random(seed)
+    (span,) = origin.catalog().spans.values()
+    assert span == Span(0, len(log.rows) - 1)
+    for index in (True, False):
+        if not index:
+            for path in log.directory.glob("*.idx"):
+                path.unlink()
+        for batch_bytes in (1, 300, 1 << 20):
+            assert only(read(origin, span, batch_bytes)) == log.rows
+            for _ in range(6):
+                first = chance.randrange(len(log.rows))
+                some = Span(first, chance.randrange(first, len(log.rows)))
+                assert only(read(origin, some, batch_bytes)) == log.rows[some.first : some.last + 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_of_each_time(tmp_path: Path, seed: int) -> None:
+    log = mixed_log(tmp_path / "0", seed, plain=seed != 3)
+    origin = origin_of(log)
+    catalog = origin.catalog()
+    times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in log.rows]
+    for time in {0, *(time + more for time in times if time > 0 for more in (-1, 0, 1))}:
+        expected = next((number for number, when in enumerate(times) if when >= time), len(times))
+        assert origin.first_at(catalog, 0, time) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_filters_by_time_find_the_same_rows_and_read_less(tmp_path: Path, seed: int) -> None:
+    log = mixed_log(tmp_path / "0", seed)
+    origin, chance = origin_of(log), random.Random(seed)
+    catalog = origin.catalog()
+    times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in log.rows]
+    reading = Reading(origin, columns_of(NAMES))
+    for _ in range(12):
+        lows = chance.choices(times, k=chance.randrange(1, 4))
+        ranges = Ranges([(low, low + chance.randrange(9_000_000)) for low in lows])
+        filters = Filters(time=ranges)
+        given = tasks(origin, catalog, catalog.spans, Sizing(), filters)
+        found = [row for task in given for batch in Reading(origin, reading.projection, filters).batches(task)
+                 for row in batch.to_pylist()]  # fmt: skip
+        assert found == [row for row, time in zip(log.rows, times, strict=True) if time in ranges]
+
+
+def test_what_is_not_asked_for_is_not_made(tmp_path: Path) -> None:
+    log = mixed_log(tmp_path / "0", 3)
+    origin = origin_of(log)
+    extent = origin.catalog().extents[-1]
+    for run in origin.read(extent, extent.span, batch_bytes=1 << 20):
+        assert run.locks is None
+        assert run.times is not None
+
+
+def test_in_format_0_nothing_is_known_beside_the_record(tmp_path: Path) -> None:
+    log = Log(directory=tmp_path / "0")
+    log.add_plain(3)
+    for row in read(origin_of(log), Span(0, 2), 1 << 20):
+        assert [row[name] for name in BESIDE.names] == [None] * 3
+    assert record_batch(next(iter(origin_of(log).read(*whole(origin_of(log)), batch_bytes=99))), 0).schema.names[-3:] == [
+        "time", "locks", "group",
+    ]  # fmt: skip
+
+
+def whole(origin: DirectoryOrigin) -> Any:
+    extent = origin.catalog().extents[0]
+    return extent, extent.span
+
+
+def test_locks_are_columns_that_are_whole(tmp_path: Path) -> None:
+    log = mixed_log(tmp_path / "0", 5)
+    origin = origin_of(log)
+    for extent in origin.catalog().extents:
+        for run in origin.read(extent, extent.span, batch_bytes=500, with_locks=True):
+            record_batch(run, 0).validate(full=True)
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_wrong_byte_is_found_as_one_batch_after_the_other_finds_it(tmp_path: Path) -> None:
+    """What is given before it is what was there."""
+    log = Log(directory=tmp_path / "0", segment_bytes_max=1 << 20)
+    for count in (1, 3, 1, 1, 8, 2):
+        log.add(count, groups=(2,) if count > 2 else ())
+    (path,) = log.directory.glob("*.seg")
+    sound = path.read_bytes()
+    chance = random.Random(4)
+    ends = np.cumsum([HEADER_BYTES, *(batch.size for batch in log.batches)])
+    for _ in range(300):
+        at = chance.randrange(HEADER_BYTES, len(sound))
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << chance.randrange(8)]) + sound[at + 1 :])
+        number = int(np.searchsorted(ends, at, "right")) - 1
+        first_wrong = log.batches[number].first_id
+        file = RealDisk().open(str(path))
+        try:
+            *runs, bad = Batches(file, None, 0).runs(Span(0, len(log.rows) - 1), bytes_max=1 << 20, with_locks=True)
+        finally:
+            file.close()
+        assert bad == Bad(int(ends[number]), first_wrong)
+        given = [row for run in runs if not isinstance(run, Bad) for row in record_batch(run, 0).column("data").to_pylist()]
+        assert given == [row["data"] for row in log.rows[:first_wrong]]
+
+
+def test_columns_of_heads_say_what_each_batch_says(tmp_path: Path) -> None:
+    """With enough batches for the columns; the twin looks at each."""
+    log = Log(directory=tmp_path / "0", segment_bytes_max=1 << 20)
+    for _ in range(30):
+        log.add(1)
+    raw = bytearray(b"".join(bytes(piece) for batch in log.batches for piece in batch.pieces))
+    at = np.cumsum([0, *(batch.size for batch in log.batches)])
+    chance = random.Random(7)
+    for _ in range(300):
+        place = chance.randrange(len(raw))
+        raw[place] ^= 1
+        number = int(np.searchsorted(at, place, "right")) - 1
+        assert _Stretch(memoryview(raw), at, None).count <= number, "the sizes in the middle are those that were written"
+        raw[place] ^= 1
+    assert _Stretch(memoryview(raw), at, None).count == 30
+    assert _Stretch(memoryview(raw), at, (1, 0)).count == 0
+    assert _Stretch(memoryview(raw), at, (0, log.time + 1)).count == 0
+    for batch in log.batches:
+        found = batch_at(memoryview(b"".join(bytes(piece) for piece in batch.pieces)), batch.head)
+        assert found is not None
+        assert why_wrong(found) == ""
+
+
+def test_damage_names_the_ids_and_another_directory_gives_them(tmp_path: Path) -> None:
+    logs = [mixed_log(tmp_path / name / "0", 8) for name in ("one", "other")]
+    path = max(logs[0].directory.glob("*.seg"))
+    raw = bytearray(path.read_bytes())
+    raw[HEADER_BYTES + HEAD_BYTES + 20] ^= 1
+    path.write_bytes(raw)
+    first = int(path.stem)
+    span = Span(first, len(logs[0].rows) - 1)
+    damaged = DirectoryOrigin(storages=(str(tmp_path / "other"),), allows_uncommitted=True)
+    catalog = damaged.catalog()
+    alone = DirectoryOrigin(storages=(str(tmp_path / "one"),), allows_uncommitted=True)
+    extent = next(extent for extent in catalog.extents if extent.span.first == first)
+    place = extent.place.replace("/other/", "/one/")
+    with pytest.raises(PartitionDamaged, match=rf"ids? {first}") as caught:
+        list(alone.read(type(extent)(partition=0, span=span, bytes=1, place=place), span, batch_bytes=1 << 20))
+    assert caught.value.facts["first_id"] == str(first)
+    both = DirectoryOrigin(storages=(str(tmp_path / "other"), str(tmp_path / "one")), allows_uncommitted=True)
+    assert only(read(both, Span(0, span.last), 1 << 20)) == logs[0].rows
+
+
+def test_types_are_those_that_are_promised() -> None:
+    assert BESIDE.field("time").type == pa.timestamp("us", tz="UTC")
+    assert str(BESIDE.field("locks").type) == "list<element: struct<lock: int64, mode: string>>"
