@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from waltzd.client.view import Builder, Transaction, TransactionContext
 from waltzd.protocol.locks import append_lock, read_lock, write_lock
@@ -23,6 +24,14 @@ class View:
     def apply(self, transaction: Transaction) -> None:
         assert transaction.id == self.mark(transaction.partition) + 1
         self.marks[transaction.partition] = transaction.id
+
+
+class GroupView(View):
+    """One that takes several at once, and so each group as a whole."""
+
+    def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+        for transaction in transactions:
+            self.apply(transaction)
 
 
 class Attempt(TransactionContext):

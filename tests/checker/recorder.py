@@ -11,9 +11,10 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
-from tests.checker.history import LogRecord, Observed, Operation, Recording, Seen
+from tests.checker.history import UNTIMED, LogRecord, Observed, Operation, Recording, Seen
 from waltzd.client.view import (
     Builder,
     Decision,
@@ -25,7 +26,7 @@ from waltzd.client.view import (
     partition_by_hash,
 )
 from waltzd.format.checksum import crc32
-from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, Run, heads
+from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, LockColumns, Run, heads
 from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 
@@ -38,9 +39,24 @@ def payload_key(payload: bytes) -> str:
 def log_records(run: Run) -> Iterator[LogRecord]:
     """The records of a run, from wherever it was read, as a history knows them."""
     ends = run.bounds.tolist()
-    for head, start, end in zip(heads(run), ends, ends[1:], strict=False):
+    locks = [None] * len(run) if run.locks is None else _locks_of(run.locks)
+    for number, (head, start, end) in enumerate(zip(heads(run), ends, ends[1:], strict=False)):
         payload = bytes(run.data[start + HEAD_BYTES : end - TRAILER_BYTES])
-        yield LogRecord(payload_key(payload), crc32(payload), int(head["header"]), int(head["generation"]))
+        time = UNTIMED if run.times is None else int(run.times[number])
+        yield LogRecord(
+            payload_key(payload),
+            crc32(payload),
+            int(head["header"]),
+            int(head["generation"]),
+            time,
+            None if time == UNTIMED else run.follows is not None and bool(run.follows[number]),
+            None if time == UNTIMED else locks[number],
+        )
+
+
+def _locks_of(columns: LockColumns) -> list[tuple[tuple[int, int], ...] | None]:
+    pairs = iter(zip(columns.ids.tolist(), columns.modes.tolist(), strict=True))
+    return [tuple(islice(pairs, count)) for count in columns.counts.tolist()]
 
 
 def hashes(locks: Iterable[Lock], mode: Mode) -> tuple[int, ...]:
@@ -61,9 +77,15 @@ class Recorder:
         self.name = name
         self.clock = clock
         self.partitioner = partitioner
+        self.time_seen = UNTIMED
+        """The highest time that the handler was given."""
 
     def context(self, context: TransactionContext) -> TransactionContext:
         return _RecordedContext(context, self)
+
+    def group(self, contexts: Iterable[TransactionContext]) -> list[TransactionContext]:
+        group = _Group()
+        return [_RecordedContext(context, self, group, number) for number, context in enumerate(contexts)]
 
     def handler(self, handler: Handler) -> Handler:
         recorded = _RecordedHandler(handler, self)
@@ -84,7 +106,9 @@ class Recorder:
 
     # -- attempts
 
-    def invoked(self, builder: Builder, partition: int, data: bytes, header: int, locks: Sequence[Lock]) -> Operation:
+    def invoked(
+        self, builder: Builder, partition: int, data: bytes, header: int, locks: Sequence[Lock], *, together: str = ""
+    ) -> Operation:
         operation = Operation(
             key=payload_key(data),
             client=self.name,
@@ -96,15 +120,18 @@ class Recorder:
             append=hashes(locks, Mode.APPEND),
             header=header,
             crc=crc32(data),
+            together=together,
+            time_seen=self.time_seen,
         )
         self.writer.invoked(operation)
         return operation
 
-    def returned(self, operation: Operation, outcome: Outcome) -> None:
+    def returned(self, operation: Operation, outcome: Outcome, number: int = 0) -> None:
+        """`number`: of the transaction in its group."""
         operation.returned = self.clock()
         match outcome:
-            case Committed(id):
-                operation.kind, operation.id = "committed", id
+            case Committed():
+                operation.kind, operation.id = "committed", outcome.ids[number]
             case Rejected(reason, conflict, lock):
                 operation.kind, operation.reason = "rejected", reason.name
                 operation.conflict, operation.lock = conflict, lock
@@ -113,8 +140,17 @@ class Recorder:
         self.writer.returned(operation)
 
 
+class _Group:
+    """Transactions that are submitted together."""
+
+    key = ""
+    """Of the first of them, as it was built last."""
+
+
 class _RecordedContext(TransactionContext):
-    def __init__(self, inner: TransactionContext, recorder: Recorder) -> None:
+    def __init__(self, inner: TransactionContext, recorder: Recorder, group: _Group | None = None, number: int = 0) -> None:
+        self._group = group
+        self._number = number
         self.key = inner.key
         self._inner = inner
         self._recorder = recorder
@@ -131,7 +167,12 @@ class _RecordedContext(TransactionContext):
         wanted = self._inner.build(builder)
         if not (await wanted if inspect.isawaitable(wanted) else wanted):
             return False
-        self._open = self._recorder.invoked(builder, self._partition, builder.data, builder.header, builder.locks)
+        if self._group is not None and self._number == 0:
+            self._group.key = payload_key(builder.data)
+        together = "" if self._group is None else self._group.key
+        self._open = self._recorder.invoked(
+            builder, self._partition, builder.data, builder.header, builder.locks, together=together
+        )
         return True
 
     def on_lock_failure(self, rejected: Rejected) -> object:
@@ -149,7 +190,7 @@ class _RecordedContext(TransactionContext):
     def _close(self, outcome: Outcome) -> None:
         attempt, self._open = self._open, None
         if attempt is not None:
-            self._recorder.returned(attempt, outcome)
+            self._recorder.returned(attempt, outcome, self._number)
 
 
 class _RecordedHandler:
@@ -178,12 +219,14 @@ class _RecordedHandler:
         found: Decision = await decision if inspect.isawaitable(decision) else decision
         return found
 
-    def _fed(self, fed: Sequence[tuple[Transaction, bytes]]) -> None:
+    def _fed(self, fed: Sequence[tuple[Transaction, bytes]], *, is_whole: bool = False) -> None:
         """Behind what came before in this partition: an id that is left out shows."""
-        partition = fed[0][0].partition
+        partition, recorder = fed[0][0].partition, self._recorder
         rows = [(transaction.id, payload_key(data), crc32(data)) for transaction, data in fed]
-        at = self._recorder.clock()
-        self._recorder.writer.seen(Seen(self._recorder.name, partition, self._marks[partition], rows, at))
+        times = [UNTIMED if transaction.time_us is None else transaction.time_us for transaction, _ in fed]
+        seen = Seen(recorder.name, partition, self._marks[partition], rows, recorder.clock(), "", times, is_whole)
+        recorder.writer.seen(seen)
+        recorder.time_seen = max(recorder.time_seen, *times)
         self._marks[partition] = rows[-1][0]
 
 
@@ -193,4 +236,4 @@ class _RecordedBatchHandler(_RecordedHandler):
         done = apply_batch(transactions)
         if inspect.isawaitable(done):
             await done
-        self._fed([(transaction, await transaction.data()) for transaction in transactions])
+        self._fed([(transaction, await transaction.data()) for transaction in transactions], is_whole=True)

@@ -89,8 +89,11 @@ def _by_operation(history: History, log: Placed, asked: dict[str, Operation]) ->
                 for partition, id, record in log
                 if (partition, id) == (operation.partition, operation.conflict) and record.key in asked
             ]
-            is_real = any(_conflict(operation, cause) for cause in causes) and operation.conflict > operation.mark
-            is_named = operation.lock is None or operation.lock in operation.read + operation.write
+            group = [one for one in history.operations if operation.together and one.together == operation.together]
+            members = group or [operation]
+            is_real = any(_conflict(one, cause) for cause in causes for one in members)
+            is_real = is_real and operation.conflict > operation.mark
+            is_named = operation.lock is None or any(operation.lock in one.read + one.write for one in members)
             if not (is_real and is_named):
                 found.append(Finding("false conflict", operation.partition, operation.conflict, operation.key))
     return found

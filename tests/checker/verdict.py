@@ -192,10 +192,11 @@ class _Case:
         return f"in front of the log, which begins at {first}" if operation.id < first else "in the middle of the log"
 
     def _false_conflict(self, operation: Operation) -> Iterator[Finding]:
-        """A refusal that names a committed transaction can be checked: it marks a lock that was asked for, unseen."""
+        """A refusal that names a committed transaction can be checked: it marks a lock that was asked for, unseen. A group
+        is refused for what is in the way of one of it."""
         record = self.log.get(operation.partition, {}).get(operation.conflict)
         cause = self.by_key.get(record.key) if record else None
-        checked = {*operation.read, *operation.write}
+        checked = {lock for one in self.together.get(operation.together, [operation]) for lock in one.read + one.write}
         if (
             cause is None
             or operation.conflict <= operation.mark

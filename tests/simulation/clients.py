@@ -12,7 +12,7 @@ from tests.checker.recorder import Recorder
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, server_address
 from tests.simulation.ports import SimServerPort
-from tests.workload import Attempt, View
+from tests.workload import Attempt, GroupView, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
 from waltzd.errors import WaltzError
@@ -20,6 +20,9 @@ from waltzd.protocol.locks import Committed
 
 if TYPE_CHECKING:
     from tests.simulation.world import Simulation
+
+
+GROUP_MAX = 6
 
 
 class ClientMachine(Machine):
@@ -32,12 +35,21 @@ class ClientMachine(Machine):
         self.committed = [0] * world.setup.partitions
         self.is_at_work = False
         self.client: Client | None = None
+        self.tells_no_times: dict[tuple[str, int], None] = {}
+        """Where it was refused because of a clock: by its name and partition."""
+
+    def lie(self, seconds: float) -> None:
+        """Its client passes on a time that no owner ever gave."""
+        if self.client is not None:
+            self.client._seen.time = self.world.latest_shown + round(seconds * 1e6)
 
     def check(self) -> None:
         """What is true of every mount of its client, whatever has happened."""
         if self.client is not None:
             for line in self.client._lines.values():
                 line.check()
+                if not line.mount.tells_time:
+                    self.tells_no_times[f"{self.name}.{len(self.lives)}", line.partition] = None
 
     async def _live(self, life: Life) -> None:
         self.is_at_work = True
@@ -62,7 +74,7 @@ class ClientMachine(Machine):
         recorder = Recorder(writer, name, clock=lambda: round(world.loop.now * 1e9))
         client = self.client = Client(
             [server_address(name) for name in world.servers],
-            handler=recorder.handler(View()),
+            handler=recorder.handler(random.Random(f"{world.plan.seed} {name}").choice((View, GroupView))()),
             settings=ClientSettings(close_seconds=30, submit_seconds=60, call_seconds=3),
             connect=lambda address, key: self._port(life, address, key),
         )
@@ -97,14 +109,20 @@ class ClientMachine(Machine):
         while world.is_racing:
             count += 1
             partition = pick.randrange(setup.partitions)
-            attempt = Attempt(name, count, pick, partition, locks=setup.locks)
+            size = pick.randrange(1, GROUP_MAX + 1) if "groups" in setup.faults and pick.random() < 0.5 else 0
             try:
-                outcome = await client.submit(recorder.context(attempt))
+                if size:
+                    row = range(size)
+                    members = [Attempt(f"{name}:{n}", count, pick, partition, locks=setup.locks) for n in row]
+                    outcome = await client.submit_group(recorder.group(members))
+                else:
+                    attempt = Attempt(name, count, pick, partition, locks=setup.locks)
+                    outcome = await client.submit(recorder.context(attempt))
             except WaltzError as error:
                 world.say(name, f"{error.code} {error.message}")
                 await asyncio.sleep(0.05)
                 continue
             if isinstance(outcome, Committed):
                 self.committed[partition] += 1
-                world.committed += 1
+                world.committed += outcome.count
             await asyncio.sleep(pick.choice((0.0, 1.0, 2.0, 3.0)) * pick.random() / 0.75 * pause_seconds)

@@ -24,10 +24,14 @@ def happen(world: Simulation, event: Event) -> None:
         world.operators[event.who].place(
             {int(number): goal for number in partitions.split(",")}, is_taking_out=bool(event.amount)
         )
+    elif event.who in world.operators and event.what == "upgrade":
+        world.operators[event.who].upgrade()
+    elif event.who in world.clients and event.what == "lie":
+        world.clients[event.who].lie(event.amount)
     elif event.who in world.storages and event.what in _TO_STORAGES:
         _TO_STORAGES[event.what](world, world.storages[event.who], event)
     elif event.who in world.servers and event.what in _TO_SERVERS:
-        _TO_SERVERS[event.what](world.servers[event.who])
+        _TO_SERVERS[event.what](world.servers[event.who], event)
     elif event.what in _TO_NETWORK:
         _TO_NETWORK[event.what](world, event)
     else:
@@ -62,10 +66,16 @@ _TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
     "stop": lambda world, storage, event: storage.stop(),
 }
 
-_TO_SERVERS: dict[str, Callable[[ServerMachine], None]] = {
-    "expire": lambda server: server.session.expire() if server.session is not None else None,
-    "lose answer": lambda server: server.session.coordinator.lose_answer() if server.session is not None else None,
-    "stop": lambda server: server.stop(),
+
+def _set_clock(server: ServerMachine, event: Event) -> None:
+    server.clock_ahead = event.amount
+
+
+_TO_SERVERS: dict[str, Callable[[ServerMachine, Event], None]] = {
+    "expire": lambda server, event: server.session.expire() if server.session is not None else None,
+    "lose answer": lambda server, event: server.session.coordinator.lose_answer() if server.session is not None else None,
+    "stop": lambda server, event: server.stop(),
+    "set clock": _set_clock,
 }
 
 

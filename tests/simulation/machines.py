@@ -41,6 +41,8 @@ class World(Protocol):
     zookeeper: ZooKeeper
     storages: dict[str, StorageMachine]
     servers: dict[str, ServerMachine]
+    latest_shown: int
+    """The highest time, in microseconds, that the clock of a server has shown."""
 
     def say(self, who: str, what: str) -> None: ...
     def mistake(self, error: BaseException) -> None: ...

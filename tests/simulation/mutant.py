@@ -73,6 +73,7 @@ class Aim:
     storages: int | None = None
     servers: int | None = None
     clients: int | None = 2
+    format: int | None = 0
     setup: dict[str, Any] = field(default_factory=dict)
     """More fields of the setup that are not drawn."""
 
@@ -85,7 +86,8 @@ class Aim:
             servers=self.servers,
             clients=self.clients,
         )
-        return replace(plan, setup=replace(plan.setup, **self.setup))
+        fixed = self.setup if self.format is None else {"format": self.format, **self.setup}
+        return replace(plan, setup=replace(plan.setup, **fixed))
 
 
 BUSY: dict[str, Any] = {"rate": 40.0, "partitions": 1, "session_seconds": 1.5, "keep_alive_seconds": 1.5}

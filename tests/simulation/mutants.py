@@ -28,7 +28,7 @@ from tests.simulation.world import Outcome
 SEEDS = 100
 DRAWN_SEEDS = 60
 """So many catch an edit that no test of its room catches."""
-DRAWN = Aim(faults=None, seconds=None, clients=None)
+DRAWN = Aim(faults=None, seconds=None, clients=None, format=None)
 """Nothing is aimed: everything is drawn by the seed."""
 
 

@@ -13,11 +13,13 @@ from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
 from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView, compared
+from waltzctl.placement.changeover import plan_of, waiting
 from waltzctl.placement.moves import Relocation
 from waltzctl.placement.moving import MoveOptions, carry_out, situation, take_out
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import ChangedMeanwhile, WaltzError
+from waltzd.format.layout import BATCHES
 
 POLL_SECONDS = 0.2
 TRIES_SECONDS = 3.0
@@ -30,6 +32,16 @@ class OperatorMachine(Machine):
         super().__init__(world, name)
         self.wanted: tuple[dict[int, tuple[str, ...]], bool] | None = None
         """Where replicas shall be, and whether storages that are left without any are taken out of the cluster then."""
+        self.is_upgrading = False
+        """The cluster shall write format 1."""
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.wanted is not None or self.is_upgrading
+
+    def upgrade(self) -> None:
+        self.is_upgrading = True
+        self.start()
 
     def place(self, goals: dict[int, tuple[str, ...]], *, is_taking_out: bool) -> None:
         self.wanted = (goals, is_taking_out)
@@ -44,6 +56,8 @@ class OperatorMachine(Machine):
             if self.wanted is not trying:
                 tries, trying = 0, self.wanted
             try:
+                if self.is_upgrading and await tool.upgrade():
+                    self.is_upgrading = False
                 if trying is None:
                     await tool.go_on()
                 else:
@@ -81,6 +95,15 @@ class _Tool:
         await self._move(goals)
         if is_taking_out:
             await self._take_out()
+
+    async def upgrade(self) -> bool:
+        """One turn of `cluster set --format 1`. True when every partition writes it."""
+        found = await self.look()
+        if found.meta.format != BATCHES:
+            plan_of(found, BATCHES)  # refuses while a storage is silent, or too old
+            await self._cluster.set_format(BATCHES, before=found.meta)
+            self._say("the cluster writes format 1 from the next sessions on")
+        return not waiting(found, BATCHES)
 
     async def go_on(self) -> None:
         """Resume a change that a tool began, also where a storage that it needs was taken out in the same moment."""
@@ -126,7 +149,7 @@ class _Tool:
             for found in view.said.partitions
         }
         return Picture(
-            meta=self._world.meta,
+            meta=await cluster.meta(),
             leader=None,
             servers=tuple(servers),
             storages=tuple(storages),

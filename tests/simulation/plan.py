@@ -36,6 +36,9 @@ FAULTS = (
     "spoil",
     "rot",
     "restore",
+    "skew",
+    "upgrade",
+    "groups",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -43,11 +46,15 @@ different speeds. `members`: operators add, move and remove replicas and storage
 goes on when the caller has given up. `stall`: disks that are slower than whoever waits for them has patience. `marks`:
 clients ask how far the log goes. `rewind`: the documents of the partitions are put back to what they once were. `spoil`: an
 operator deletes some of them, or writes nonsense there. `rot`: bytes of the victim's newest segment change,
-while it is down, or while it runs, and then it is verified. `restore`: its directory goes back in place or as a volume."""
+while it is down, or while it runs, and then it is verified. `restore`: its directory goes back in place or as a volume.
+`skew`: what clocks show as the time of day differs between servers, by seconds or by a day, and jumps; a client passes on
+a time that it never saw. `upgrade`: an operator has the cluster go over to format 1 in the middle. `groups`: clients submit
+groups of transactions."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
-"""Likewise."""
+NEWEST = ("skew", "upgrade", "groups")
+"""Likewise, each."""
 RARE = ("rewind", "spoil")
 """They may leave a partition to an operator, and a run ends there."""
 REPLICAS_MIN = 3
@@ -81,6 +88,8 @@ class Setup:
     drift: float
     """How much faster or slower a clock may run."""
     faults: tuple[str, ...]
+    format: int = 0
+    """Of the segments that the cluster writes from its start."""
     spares: int = 0
     """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
     never_mended: tuple[str, ...] = ()
@@ -119,7 +128,7 @@ def dump(plan: Plan) -> str:
 def load(text: str) -> Plan:
     """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
-    setup = asdict(make_plan(fields["seed"]).setup) | {"spares": 0} | fields["setup"]
+    setup = asdict(make_plan(fields["seed"]).setup) | {"spares": 0, "format": 0} | fields["setup"]
     setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
 
@@ -143,10 +152,12 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    chosen = tuple(fault for fault in FAULTS if fault not in LATER + LAST and pick.random() < 0.5) or ("crash",)
+    chosen = tuple(fault for fault in FAULTS if fault not in LATER + LAST + NEWEST and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
     chosen += tuple(fault for fault in LAST if last.random() < 0.25)
+    newest = random.Random(f"newest {seed}")
+    chosen += tuple(fault for fault in NEWEST if newest.random() < 0.4)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -168,9 +179,12 @@ def make_plan(
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
         spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
+        format=0 if "upgrade" in chosen else newest.choice((0, 1, 1)),
     )
     weather = _Weather(pick, setup)
-    events = tuple(_events(weather, setup))
+    drawn = _events(weather, setup)
+    weather.pick = newest
+    events = tuple(sorted(drawn + _events_beside(weather, setup), key=lambda event: event.at))
     if chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
     return Plan(seed=seed, setup=setup, events=events)
@@ -196,6 +210,14 @@ def _events(weather: _Weather, setup: Setup) -> list[Event]:
         (kind,) = pick.choices(kinds, weights)
         MAKERS[kind](weather, at)
     return sorted(weather.events, key=lambda event: event.at)
+
+
+def _events_beside(weather: _Weather, setup: Setup) -> list[Event]:
+    """Beside all others, and not in the place of one of them."""
+    weather.events = []
+    for kind in (fault for fault in setup.faults if fault in BESIDE):
+        BESIDE[kind](weather)
+    return weather.events
 
 
 class _Weather:
@@ -488,6 +510,32 @@ def _stall(weather: _Weather, at: float) -> None:
             weather.add(at + weather.span(), "slow disk", name)
 
 
+DAY_SECONDS = 86_400.0
+
+
+def _skew(weather: _Weather) -> None:
+    pick = weather.pick
+    for name in weather.servers:
+        at = 0.0 if pick.random() < 0.6 else pick.random() * weather.setup.seconds
+        for _ in range(pick.randrange(3)):
+            weather.add(at, "set clock", name, amount=pick.choice((0.5, 25.0, DAY_SECONDS, -0.5, -25.0, -DAY_SECONDS)))
+            at += pick.random() * weather.setup.seconds
+    if pick.random() < 0.3:
+        client = pick.choice(weather.clients)
+        weather.add(pick.random() * weather.setup.seconds, "lie", client, amount=DAY_SECONDS)
+
+
+def _upgrade(weather: _Weather) -> None:
+    """Sometimes at once with something else that goes wrong."""
+    pick, setup = weather.pick, weather.setup
+    at = setup.seconds * pick.random() * 0.8
+    weather.add(at, "upgrade", "operator-1")
+    if pick.random() < 0.5:
+        _new_session(weather, at + pick.choice((0.0, 0.3, 1.0)))
+
+
+BESIDE: dict[str, Callable[[_Weather], None]] = {"skew": _skew, "upgrade": _upgrade}
+"""Kinds that come once in a run, or a few times."""
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -508,4 +556,4 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-assert {*MAKERS, "clock", "linger", "marks"} == set(FAULTS)
+assert {*MAKERS, *BESIDE, "clock", "linger", "marks", "groups"} == set(FAULTS)

@@ -18,6 +18,8 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.testing.server import LocalServer
 
 STOP_SECONDS = 2.0
+FIRST_SECOND = 1_800_000_000
+"""When all runs begin."""
 
 
 class ServerMachine(Machine):
@@ -26,6 +28,14 @@ class ServerMachine(Machine):
         self.server: LocalServer | None = None
         self.session: Session | None = None
         self._instance: UUID | None = None
+        self.clock_ahead = 0.0
+        """So many seconds what it shows as the time of day is wrong."""
+
+    def microseconds(self) -> int:
+        """Since 1970, as its clock shows them."""
+        shown = round((FIRST_SECOND + self.world.loop.now + self.clock_ahead) * 1e6)
+        self.world.latest_shown = max(self.world.latest_shown, shown)
+        return shown
 
     async def _live(self, life: Life) -> None:
         try:
@@ -60,6 +70,8 @@ class ServerMachine(Machine):
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),
                 lock_table_size=setup.lock_table_size,
                 inflight_bytes_max=setup.inflight_bytes,
+                segment_bytes_max=max(1024, setup.segment_bytes),
+                clock=self.microseconds,
             ),
             on_fatal=lambda error: self._on_fatal(life, error),
             is_alive=self._is_alive,

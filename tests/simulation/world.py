@@ -11,17 +11,20 @@ import asyncio
 import gc
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tests.checker.history import History
+import numpy as np
+
+from tests.checker.history import UNTIMED, History
 from tests.checker.recorder import log_records
 from tests.checker.verdict import Verdict, judge
 from tests.simulation.clients import ClientMachine
 from tests.simulation.coordinator import ZooKeeper
 from tests.simulation.events import happen
+from tests.simulation.files import batch_files, broken_chain, differences
 from tests.simulation.loop import Life, SimLoop, run
 from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
@@ -33,8 +36,10 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
 from waltzd.format.finding import HARMLESS_CODES, Code
+from waltzd.format.record import Run
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.storage.offline.verify import Options, Target, verify
 
 PATIENCE_SECONDS = 60.0
@@ -124,6 +129,7 @@ class Simulation:
             key=UUID(int=self.pick.getrandbits(128), version=4),
             partitions=self.setup.partitions,
             created="in a simulation",
+            format=self.setup.format,
         )
         self.network.on_event = self._check_state
         self.zookeeper = ZooKeeper(self)
@@ -132,9 +138,12 @@ class Simulation:
         self.servers = {name: ServerMachine(self, name) for name in names("server", self.setup.servers)}
         self.history = History()
         self.clients = {name: ClientMachine(self, name) for name in names("client", self.setup.clients)}
-        self.operators = {name: OperatorMachine(self, name) for name in OPERATORS if "members" in self.setup.faults}
+        self.operators = {
+            name: OperatorMachine(self, name) for name in OPERATORS if {"members", "upgrade"} & {*self.setup.faults}
+        }
         self.committed = 0
         self.ended = 0.0
+        self.latest_shown = 0
         self.is_racing = True
         self._replicas = {number: set(names("storage", self.setup.storages)) for number in range(self.setup.partitions)}
         self._lost: tuple[str, ...] = ()
@@ -197,7 +206,15 @@ class Simulation:
         self.ended = self.loop.now
         self._verify_storages()
         self._check()
+        self._forget_times_that_were_not_told()
         return judge(self.history)
+
+    def _forget_times_that_were_not_told(self) -> None:
+        """Where an owner's clock was far behind, its clients stop telling it what they have seen."""
+        refused = {place for client in self.clients.values() for place in client.tells_no_times}
+        for operation in self.history.operations:
+            if (operation.client, operation.partition) in refused:
+                operation.time_seen = UNTIMED
 
     async def _pass(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -250,6 +267,8 @@ class Simulation:
             storage.disk.observer = None
             storage.make_room()
             storage.disk_seconds = storage.disk_hangs_until = 0.0
+        for server in self.servers.values():
+            server.clock_ahead = 0.0
         for name, machine in self.machines().items():
             if name in self._lost:
                 self._give_up(machine)
@@ -370,7 +389,9 @@ class Simulation:
         left: list[str] = []
 
         def missing() -> str:
-            return "; ".join(left) or f"{', '.join(name for name, one in self.operators.items() if one.wanted)} is at work"
+            return (
+                "; ".join(left) or f"{', '.join(name for name, one in self.operators.items() if one.is_at_work)} is at work"
+            )
 
         end = self.loop.now + PATIENCE_SECONDS
         while True:
@@ -380,7 +401,7 @@ class Simulation:
                 for number, goal in moves.partitions.items()
                 if not set(goal) & set(self._lost)
             ]
-            if not left and not any(one.wanted for one in self.operators.values()):
+            if not left and not any(one.is_at_work for one in self.operators.values()):
                 break
             if self.loop.now > end and set(self._lost) & set(self.storages):
                 break  # what was wanted may need one that is lost
@@ -505,7 +526,8 @@ class Simulation:
             try:
                 pipeline = self._pipeline(partition)
                 committed = pipeline.committed
-                runs = [found async for found in pipeline.read(0, committed)] if committed >= 0 else []
+                runs = [found async for found in pipeline.read(0, committed, with_locks=True)] if committed >= 0 else []
+                await self._check_times(pipeline, runs)
                 break
             except WaltzError as error:
                 if self.loop.now > end:
@@ -514,6 +536,24 @@ class Simulation:
         for found in runs:
             self.history.log(partition, log_records(found), first=found.first_id)
         return committed
+
+    async def _check_times(self, pipeline: Pipeline, runs: Sequence[Run]) -> None:
+        """What has a time stands behind what has none; no clock was ever so far ahead; and each time is found again."""
+        columns = [np.full(len(found), UNTIMED) if found.times is None else found.times for found in runs]
+        times = np.concatenate(columns) if columns else np.zeros(0, np.int64)
+        if len(times) == 0 or times[-1] == UNTIMED:
+            if self.setup.format and len(times):
+                raise Broken(f"partition {pipeline.session.partition} has no times")
+            return
+        if times.max() > self.latest_shown + AHEAD_MAX:
+            raise Broken(
+                f"partition {pipeline.session.partition} has the time {times.max()}; {self.latest_shown} was shown"
+            )
+        known = times[times != UNTIMED]
+        for time in (0, int(known[len(known) // 2]), int(known[-1]), int(known[-1]) + 1):
+            at, found = int((times < time).sum()) - 1, await pipeline.find_time(time)
+            if found != at:
+                raise Broken(f"the time {time} of partition {pipeline.session.partition} is behind {at}, not {found}")
 
     def _pipeline(self, partition: int) -> Pipeline:
         for machine in self.servers.values():
@@ -543,6 +583,20 @@ class Simulation:
             report = verify(storage.disk, [Target(storage=storage.name)], Options(key=self.meta.key))
             if report.findings and not storage.is_damaged:
                 raise Broken(f"{storage.name} does not verify: {'; '.join(map(str, report.findings))}")
+        for partition in range(self.setup.partitions):
+            self._compare_files(partition)
+
+    def _compare_files(self, partition: int) -> None:
+        """Segments of format 1 are the same everywhere, from the first that all have."""
+        replicas = {
+            storage.name: batch_files(storage.disk, f"{storage.name}/{partition}")
+            for storage in self._well_storages
+            if storage.name in self._assigned(partition) and not storage.is_damaged
+        }
+        wrong = [*differences(replicas)]
+        wrong += [f"{name}: {found}" for name, files in replicas.items() for found in broken_chain(files)]
+        if wrong:
+            raise Broken(f"partition {partition}: {'; '.join(wrong)}")
 
 
 class _Listener(logging.Handler):

@@ -7,7 +7,6 @@ what is relative is relative to the clock of this machine.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from waltzd.errors import BadArgument
@@ -18,18 +17,6 @@ _LENGTH = re.compile(r"([0-9]{1,6})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Within:
-    """From one moment to another, without that one; None where there is no bound."""
-
-    since: int | None
-    until: int | None
-
-    @property
-    def is_bounded(self) -> bool:
-        return self.since is not None or self.until is not None
 
 
 def seconds(text: str) -> int | None:

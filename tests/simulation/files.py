@@ -1,0 +1,77 @@
+"""Segments of format 1 as they stand on disks when a run is over: equal on all replicas, and a chain of footers that proves
+itself. Read here by hand, without the code of a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+
+from waltzd.disk.simulated import SimDisk
+from waltzd.format.batch import Head
+from waltzd.format.footer import END_BYTES, NO_HASH, Footer, footer_bytes
+from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader
+
+Files = dict[str, bytes]
+
+
+def batch_files(disk: SimDisk, folder: str) -> Files:
+    """The segments of format 1 of a replica, by name."""
+    names = sorted(name for name in disk.names(folder) if name.endswith(SEGMENT_SUFFIX))
+    files = {name: bytes(disk.content(f"{folder}/{name}")) for name in names}
+    return {name: raw for name, raw in files.items() if FileHeader.decode(raw, name).version == BATCHES}
+
+
+def differences(replicas: Mapping[str, Files]) -> Iterator[str]:
+    """What is not equal, file by file; the footer of a newest segment may be on its way."""
+    if not replicas:
+        return
+    first, *others = replicas
+    model = replicas[first]
+    for other in others:
+        found = replicas[other]
+        if list(model) != list(found):
+            yield f"{first} has the segments {', '.join(model)}, {other} has {', '.join(found)}"
+            continue
+        for name, raw in found.items():
+            one, two = model[name], raw
+            if name == max(found):
+                one, two = one[: data_end(one)], two[: data_end(two)]
+            if one != two:
+                at = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+                yield f"{name} has {len(one)} bytes on {first} and {len(two)} on {other}; they differ from byte {at} on"
+
+
+def data_end(raw: bytes) -> int:
+    """Where the last whole batch ends."""
+    at = HEADER_BYTES
+    while (head := Head.decode(raw, at)) is not None and at + head.size <= len(raw):
+        at += head.size
+    return at
+
+
+def broken_chain(files: Files) -> Iterator[str]:
+    """What is wrong with the footers of a replica, whose newest segment needs none."""
+    before = NO_HASH
+    for name, raw in files.items():
+        end = data_end(raw)
+        if name == max(files) and end == len(raw):
+            return
+        footer = Footer.decode(raw[end:]) if footer_bytes(raw[-END_BYTES:]) == len(raw) - end else None
+        if footer is None:
+            yield f"{name} has no footer behind its {end} bytes"
+            return
+        if footer.before != before:
+            yield f"the footer of {name} does not follow that of the segment before"
+        if footer.digest != sha256(raw[:end]).digest():
+            yield f"the footer of {name} is not that of its data"
+        heads = [Head.decode(raw, int(offset)) for offset in footer.batches]
+        if None in heads or heads[0] is None or heads[-1] is None:
+            yield f"the footer of {name} says offsets where no batches are"
+        elif (footer.first_id, footer.last_id, footer.first_time, footer.last_time) != (
+            heads[0].first_id,
+            heads[-1].last_id,
+            heads[0].time,
+            heads[-1].time,
+        ):
+            yield f"the footer of {name} says other ids or times than its batches"
+        before = footer.hash
