@@ -3,52 +3,63 @@
 One changed byte leaves a difference of checksums that gives its position and its right value, once the exact extent of the
 record is known: from its own length field, from the index, or from the record behind. A byte is claimed only when the
 corrected record has the expected id, the right length, and a payload with the client's own checksum, which rules out a
-guess by chance.
+guess by chance. The head of a batch says the extent of its parts, and the corrected batch has to be sound in everything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from waltzd.disk.seam import File
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import Head, batch_at, why_wrong
 from waltzd.format.checksum import crc32, single_byte_error
 from waltzd.format.index import read_index
+from waltzd.format.layout import BATCHES, VERSION
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, decode_record, id_and_length
 
 RECORDS_MAX = 64
 """So many records of one damaged place are explained."""
 SOUND_BYTES_MAX = 4 << 20
 """Of one record; in larger ones a second byte could explain the same damage."""
+SECTION_BYTES_MAX = 16 << 10
+"""Of locks and groups, which have one checksum and no second one to prove a claim."""
 BUDGET_BYTES = 8 << 20
 """Read of one damaged place for its explanation, where several ends are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadRecord:
-    """The extent of one damaged record, and its one wrong byte where there is only one."""
+    """The extent of one damaged record, or batch, and its one wrong byte where there is only one."""
 
+    what: str = "record"
     id: int
+    """The first one of a batch."""
     first_byte: int
     last_byte: int
     bad_byte: int | None = None
     is_value: int = 0
     right_value: int = 0
     note: str = ""
+    is_whole: bool = False
+    """A batch as an owner made it, which does not stand where it belongs; the note says why."""
 
     def sentence(self) -> str:
+        name = f"{self.what} {self.id}" if self.what == "record" else f"{self.what} at id {self.id}"
         if self.bad_byte is not None:
             return (
-                f"record {self.id}: byte {self.bad_byte} is 0x{self.is_value:02x}, "
-                f"a sound record has 0x{self.right_value:02x}"
+                f"{name}: byte {self.bad_byte} is 0x{self.is_value:02x}, a sound {self.what} has 0x{self.right_value:02x}"
             )
-        return f"record {self.id}: {self.note or 'no single byte explains it'}"
+        return f"{name}: {self.note or 'no single byte explains it'}"
 
 
 def explain(
     file: File, *, first_byte: int, last_byte: int, first_id: int, last_id: int | None, segment_first_id: int,
-    index: File | None = None,
+    index: File | None = None, version: int = VERSION,
 ) -> list[BadRecord]:  # fmt: skip
-    """The damaged records in a range of bytes. `last_id` is known when a sound record follows."""
+    """The damaged records, or batches, in a range of bytes. `last_id` is known when a sound record follows."""
+    if version == BATCHES:
+        return _explain_batches(file, first_byte, last_byte + 1, first_id, last_id)
     out: list[BadRecord] = []
     at, end, id_ = first_byte, last_byte + 1, first_id
     budget = BUDGET_BYTES
@@ -128,3 +139,78 @@ def _correct(raw: bytes, at: int, id_: int) -> BadRecord | None:
     return BadRecord(
         id=id_, first_byte=at, last_byte=last_byte, bad_byte=at + position, is_value=raw[position], right_value=right
     )
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def _explain_batches(file: File, at: int, end: int, first_id: int, last_id: int | None) -> list[BadRecord]:
+    """From one sound, or corrected, head to the next. Behind the last batch of a segment stands its footer."""
+    out: list[BadRecord] = []
+    id_, budget, is_last = first_id, BUDGET_BYTES, False
+    while at < end and len(out) < RECORDS_MAX and not is_last and (last_id is None or id_ <= last_id):
+        raw = file.read(at, min(BATCH_HEAD_BYTES, end - at))
+        head, wrong = Head.decode(raw), None
+        if head is None and len(raw) == BATCH_HEAD_BYTES:
+            head, wrong = _corrected_head(raw)
+        if head is None or head.first_id < id_ or not _fits(head, end - at, budget):
+            note = "" if head is None else _why_unread(head, id_, end - at)
+            if len(raw) < BATCH_HEAD_BYTES:
+                note = f"only {len(raw)} bytes of it are there"
+            out.append(BadRecord(what="batch", id=id_, first_byte=at, last_byte=end - 1, note=note))
+            break
+        budget -= head.size
+        out.append(_explain_batch(file.read(at, head.size), at, id_, head, wrong))
+        at, id_, is_last = at + head.size, head.last_id + 1, head.is_last
+    return out
+
+
+def _fits(head: Head, room: int, budget: int) -> bool:
+    return head.size <= min(room, SOUND_BYTES_MAX, budget)
+
+
+def _why_unread(head: Head, id_: int, room: int) -> str:
+    if head.first_id < id_:
+        return f"a batch with ids from {head.first_id} on stands in its place"
+    return f"only {room} of its {head.size} bytes are there" if head.size > room else "it is too large to look for the byte"
+
+
+def _corrected_head(raw: bytes) -> tuple[Head | None, tuple[int, int] | None]:
+    error = single_byte_error(raw)
+    if error is None:
+        return None, None
+    at, right = error
+    return Head.decode(raw[:at] + bytes([right]) + raw[at + 1 :]), error
+
+
+def _explain_batch(raw: bytes, at: int, id_: int, head: Head, wrong: tuple[int, int] | None) -> BadRecord:
+    """`wrong`: the byte of the head that was corrected already."""
+    bare = BadRecord(what="batch", id=id_, first_byte=at, last_byte=at + len(raw) - 1)
+    if wrong is None and (why := _why(raw, head)):
+        wrong = _wrong_byte(raw, head)
+        if wrong is None or _why(raw[: wrong[0]] + bytes([wrong[1]]) + raw[wrong[0] + 1 :], head):
+            return replace(bare, note=f"{why}, and no single byte explains it")
+    elif wrong is None:
+        where = "it" if head.first_id == id_ else f"the batch at id {head.first_id} is whole, and"
+        return replace(bare, note=f"{where} does not follow the batch in front", is_whole=True)
+    elif _why(raw, head):
+        return replace(bare, note="its head has one wrong byte, and that is not all")
+    return replace(bare, bad_byte=at + wrong[0], is_value=raw[wrong[0]], right_value=wrong[1])
+
+
+def _why(raw: bytes, head: Head) -> str:
+    batch = batch_at(memoryview(raw), head)
+    return "its records have other lengths" if batch is None else why_wrong(batch)
+
+
+def _wrong_byte(raw: bytes, head: Head) -> tuple[int, int] | None:
+    for start, stop, crc, most in (
+        (BATCH_HEAD_BYTES, head.lead, head.section_crc, SECTION_BYTES_MAX),
+        (head.lead, head.size, head.record_crc, SOUND_BYTES_MAX),
+    ):
+        if crc32(memoryview(raw)[start:stop]) != crc:
+            if stop - start > most:
+                return None
+            error = single_byte_error(raw[start:stop] + crc.to_bytes(4, "big"))
+            return None if error is None or start + error[0] >= stop else (start + error[0], error[1])
+    return None

@@ -28,9 +28,12 @@ class Code(enum.StrEnum):
     DAMAGED_RECORD = "damaged-record"
     DAMAGED_PAYLOAD = "damaged-payload"
     DAMAGED_HEADER = "damaged-header"
-    WRONG_FOOTER = "wrong-footer"
     UNKNOWN_VERSION = "unknown-version"
     FOREIGN_KEY = "foreign-cluster-key"
+    FOOTER_MISSING = "footer-missing"
+    DAMAGED_FOOTER = "damaged-footer"
+    WRONG_FOOTER = "wrong-footer"
+    BROKEN_CHAIN = "broken-chain"
     SEGMENT_GAP = "segment-gap"
     SHORT_LOG = "short-log"
     MISSING_INDEX = "missing-index"
@@ -50,6 +53,7 @@ class Code(enum.StrEnum):
 
 _FROM_REPLICAS = "rebuild this replica from the others"
 _REBUILD_INDEX = "waltzctl rebuild-index"
+_MADE_AGAIN = "nothing to do: the storage makes it again from the records"
 _SECOND_COPY = "nothing to do: the other copy is used and the next change repairs it"
 
 REMEDY = {
@@ -57,9 +61,12 @@ REMEDY = {
     Code.DAMAGED_RECORD: _FROM_REPLICAS,
     Code.DAMAGED_PAYLOAD: "the client sent it so, or it was damaged before it was stored; compare with the other replicas",
     Code.DAMAGED_HEADER: _FROM_REPLICAS,
-    Code.WRONG_FOOTER: _FROM_REPLICAS,
     Code.UNKNOWN_VERSION: "use the Waltz version that wrote the file",
     Code.FOREIGN_KEY: "move the file to the cluster that it belongs to",
+    Code.FOOTER_MISSING: _MADE_AGAIN,
+    Code.DAMAGED_FOOTER: _MADE_AGAIN,
+    Code.WRONG_FOOTER: _FROM_REPLICAS,
+    Code.BROKEN_CHAIN: "compare with the other replicas, and " + _FROM_REPLICAS,
     Code.SEGMENT_GAP: "put the missing segment back, or " + _FROM_REPLICAS,
     Code.SHORT_LOG: _FROM_REPLICAS,
     Code.MISSING_INDEX: _REBUILD_INDEX,
@@ -80,7 +87,10 @@ REMEDY = {
 INDEX_CODES = frozenset(code for code in Code if code.endswith(("-index", "-index-entry")))
 """The data is sound, and the index can always be made again from it."""
 
-HARMLESS_CODES = INDEX_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.PROMISE_SLOT, Code.DAMAGED_PAYLOAD}
+FOOTER_CODES = frozenset((Code.FOOTER_MISSING, Code.DAMAGED_FOOTER))
+"""The batches are sound, and the footer can always be made again from them."""
+
+HARMLESS_CODES = INDEX_CODES | FOOTER_CODES | {Code.TORN_TAIL, Code.CONTROL_STRUCT, Code.PROMISE_SLOT, Code.DAMAGED_PAYLOAD}
 """A replica with only these still holds everything that it acknowledged, as it was sent."""
 
 _ERRORS: dict[Code, type[WaltzError]] = {

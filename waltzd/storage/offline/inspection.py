@@ -13,20 +13,27 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
 
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import NotRegularFile, PathMissing, ReadFailed
-from waltzd.format.checksum import I64
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import Batch, End, Head
+from waltzd.format.checksum import I64, U32
 from waltzd.format.explain import describe, explain
 from waltzd.format.finding import Code, Finding
-from waltzd.format.index import offsets_of, read_index
+from waltzd.format.footer import Footer
+from waltzd.format.index import offsets_of, places_of, read_index
 from waltzd.format.layout import (
+    BATCHES,
     HEADER_BYTES,
     INDEX_ENTRY_BYTES,
     NO_MARK,
+    VERSION,
     FileHeader,
     index_entries,
     index_name,
@@ -35,9 +42,22 @@ from waltzd.format.layout import (
     read_header,
     segment_name,
 )
-from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, bad_payloads, id_and_length
+from waltzd.format.record import (
+    HEAD,
+    HEAD_BYTES,
+    OVERHEAD_BYTES,
+    HeadArray,
+    Run,
+    disagreeing,
+    heads,
+    id_and_length,
+    trailers,
+)  # fmt: skip
 from waltzd.format.scan import Survey, Tail, judge_tail, survey
 
+TOGETHER = 4096
+"""So many records are looked at together: what is done for each run costs about the same for one record and for a
+thousand."""
 FINDINGS_MAX = 1000
 """Of one kind in one segment; further ones are counted in a last finding, so that the memory stays bounded."""
 
@@ -60,6 +80,22 @@ class SegmentTask:
     is_deep: bool = False
     was_cut: bool = True
     """The machine may have lost power since the last segment was written."""
+    before: End | None = None
+    """Of the segment in front; None where it is not known yet, and `Links` are compared instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What a segment of format 1 says of the one in front, and what the one behind has to say of it."""
+
+    before: int = 0
+    """The checksum of a head, by the first batch."""
+    first_time: int = 0
+    end: End | None = None
+    """None where the end of the segment is not sound."""
+    footer_before: bytes | None = None
+    """The hash of a footer, by the footer; None where there is no sound one."""
+    footer_hash: bytes | None = None
 
 
 @dataclass(kw_only=True)
@@ -76,6 +112,8 @@ class SegmentReport:
     findings: list[Finding] = field(default_factory=list)
     header: FileHeader | None = None
     """None unless it is the right one."""
+    links: Links | None = None
+    """None in format 0, and where the first batch is not sound."""
 
 
 def inspect_segment(disk: Disk, task: SegmentTask) -> SegmentReport:
@@ -111,6 +149,20 @@ class _Places:
         return out
 
 
+class _Records(NamedTuple):
+    """What is looked at of sound records with consecutive ids, wherever they stand."""
+
+    first_id: int
+    entries: I64
+    """That the index must have."""
+    heads: HeadArray
+    trailers: U32
+
+    @property
+    def next_id(self) -> int:
+        return self.first_id + len(self.entries)
+
+
 class _Inspection:
     def __init__(self, disk: Disk, task: SegmentTask) -> None:
         self._disk = disk
@@ -125,6 +177,13 @@ class _Inspection:
         self._twin = _Places(Code.DAMAGED_RECORD, self._path, task.partition)
         self._wrong = _Places(Code.WRONG_INDEX_ENTRY, self._index_path, task.partition)
         self._missing = _Places(Code.MISSING_INDEX_ENTRY, self._index_path, task.partition)
+        self._waiting: list[_Records] = []
+        self._waiting_records = 0
+        self._version = VERSION
+        self._first: Head | None = None
+        self._last: Head | None = None
+        self._batches: list[int] = []
+        self._hash = None if not task.is_deep else sha256()
 
     @property
     def _is_last(self) -> bool:
@@ -164,12 +223,16 @@ class _Inspection:
         if first_id is None:
             return
         found = survey(
-            file, first_id=first_id, end=end, id_limit=task.next_first_id, index=self._index, on_run=self._on_run
-        )
+            file, first_id=first_id, end=end, version=self._version, before=task.before, id_limit=task.next_first_id,
+            index=self._index, on_run=self._on_run, on_batch=self._on_batch,
+        )  # fmt: skip
+        self._look_at_waiting()
         report.bytes, report.next_id, report.reaches = end, found.next_id, found.next_id
         self._report_gaps(file, found)
         tail = self._report_tail(file, found)
         self._report_index_end(found, tail)
+        if self._version == BATCHES:
+            self._report_footer(found, tail)
 
     # -- headers
 
@@ -180,14 +243,13 @@ class _Inspection:
         self._report.findings += findings
         if header is None:
             return None
+        self._version = header.version
         if not misplaced(findings):
             self._report.header = header
         if self._partition is None:
             self._partition = header.partition
-        if header.first_id != task.first_id:  # the first record decides between name and header
-            head = file.read(HEADER_BYTES, HEAD_BYTES)
-            if len(head) == HEAD_BYTES and id_and_length(head)[0] == header.first_id:
-                return header.first_id
+        if _first_id(file, header.version) == header.first_id:  # the first record decides between name and header
+            return header.first_id
         return task.first_id
 
     def _read_header(self, raw: bytes, path: str) -> tuple[FileHeader | None, list[Finding]]:
@@ -214,33 +276,74 @@ class _Inspection:
 
     # -- each run of sound records
 
+    def _on_batch(self, offset: int, batch: Batch) -> None:
+        header = self._report.header
+        if self._first is None:
+            self._first = batch.head
+            right = None if header is None else self._right_header(header, batch.head)
+            if self._hash is not None and right is not None:
+                self._hash.update(right.encode())
+        self._last = batch.head
+        self._batches.append(offset)
+        if self._hash is not None:
+            for piece in batch.pieces:
+                self._hash.update(piece)
+
+    def _right_header(self, header: FileHeader, first: Head) -> FileHeader:
+        """In format 1 the time of the first batch says also when the file was created."""
+        right = replace(header, created_ms=first.time // 1000)
+        if first.first_id == header.first_id and header != right:
+            detail = f"the creation time is {header.created_ms}, that of the first batch is {right.created_ms}"
+            self._find(Code.DAMAGED_HEADER, detail, first_byte=4, last_byte=11)
+        return right
+
     def _on_run(self, offset: int, run: Run) -> None:
         limit = self._task.durable_id
         if limit is not None and run.last_id > limit:
             if run.first_id > limit:
                 return
             run = run.part(0, limit - run.first_id + 1)
-        self._report.records += len(run)
-        offsets = offsets_of(offset, run)
-        if self._index is not None:
-            self._compare_index(self._index, run.first_id, offsets)
-        for number in bad_payloads(run).tolist():
-            id_ = run.first_id + number
-            first, last = offset + int(run.bounds[number]), offset + int(run.bounds[number + 1]) - 1
-            self._payloads.add(id_, id_, first, last, "the payload does not have the checksum that the client gave it")
+        entries = offsets_of(offset, run)
+        if self._waiting and self._waiting[-1].next_id != run.first_id:
+            self._look_at_waiting()
+        self._waiting.append(_Records(run.first_id, entries, heads(run), trailers(run)))
         if self._task.is_deep:
-            self._check_one_by_one(offset, run)
+            self._check_one_by_one(run, self._places(entries))
+        self._waiting_records += len(run)
+        if self._waiting_records >= TOGETHER:
+            self._look_at_waiting()
 
-    def _compare_index(self, index: File, first_id: int, offsets: I64) -> None:
-        found = read_index(index, first_id - self._task.first_id, len(offsets))
-        here = offsets[: len(found)]
+    def _look_at_waiting(self) -> None:
+        if self._waiting:
+            entries = np.concatenate([one.entries for one in self._waiting])
+            rows = np.concatenate([one.heads.view(np.uint8) for one in self._waiting])  # as bytes: their order must stay
+            stored = np.concatenate([one.trailers for one in self._waiting])
+            self._look_at(_Records(self._waiting[0].first_id, entries, rows.view(HEAD), stored))
+        self._waiting, self._waiting_records = [], 0
+
+    def _look_at(self, records: _Records) -> None:
+        self._report.records += len(records.entries)
+        if self._index is not None:
+            self._compare_index(self._index, records.first_id, records.entries)
+        places = self._places(records.entries)
+        for number in disagreeing(records.heads, records.trailers).tolist():
+            id_, first, length = records.first_id + number, int(places[number]), int(records.heads["length"][number])
+            what = "the payload does not have the checksum that the client gave it"
+            self._payloads.add(id_, id_, first, first + OVERHEAD_BYTES + length - 1, what)
+
+    def _places(self, entries: I64) -> I64:
+        return places_of(entries)[0] if self._version == BATCHES else entries
+
+    def _compare_index(self, index: File, first_id: int, entries: I64) -> None:
+        found = read_index(index, first_id - self._task.first_id, len(entries))
+        here = entries[: len(found)]
         for number in np.flatnonzero(found != here).tolist():
             id_ = first_id + number
             at = index_offset(id_ - self._task.first_id)
-            detail = f"the entry says {int(found[number])}, the record starts at {int(here[number])}"
+            detail = f"the entry says {self._said(found[number])}, the record starts at {self._said(here[number])}"
             self._wrong.add(id_, id_, at, at + INDEX_ENTRY_BYTES - 1, detail)
-        if len(found) < len(offsets):
-            first, last = first_id + len(found), first_id + len(offsets) - 1
+        if len(found) < len(entries):
+            first, last = first_id + len(found), first_id + len(entries) - 1
             if self._is_in_flight:
                 last = min(last, self._floor)
             if first <= last:
@@ -248,16 +351,27 @@ class _Inspection:
                 stop = index_offset(last + 1 - self._task.first_id) - 1
                 self._missing.add(first, last, start, stop, "the index has no entry for this record")
 
-    def _check_one_by_one(self, offset: int, run: Run) -> None:
+    def _said(self, entry: np.int64) -> str:
+        if self._version != BATCHES:
+            return str(int(entry))
+        start, head = places_of(np.array([entry], np.int64))
+        return f"{int(start[0])} in the batch at {int(head[0])}"
+
+    def _check_one_by_one(self, run: Run, places: I64) -> None:
         """Record by record, with the checksum of zlib: no arithmetic shared with the fast way."""
         for number in range(len(run)):
             start, stop = int(run.bounds[number]), int(run.bounds[number + 1])
             if zlib.crc32(run.data[start : stop - 4]) != int.from_bytes(run.data[stop - 4 : stop], "big"):
                 id_ = run.first_id + number
                 detail = f"record {id_} fails its checksum when it is checked by itself"
-                self._twin.add(id_, id_, offset + start, offset + stop - 1, detail)
+                first = int(places[number])
+                self._twin.add(id_, id_, first, first + stop - start - 1, detail)
 
     # -- damage
+
+    @property
+    def _unit(self) -> str:
+        return "batch" if self._version == BATCHES else "record"
 
     @property
     def _is_in_flight(self) -> bool:
@@ -274,7 +388,8 @@ class _Inspection:
             if limit is not None and gap.first_id > limit:
                 continue
             if gap.last_id < gap.first_id:
-                detail = f"{gap.last_byte - gap.first_byte + 1} bytes that are no record, in front of record {gap.first_id}"
+                size = gap.last_byte - gap.first_byte + 1
+                detail = f"{size} bytes that are no {self._unit}, in front of record {gap.first_id}"
                 self._find(
                     Code.DAMAGED_RECORD, detail, first_byte=gap.first_byte, last_byte=gap.last_byte,
                     first_id=gap.first_id, last_id=gap.first_id,
@@ -287,10 +402,12 @@ class _Inspection:
     ) -> None:
         records = explain(
             file, first_byte=first_byte, last_byte=last_byte, first_id=first_id, last_id=known_last,
-            segment_first_id=self._task.first_id, index=self._index,
+            segment_first_id=self._task.first_id, index=self._index, version=self._version,
         )  # fmt: skip
+        is_chain = bool(records) and all(record.is_whole for record in records)
+        code = Code.BROKEN_CHAIN if is_chain else Code.DAMAGED_RECORD
         self._find(
-            Code.DAMAGED_RECORD, describe(records), first_byte=first_byte, last_byte=last_byte,
+            code, describe(records), first_byte=first_byte, last_byte=last_byte,
             first_id=first_id, last_id=last_id,
         )  # fmt: skip
 
@@ -303,7 +420,7 @@ class _Inspection:
             return Tail.TORN
         last_byte = found.end + found.tail_bytes - 1
         if verdict is Tail.DAMAGED and task.next_first_id is not None and found.next_id >= task.next_first_id:
-            detail = f"{found.tail_bytes} bytes that are no record, behind record {found.next_id - 1}"
+            detail = f"{found.tail_bytes} bytes that are no {self._unit}, behind record {found.next_id - 1}"
             before = found.next_id - 1
             self._find(
                 Code.DAMAGED_RECORD, detail, first_byte=found.end, last_byte=last_byte, first_id=before, last_id=before
@@ -314,7 +431,7 @@ class _Inspection:
             known_last = None if task.next_first_id is None else last_id
             self._report_damage(file, found.end, last_byte, found.next_id, last_id, known_last)
         elif verdict is Tail.TORN:
-            detail = f"{found.tail_bytes} bytes behind the last whole record; nobody was told that they are stored"
+            detail = f"{found.tail_bytes} bytes behind the last whole {self._unit}; nobody was told that they are stored"
             self._find(
                 Code.TORN_TAIL, detail, first_byte=found.end, last_byte=last_byte,
                 first_id=found.next_id, last_id=found.next_id,
@@ -344,3 +461,52 @@ class _Inspection:
             ids = {"first_id": found.next_id, "last_id": found.next_id + entries - 1} if entries > 0 else {}
             first_byte = max(expected, size - rest if entries <= 0 else 0)
             self._find(Code.EXTRA_INDEX_ENTRY, detail, in_index=True, first_byte=first_byte, last_byte=size - 1, **ids)
+
+    # -- the footer, and what ties this segment to the others
+
+    def _report_footer(self, found: Survey, tail: Tail) -> None:
+        footer, is_whole = found.footer, not found.gaps and not found.tail_bytes
+        if tail is Tail.UNFINISHED and not (self._is_in_flight and found.next_id > self._floor):
+            if found.footer_bytes:
+                last_byte = found.end + found.footer_bytes - 1
+                detail = f"the {found.footer_bytes} bytes behind the last batch are no sound footer"
+                self._find(Code.DAMAGED_FOOTER, detail, first_byte=found.end, last_byte=last_byte)
+            else:
+                detail = "no footer stands behind the last batch"
+                self._find(Code.FOOTER_MISSING, detail, first_byte=found.end, last_byte=found.end)
+        if footer is not None and is_whole and (wrong := self._differences(footer)):
+            detail = f"the footer is not that of this segment: {', '.join(wrong)}"
+            last_byte = found.end + found.footer_bytes - 1
+            self._find(Code.WRONG_FOOTER, detail, first_byte=found.end, last_byte=last_byte)
+            footer = None
+        if self._first is not None and self._first.first_id == self._task.first_id:
+            self._report.links = Links(
+                before=self._first.before,
+                first_time=self._first.time,
+                end=found.end_of_log if not found.tail_bytes else None,
+                footer_before=None if footer is None else footer.before,
+                footer_hash=None if footer is None else footer.hash,
+            )
+
+    def _differences(self, footer: Footer) -> list[str]:
+        """In which words it is not the footer of these batches."""
+        assert self._first is not None
+        assert self._last is not None
+        right = {
+            "first id": footer.first_id == self._first.first_id,
+            "last id": footer.last_id == self._last.last_id,
+            "first time": footer.first_time == self._first.time,
+            "last time": footer.last_time == self._last.time,
+            "places of batches": footer.batches.tolist() == self._batches,
+            "hash": self._hash is None or footer.digest == self._hash.digest(),
+        }
+        return [word for word, is_right in right.items() if not is_right]
+
+
+def _first_id(file: File, version: int) -> int | None:
+    """By the first record, or batch."""
+    if version == BATCHES:
+        head = Head.decode(file.read(HEADER_BYTES, BATCH_HEAD_BYTES))
+        return None if head is None else head.first_id
+    raw = file.read(HEADER_BYTES, HEAD_BYTES)
+    return id_and_length(raw)[0] if len(raw) == HEAD_BYTES else None

@@ -17,12 +17,15 @@ from uuid import UUID
 
 from waltzd.disk.seam import Disk, join, read_whole
 from waltzd.errors import DirectoryHeld, HeaderDamaged, NotRegularFile, PathMissing, ReadFailed, UnknownVersion
+from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
+from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
     NO_BOOT,
     NO_MARK,
+    VERSION,
     ControlStruct,
     FileHeader,
     Promise,
@@ -30,7 +33,7 @@ from waltzd.format.layout import (
     segment_ids,
     segment_name,
 )
-from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
+from waltzd.storage.offline.inspection import Links, SegmentReport, SegmentTask, inspect_segment
 from waltzd.storage.offline.workers import run
 from waltzd.storage.replica.control import Ledger, read_ledger
 from waltzd.storage.replica.promise import read_promise
@@ -304,6 +307,22 @@ class Plan:
                 what = f"starts at id {first_id}, and the segment before it reaches id {reaches - 1}"
                 out.append(self._finding(Code.SEGMENT_GAP, path, what, first_id, reaches - 1))
             reaches = self.reports[first_id].reaches
+        return out + self._broken_links(ids)
+
+    def _broken_links(self, ids: list[int]) -> list[Finding]:
+        """Where segments of format 1 are not those that followed each other when they were written."""
+        out: list[Finding] = []
+        front: SegmentReport | None = None
+        for first_id in ids:
+            report = self.reports[first_id]
+            if report.links is not None and first_id == (0 if front is None else front.reaches):
+                path = join(self.directory, segment_name(first_id))
+                before = _links_in_front(front)
+                out += [
+                    self._finding(Code.BROKEN_CHAIN, path, what, first_id, first_id)
+                    for what in _breaks(before, report.links)
+                ]
+            front = report
         return out
 
     def _shortness(self, last: SegmentReport | None) -> list[Finding]:
@@ -322,6 +341,24 @@ class Plan:
 
     def _finding(self, code: Code, path: str, detail: str, first_id: int, last_id: int) -> Finding:
         return Finding(code, path, detail, partition=self.partition, first_id=first_id, last_id=last_id)
+
+
+def _links_in_front(front: SegmentReport | None) -> Links:
+    """Of a segment of format 0, or of nothing, no batch and no footer is named."""
+    if front is None or (front.header is not None and front.header.version == VERSION):
+        return Links(end=End(), footer_hash=NO_HASH)
+    return front.links or Links()
+
+
+def _breaks(front: Links, links: Links) -> list[str]:
+    found: list[str] = []
+    if front.end is not None and links.before != front.end.crc:
+        found.append("its first batch names another one than the last of the segment in front")
+    if front.end is not None and links.first_time < front.end.time:
+        found.append("its first batch has an earlier time than the last of the segment in front")
+    if None not in (front.footer_hash, links.footer_before) and links.footer_before != front.footer_hash:
+        found.append("its footer names another one than that of the segment in front")
+    return found
 
 
 def _by_majority(disk: Disk, directory: str, first_ids: list[int], partition: int | None) -> tuple[UUID | None, int | None]:

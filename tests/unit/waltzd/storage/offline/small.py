@@ -1,13 +1,15 @@
 """A small storage directory on a simulated disk: two sealed segments and an open one, control, identity and promise
-files."""
+files; and the same after its change to format 1."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from uuid import UUID
 
+from tests.batches import APPEND, READ, WRITE, LockRows, batches_of, put_batches
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import SimDisk
+from waltzd.format.batch import Batch
 from waltzd.format.layout import (
     CONTROL_NAME,
     IDENTITY_NAME,
@@ -75,3 +77,34 @@ def storage(*, with_ours: bool = True, local_low_mark: int = 5) -> SimDisk:
     for path in ("", "s", "s/0"):
         disk.flush_directory(path)
     return disk
+
+
+MIXED_PAYLOADS = [[b"x", b"yy"], [b"zzz"], [b"last"], [b"of", b"all"], [b"open", b""], [b"end"]]
+MIXED_LOCKS: list[LockRows | None] = [[[(7, WRITE)], []], None, [[(7, READ), (8, APPEND)]], None, None, [[(9, WRITE)]]]
+MIXED = batches_of(
+    MIXED_PAYLOADS, first_id=3, locks=MIXED_LOCKS, follows=[None, None, None, [False, True], None, None], cuts=[1, 3]
+)
+"""Segments 3 and 6 have footers, segment 9 is open."""
+MIXED_STARTS = [0, 3, 6, 9]
+MIXED_LAST_ID = 11
+SEG9, IDX9 = join("s/0", segment_name(9)), join("s/0", index_name(9))
+MIXED_PROMISE = replace(PROMISE, committed=10, durable=MIXED_LAST_ID, newest=9, segments=4)
+
+
+def mixed() -> SimDisk:
+    """One segment of format 0, and three of format 1 behind it."""
+    disk = storage()
+    for path in (SEG3, SEG6, IDX3, IDX6):
+        disk.remove(path)
+    put_batches(disk, "s/0", MIXED, key=KEY)
+    put_promise(disk, MIXED_PROMISE)
+    return disk
+
+
+def put_mixed(disk: SimDisk, batches: list[Batch], *, from_: int = 3) -> None:
+    """Other batches in the place of those from this segment on."""
+    for first_id in MIXED_STARTS:
+        if first_id >= from_:
+            disk.remove(join("s/0", segment_name(first_id)))
+            disk.remove(join("s/0", index_name(first_id)))
+    put_batches(disk, "s/0", batches, key=KEY)
