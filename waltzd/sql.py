@@ -4,7 +4,7 @@ A table holds one mark for each partition: the last transaction that the view co
 the first statement of the database transaction that applies n, and it succeeds for one process only. So a crash at any
 moment, a commit whose answer was lost, and several processes on one database all come to the same: a process that finds
 the mark already raised skips what it covers. The order matters: the row of the mark is the lock that makes the others
-wait. Needs the extra `waltzd[sql]`."""
+wait. A group is applied in one database transaction, so nobody sees a part of it. Needs the extra `waltzd[sql]`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from waltzd.client.view import Decision
+from waltzd.client.view import Decision, end_of_part
 from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, NotTransactional, ViewBehind
 from waltzd.protocol.quorum import EMPTY
 
@@ -48,6 +48,11 @@ class Numbered(Protocol):
     @property
     def id(self) -> int:
         """Its place there."""
+        ...
+
+    @property
+    def follows(self) -> bool:
+        """Whether it goes on with the group of the one before it."""
         ...
 
 
@@ -225,7 +230,8 @@ class SqlView(Generic[T]):
     def apply_all(self, transactions: Sequence[T]) -> None:
         """Apply transactions of one partition, with consecutive ids. What the view contains already is skipped.
 
-        When one fails, all before it are applied.
+        A group is applied in one database transaction. When a transaction fails, all before it are applied, and of its
+        group nothing.
 
         Raises:
             ApplyFailed: The application's function raised, tried to end the database transaction, or a constraint failed.
@@ -234,7 +240,7 @@ class SqlView(Generic[T]):
         """
         at, stalls = 0, 0
         while at < len(transactions):
-            part = transactions[at : at + self._batch_max]
+            part = transactions[at : end_of_part(transactions, at, self._batch_max)]
             reached = self._apply_or_find_the_bad_one(part)
             stalls = stalls + 1 if reached < part[0].id else 0
             if stalls == STALLS_MAX:
@@ -250,9 +256,13 @@ class SqlView(Generic[T]):
         try:
             return self._apply_part(part)
         except ApplyFailed:
-            if len(part) == 1:
+            if end_of_part(part, 0, 1) == len(part):
                 raise
-        return max(self._apply_part([transaction]) for transaction in part)
+        reached, start = part[0].id - 1, 0
+        while start < len(part):
+            stop = end_of_part(part, start, 1)
+            reached, start = max(reached, self._apply_part(part[start:stop])), stop
+        return reached
 
     def _apply_part(self, part: Sequence[T]) -> int:
         """Apply all in one database transaction, or none because the mark is elsewhere; returns the mark."""

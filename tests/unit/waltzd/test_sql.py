@@ -37,10 +37,16 @@ class Given:
     id: int
     partition: int = 0
     text: str = ""
+    follows: bool = False
 
 
 def feed(first: int, last: int) -> list[Given]:
     return [Given(id, text=f"text {id}") for id in range(first, last + 1)]
+
+
+def groups(*sizes: int) -> list[Given]:
+    flags = [number > 0 for size in sizes for number in range(size)]
+    return [Given(id, follows=follows) for id, follows in enumerate(flags)]
 
 
 def insert_and_count(connection: Connection, given: Given) -> None:
@@ -114,6 +120,34 @@ def test_a_batch_is_one_database_transaction_up_to_its_bound(engine: Engine) -> 
     view.apply_all(feed(0, 9))
     assert len(commits) == 3
     assert holds(engine, 9)
+
+
+@pytest.mark.parametrize("batch_max", range(1, 9))
+def test_a_group_is_never_cut(engine: Engine, batch_max: int) -> None:
+    view = view_of(engine, batch_max=batch_max)
+    commits: list[int] = []
+    event.listen(engine, "commit", lambda connection: commits.append(content(engine)[2]))  # what others saw until then
+    view.apply_all(groups(1, 4, 2, 1, 3))
+    assert holds(engine, 10)
+    assert set(commits) <= {-1, 0, 4, 6, 7}
+
+
+@pytest.mark.parametrize("bad", range(8))
+def test_nothing_of_a_group_is_applied_when_one_of_it_fails(engine: Engine, bad: int) -> None:
+    def apply(connection: Connection, given: Given) -> None:
+        insert_and_count(connection, given)
+        if given.id == bad and is_unhappy:
+            raise Unhappy
+
+    is_unhappy, given = True, groups(2, 1, 4, 1)
+    view = view_of(engine, apply)
+    with pytest.raises(ApplyFailed):
+        view.apply_all(given)
+    start = max(one.id for one in given if one.id <= bad and not one.follows)
+    assert holds(engine, start - 1)
+    is_unhappy = False
+    view.apply_all(given[start:])
+    assert holds(engine, 7)
 
 
 def test_the_view_and_its_mark_become_visible_together(engine: Engine, path: Path) -> None:
