@@ -1,7 +1,7 @@
-"""One transaction that a person typed: from words to a payload and locks, and what became of it.
+"""One transaction that a person typed, or a group of them: from words to payloads and locks, and what became of it.
 
 It is appended once, as an application does it. There are three ends: it has an id; it is refused, and certainly not in the
-log; or what became of it was not known in time.
+log; or what became of it was not known in time. A group has one end.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Submitted:
     partition: int
     outcome: Outcome
     size: int
+    """Of all its payloads."""
     client: int
     mark: int
     """The highest id with which the locks were compared."""
@@ -40,6 +41,11 @@ class Submitted:
     @property
     def id(self) -> int | None:
         return self.outcome.id if isinstance(self.outcome, Committed) else None
+
+    @property
+    def count(self) -> int | None:
+        """How many it is; the id is that of the first."""
+        return self.outcome.count if isinstance(self.outcome, Committed) else None
 
     @property
     def reason(self) -> str | None:
@@ -105,13 +111,27 @@ def spelled(lock: Lock) -> str:
     return f"{lock.mode.name.lower()}:{lock.name}:{lock.id}"
 
 
-def payload_of(text: str | None, file: str | None) -> bytes:
-    """Of the text, the file, or standard input."""
-    if (text is None) == (file is None):
+def payloads_of(texts: Sequence[str], file: str | None, *, is_group: bool) -> list[bytes]:
+    """Of the texts, the file, or standard input. Of a group: a text each, or a line each."""
+    if bool(texts) == (file is not None):
         raise BadArgument("say what is to be appended: a text, or --file FILE; `--file -` reads standard input")
-    if text is not None:
-        return text.encode(errors="surrogateescape")
-    assert file is not None
+    if len(texts) > 1 and not is_group:
+        raise BadArgument(
+            f"{len(texts)} texts are {len(texts)} transactions",
+            not_done="nothing was appended",
+            next_step="put quotes around a text with blanks in it; or say --group, for all of them or none",
+        )
+    if file is None:
+        return [text.encode(errors="surrogateescape") for text in texts]
+    payload = _content(file)
+    if not is_group:
+        return [payload]
+    if not payload:
+        raise BadArgument(f"{file} has no line", not_done="nothing was appended")
+    return payload.removesuffix(b"\n").split(b"\n")
+
+
+def _content(file: str) -> bytes:
     try:
         if file == "-":
             payload = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
@@ -126,8 +146,16 @@ def payload_of(text: str | None, file: str | None) -> bytes:
 
 
 async def submit(
-    client: Client, partition: int, payload: bytes, *, header: int, locks: Sequence[Lock], mark: int | None
+    client: Client,
+    partition: int,
+    payloads: Sequence[bytes],
+    *,
+    header: int,
+    locks: Sequence[Lock],
+    mark: int | None,
+    is_group: bool,
 ) -> Submitted:
+    """The locks of a group stand with its first transaction: it is decided as a whole."""
     clock = asyncio.get_running_loop().time
     committed = await client.high_water_mark(partition)
     if mark is not None and mark > committed:
@@ -137,12 +165,17 @@ async def submit(
         )
     seen = committed if mark is None else mark
     began = clock()
-    outcome = await client.append(payload, partition=partition, header=header, locks=locks, mark=seen)
+    if is_group:
+        each = [locks, *[()] * (len(payloads) - 1)]
+        headers = [header] * len(payloads)
+        outcome = await client.append_group(payloads, partition=partition, headers=headers, locks=each, mark=seen)
+    else:
+        outcome = await client.append(payloads[0], partition=partition, header=header, locks=locks, mark=seen)
     failed = next((spelled(lock) for lock in locks if isinstance(outcome, Rejected) and lock.hash == outcome.lock), None)
     return Submitted(
         partition=partition,
         outcome=outcome,
-        size=len(payload),
+        size=sum(map(len, payloads)),
         client=client.client_id,
         mark=seen,
         lock=failed,

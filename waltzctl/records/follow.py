@@ -14,6 +14,7 @@ from typing import TypeVar
 import typer
 
 from waltzctl.picture import last_seen
+from waltzctl.shell.moment import Within
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.reach import Reach, first_contact, using
 from waltzctl.show.terminal import printable
@@ -28,15 +29,58 @@ LOOK_SECONDS = 1.0
 """How often to see why nothing comes."""
 CALL_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
+LOOK_BACK = 256
+"""Transactions that are read at once to find the beginning of a group."""
 T = TypeVar("T")
 
 
-async def between(client: Client, partition: int, first_id: int, last_id: int) -> AsyncGenerator[Transaction, None]:
+async def stretch(
+    client: Client, partition: int, times: Within, committed: int, *, newest: int | None = None
+) -> tuple[int, int]:
+    """The first and the last id of those times, or the newest of them; none where the first is above the last."""
+    first = 0 if times.since is None else await client.mark_at(partition, times.since) + 1
+    last = committed if times.until is None else min(committed, await client.mark_at(partition, times.until))
+    return first if newest is None else max(first, last - newest + 1), last
+
+
+async def between(
+    client: Client, partition: int, first_id: int, last_id: int, *, with_locks: bool = False
+) -> AsyncGenerator[Transaction, None]:
     """Committed transactions, by calls that need no registered client."""
     while first_id <= last_id:
-        for transaction in await client.read_some(partition, first_id, last_id):
+        for transaction in await client.read_some(partition, first_id, last_id, with_locks=with_locks):
             yield transaction
         first_id = transaction.id + 1
+
+
+class Groups:
+    """The first id of the group of each transaction, of those that are read in the order of their ids."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._last: dict[int, tuple[int, int]] = {}
+        """Partition → the id of the last transaction, and the first id of its group."""
+
+    async def first_of(self, transaction: Transaction) -> int:
+        partition, id_ = transaction.partition, transaction.id
+        last_id, first = self._last.get(partition, (-1, -1))
+        if not transaction.follows:
+            first = id_
+        elif last_id != id_ - 1:
+            first = await self._look_back(partition, id_)
+        self._last[partition] = id_, first
+        return first
+
+    async def _look_back(self, partition: int, id_: int) -> int:
+        """Reading began in the middle of it."""
+        end = id_ - 1
+        while True:
+            begin = max(0, end - LOOK_BACK + 1)
+            found = [one async for one in between(self._client, partition, begin, end)]
+            first = next((one.id for one in reversed(found) if not one.follows), None)
+            if first is not None:
+                return first
+            end = begin - 1
 
 
 class Feed:

@@ -1,23 +1,35 @@
-"""`waltzctl lock`: why a transaction was refused, or would be. The owner of the partition is asked: only it knows."""
+"""`waltzctl lock`: why a transaction was refused, or would be. The owner of the partition is asked: only it knows.
+
+What its table has forgotten, the log still says, where it is of format 1: it is read backwards, as far as is asked for.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.options import Negative
+from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Meant, Reach, using
-from waltzctl.show.forms import AnyForm
+from waltzctl.show import records
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.records import Looked
 from waltzd.errors import EXIT_OK, PartitionsClosed, WaltzError
+from waltzd.protocol.locks import Lock, Mode
 
 if TYPE_CHECKING:
-    from waltzd.client.view import Transaction
+    from waltzd import Client
     from waltzd.cluster.cluster import Cluster
-    from waltzd.protocol.locks import Lock, LockExplanation
+    from waltzd.protocol.locks import LockExplanation
 
 CALL_SECONDS = 10.0
+SEARCH_MAX = 100_000
+"""Read in a second or two where transactions are small."""
+CHUNK = 5_000
+MARKING = (Mode.WRITE, Mode.APPEND)
 
 
 def explain(
@@ -37,11 +49,22 @@ def explain(
     mode: Annotated[
         Literal["read", "write", "append"], Option("--mode", help="What the client wants of the lock.")
     ] = "write",
+    search_max: Annotated[
+        int,
+        Option(
+            "--search",
+            min=0,
+            metavar="N",
+            help="Where the owner has forgotten the lock: how many transactions of the log to read, backwards, for the one "
+            "that marked it last.",
+        ),
+    ] = SEARCH_MAX,
     reach: Meant,
     output: AnyForm = "table",
 ) -> int:
     """Show what the owner of PARTITION knows of a lock: which transaction marked it last, or how far back the owner
-    remembers, and whether a transaction of a client that has seen the log up to `--mark` would get it now.
+    remembers, and whether a transaction of a client that has seen the log up to `--mark` would get it now. What the owner
+    has forgotten is looked for in the log, which keeps locks in format 1.
 
     Nothing is changed. The answer is that of a moment.
 
@@ -51,16 +74,13 @@ def explain(
       waltzctl lock explain 0 order 17 --mark -1 --mode read -o json
     """
     from waltzctl.records.append import lock_id
-    from waltzctl.show import records
-    from waltzctl.show.forms import put
-    from waltzd.protocol.locks import Lock, Mode
 
     lock = Lock(name, lock_id(id), Mode[mode.upper()])
     owner, found = using(reach, lambda cluster: _ask(cluster, reach, partition, lock))
-    marker, trouble = _marker(reach, partition, found)
+    looked, trouble = _look(reach, partition, found, search_max)
     seen = found.committed if mark is None else mark
     told = records.Explained(
-        partition=partition, owner=owner, lock=lock, found=found, seen=seen, marker=marker, trouble=trouble
+        partition=partition, owner=owner, lock=lock, found=found, seen=seen, looked=looked, trouble=trouble
     )
     put(records.lock(told), output)
     return EXIT_OK
@@ -84,17 +104,43 @@ async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tu
         return owner, await admin.explain_lock(partition, lock.hash)
 
 
-def _marker(reach: Reach, partition: int, found: LockExplanation) -> tuple[Transaction | None, WaltzError | None]:
-    from waltzctl.records.follow import with_client
+def _look(reach: Reach, partition: int, found: LockExplanation, search_max: int) -> tuple[Looked, WaltzError | None]:
+    from waltzctl.records.follow import Groups, with_client
 
-    marker = found.marker
-    if marker is None or found.is_in_flight:
-        return None, None
+    nothing, last_id = Looked(), min(found.mark, found.committed)
+    if found.is_in_flight or last_id < 0 or (found.marker is None and not search_max):
+        return nothing, None
 
-    async def read(client: Any) -> Any:
-        return await client.read(partition, marker)
+    async def read(client: Client) -> Looked:
+        if found.marker is not None:
+            looked = Looked(marker=(await client.read_some(partition, last_id, last_id, with_locks=True))[0])
+        else:
+            async with waiting_aloud(lambda: f"reading the log of partition {partition} backwards"):
+                looked = await search(client, partition, found.lock, last_id, search_max)
+        group = None if looked.marker is None else await Groups(client).first_of(looked.marker)
+        return replace(looked, group=group)
 
     try:
         return with_client(reach, read, seconds=CALL_SECONDS), None
     except WaltzError as error:  # the owner's answer is shown all the same
-        return None, error
+        return nothing, error
+
+
+async def search(client: Client, partition: int, lock: int, last_id: int, count: int) -> Looked:
+    """The last of so many transactions up to `last_id` that marked the lock."""
+    from waltzctl.records.follow import between
+
+    lowest, first = max(0, last_id - count + 1), last_id + 1
+    while first > lowest:
+        end, first = first - 1, max(lowest, first - CHUNK)
+        marker, without = None, -1
+        async for transaction in between(client, partition, first, end, with_locks=True):
+            if transaction.time_us is None:
+                without = transaction.id
+            elif any(one.hash == lock and one.mode in MARKING for one in transaction.locks or ()):
+                marker = transaction
+        if marker is not None:
+            return Looked(marker=marker, first_id=marker.id, last_id=last_id)
+        if without >= 0:
+            return Looked(first_id=without + 1, last_id=last_id, is_kept=False)
+    return Looked(first_id=lowest, last_id=last_id)

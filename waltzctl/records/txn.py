@@ -6,13 +6,15 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from waltzctl.records.decode import Filters, How, JsonPath, pattern_of
-from waltzctl.shell.options import OUTPUT, Misused, Output
+from waltzctl.shell import moment
+from waltzctl.shell.options import OUTPUT, From, Misused, Output
 from waltzctl.shell.reach import Meant
 from waltzctl.show import records
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
@@ -20,6 +22,7 @@ from waltzd.errors import EXIT_OK, BadArgument, BeyondLog
 from waltzd.format.layout import ID_MAX
 
 if TYPE_CHECKING:
+    from waltzd import Client
     from waltzd.client.view import Transaction
 
 _IDS = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
@@ -39,6 +42,25 @@ Form = Annotated[
 ]
 
 
+def _within(
+    since: Annotated[
+        str | None, Option("--since", metavar="TIME", help=f"Those of this time and later. {moment.HELP}")
+    ] = None,
+    until: Annotated[str | None, Option("--until", metavar="TIME", help="Those before this time.")] = None,
+) -> moment.Within:
+    now = datetime.now(UTC)
+    found = moment.Within(
+        since=None if since is None else moment.microseconds(since, now, "--since"),
+        until=None if until is None else moment.microseconds(until, now, "--until"),
+    )
+    if found.since is not None and found.until is not None and found.since >= found.until:
+        raise BadArgument(f"--since {since} is not before --until {until}", not_done="nothing was read")
+    return found
+
+
+Times = Annotated[moment.Within, From(_within)]
+
+
 def spans_of(texts: Sequence[str]) -> list[tuple[int, int]]:
     """`7 10-12` as [(7, 7), (10, 12)]."""
     spans = []
@@ -56,16 +78,21 @@ def spans_of(texts: Sequence[str]) -> list[tuple[int, int]]:
 def get(
     *,
     partition: Partition,
-    ids: Annotated[tuple[str, ...], Argument(metavar="ID[-ID]…")],
+    ids: Annotated[tuple[str, ...], Argument(metavar="[ID[-ID]…]")] = (),
+    times: Times,
+    with_locks: Annotated[
+        bool, Option("--locks", help="With the locks of each, as far as they are kept; -o json always has them.")
+    ] = False,
     reach: Meant,
     seconds: Patience = 30.0,
     decode: Decoding = "auto",
     output: Form = "table",
 ) -> int:
-    """Show transactions of PARTITION by their ids, in the order in which they were asked for. All of them must be
-    committed; otherwise none is shown.
+    """Show transactions of PARTITION by their ids, in the order in which they were asked for, or those of a time. All ids
+    must be committed; otherwise nothing is shown.
 
-    Ranges of any length are printed as they are read. With `-o json` every line is an object.
+    Ranges of any length are printed as they are read. With `-o json` every line is an object. Times and locks are kept
+    in format 1 only (`waltzctl cluster set`). A time is that of the server that took the transaction.
 
     \b
     Examples:
@@ -73,10 +100,13 @@ def get(
       waltzctl txn get 0 0-2 1 -o json
       waltzctl txn get 0 1 -o raw
     """
-    from waltzctl.records.follow import between, with_client
+    from waltzctl.records.follow import between, stretch, with_client
 
-    spans, sink = spans_of(ids), records.sink(output, decode)
-    highest = max(last for _, last in spans)
+    if bool(ids) == times.is_bounded:
+        raise Misused("Say either ids, or --since or --until.")
+    with_locks = with_locks or output == "json"
+    spans, sink = spans_of(ids), records.sink(output, decode, with_locks=with_locks)
+    highest = max((last for _, last in spans), default=-1)
 
     async def show(client: Any) -> None:
         committed = await client.high_water_mark(partition)
@@ -86,8 +116,11 @@ def get(
                 not_done="nothing was shown",
                 next_step="ask for ids that are committed" if committed >= 0 else "append something first",
             )
-        for first, last in spans:
-            await _pour(between(client, partition, first, last), sink)
+        asked = [await stretch(client, partition, times, committed)] if times.is_bounded else spans
+        for first, last in asked:
+            await _pour(client, between(client, partition, first, last, with_locks=with_locks), sink)
+        if times.is_bounded and asked[0][0] > asked[0][1]:
+            typer.echo(f"Partition {partition} has no transaction of that time.", err=True)
 
     with_client(reach, show, seconds=seconds, typed=partition)
     return EXIT_OK
@@ -97,7 +130,11 @@ def tail(
     *,
     partition: Annotated[int | None, Argument(min=0, metavar="[PARTITION]")] = None,
     is_all: Annotated[bool, Option("--all", help="All partitions.")] = False,
-    lines: Annotated[int, Option("-n", "--lines", min=0, metavar="N", help="So many of the newest.")] = 10,
+    lines: Annotated[
+        int | None,
+        Option("-n", "--lines", min=0, metavar="N", help="So many of the newest; 10, or all of the time that is said."),
+    ] = None,
+    times: Times,
     follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
     reach: Meant,
     seconds: Patience = 30.0,
@@ -107,30 +144,39 @@ def tail(
     """Show the newest transactions of PARTITION, or of all partitions, and with `--follow` those that come.
 
     Within a partition they come in the order of the log; between partitions there is no order. With `-o json` every line
-    is an object (JSON Lines), so that a script can read on while they come. A fail-over is waited for, and said.
+    is an object (JSON Lines), so that a script can read on while they come. A fail-over is waited for, and said. Times are
+    kept in format 1 only (`waltzctl cluster set`).
 
     \b
     Examples:
       waltzctl txn tail 0
       waltzctl txn tail --all -n 2 -o json
     """
-    from waltzctl.records.follow import Feed, between, with_client
+    from waltzctl.records.follow import Feed, between, stretch, with_client
 
     if (partition is None) != is_all:
         raise Misused("Name a partition, or say --all.")
+    if follow and times.until is not None:
+        raise Misused("--until is an end, and --follow has none.")
+    if lines is None and not times.is_bounded:
+        lines = 10
     sink, feed = records.sink(output, decode, with_partition=is_all), Feed()
 
     async def show(client: Any) -> None:
         numbers = range(client.partition_count) if partition is None else (partition,)
         marks = await asyncio.gather(*(client.high_water_mark(number) for number in numbers))
-        committed = dict(zip(numbers, marks, strict=True))
-        after = {number: max(-1, mark - lines) for number, mark in committed.items()}
+        spans = {
+            number: await stretch(client, number, times, mark, newest=lines)
+            for number, mark in zip(numbers, marks, strict=True)
+        }
         if follow:
-            await _pour(feed.beyond(client, after), sink)
-        for number, mark in committed.items():
-            await _pour(between(client, number, after[number] + 1, mark), sink)
+            await _pour(client, feed.beyond(client, {number: first - 1 for number, (first, _) in spans.items()}), sink)
+        for number, (first, last) in spans.items():
+            await _pour(client, between(client, number, first, last), sink)
         if max(marks, default=-1) < 0:
             typer.echo("There are no transactions yet.", err=True)
+        elif times.is_bounded and all(first > last for first, last in spans.values()):
+            typer.echo("There are no transactions of that time.", err=True)
 
     _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
     return EXIT_OK
@@ -159,6 +205,7 @@ def grep(
             help="Those whose payload is JSON and has this value, like order.items[0].sku=17.",
         ),
     ] = (),
+    times: Times,
     lines: Annotated[int | None, Option("-n", "--lines", min=1, metavar="N", help="Stop after so many.")] = None,
     follow: Annotated[bool, Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")] = False,
     reach: Meant,
@@ -177,10 +224,10 @@ def grep(
       waltzctl txn grep 0 --match "pay(ment|out)"
       waltzctl txn grep 0 --from 1 --header 7 --json-path order.sku=17 -o json
     """  # fmt: skip
-    from waltzctl.records.follow import Feed, between, with_client
+    from waltzctl.records.follow import Feed, Groups, between, stretch, with_client
 
-    if follow and last_id is not None:
-        raise Misused("--to is an end, and --follow has none.")
+    if follow and (last_id is not None or times.until is not None):
+        raise Misused(f"{'--until' if last_id is None else '--to'} is an end, and --follow has none.")
     if last_id is not None and last_id < first_id:
         raise BadArgument(f"--from {first_id} is above --to {last_id}", not_done="nothing was read")
     filters = Filters(
@@ -193,35 +240,41 @@ def grep(
 
     async def show(client: Any) -> None:
         committed = await client.high_water_mark(partition)
-        end = committed if last_id is None else min(last_id, committed)
+        begin, end = await stretch(client, partition, times, committed)
+        begin, end = max(begin, first_id), end if last_id is None else min(last_id, end)
         found = 0
         if follow:
             # An id that is not there yet cannot be waited for: begin at the end at the latest.
-            read = feed.beyond(client, {partition: min(first_id - 1, committed)})
+            read = feed.beyond(client, {partition: min(begin - 1, committed)})
         else:
-            read = between(client, partition, first_id, end)
+            read = between(client, partition, begin, end)
+        groups = Groups(client)
         async with aclosing(read):
             async for transaction in read:
-                if transaction.id < first_id or not filters.match(
+                first = await groups.first_of(transaction)
+                if transaction.id < begin or not filters.match(
                     transaction.header, transaction.request[0], transaction.payload
                 ):
                     continue
-                sink(transaction)
+                sink(transaction, first)
                 found += 1
                 if found == lines:
                     break
         if not found:
-            looked = f"ids {first_id} to {end}" if end >= first_id else "no ids"
+            looked = f"ids {begin} to {end}" if end >= begin else "no ids"
             typer.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
 
     _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
     return EXIT_OK
 
 
-async def _pour(read: AsyncGenerator[Transaction, None], sink: records.Sink) -> None:
+async def _pour(client: Client, read: AsyncGenerator[Transaction, None], sink: records.Sink) -> None:
+    from waltzctl.records.follow import Groups
+
+    groups = Groups(client)
     async with aclosing(read):
         async for transaction in read:
-            sink(transaction)
+            sink(transaction, await groups.first_of(transaction))
 
 
 def _until_stopped(work: Callable[[], None], *, is_endless: bool) -> None:
@@ -236,10 +289,18 @@ def _until_stopped(work: Callable[[], None], *, is_endless: bool) -> None:
 def append(
     *,
     partition: Partition,
-    text: Annotated[str | None, Argument(metavar="[TEXT]")] = None,
+    texts: Annotated[tuple[str, ...], Argument(metavar="[TEXT]…")] = (),
     file: Annotated[
         str | None, Option("--file", metavar="FILE", help="Take the payload from a file; `-` is standard input.")
     ] = None,
+    is_group: Annotated[
+        bool,
+        Option(
+            "--group",
+            help="Each TEXT, or each line of the file, is a transaction of one group: all are appended, in a row, or none. "
+            "It needs format 1.",
+        ),
+    ] = False,
     header: Annotated[
         int, Option("--header", min=HEADER_MIN, max=HEADER_MAX, metavar="N", help="The application's number for its kind.")
     ] = 0,
@@ -267,8 +328,8 @@ def append(
     reach: Meant,
     output: Output = "table",
 ) -> int:
-    """Append one transaction to PARTITION, and say its id. The log keeps it for ever, and applications that read the
-    partition will see it.
+    """Append one transaction to PARTITION, or a group of them, and say its id. The log keeps it for ever, and applications
+    that read the partition will see it.
 
     When a lock fails, nothing is appended, and the exit code is 4: the refusal names the lock, the reason and the id that
     stands against it. When the outcome is not known in time, the exit code is 6.
@@ -284,16 +345,19 @@ def append(
     from waltzctl.shell.safety import Danger, Plan
 
     wanted = [appending.lock_of(lock) for lock in locks]
-    payload = appending.payload_of(text, file)
+    payloads = appending.payloads_of(texts, file, is_group=is_group)
     # What was typed is meant; only a protected cluster wants its name.
-    step = f"append {len(payload):,} bytes with the header {header} to partition {partition}, for ever"
+    what = f"{len(payloads):,} transactions as one group, " if is_group else ""
+    step = f"append {what}{sum(map(len, payloads)):,} bytes with the header {header} to partition {partition}, for ever"
     plan = Plan(verb="txn append", subject=f"partition {partition}", steps=(step,), danger=Danger.NONE)
     asked = Asked(is_dry=False, yes=False, confirm=confirm, reason=None, override=None)
     if not agree(plan, asked, reach, output):
         return EXIT_OK
     done = with_client(
         reach,
-        lambda client: appending.submit(client, partition, payload, header=header, locks=wanted, mark=mark),
+        lambda client: appending.submit(
+            client, partition, payloads, header=header, locks=wanted, mark=mark, is_group=is_group
+        ),
         seconds=seconds,
         typed=partition,
         is_appending=True,

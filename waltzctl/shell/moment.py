@@ -7,6 +7,7 @@ what is relative is relative to the clock of this machine.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from waltzd.errors import BadArgument
@@ -17,6 +18,18 @@ _LENGTH = re.compile(r"([0-9]{1,6})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """From one moment to another, without that one; None where there is no bound."""
+
+    since: int | None
+    until: int | None
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.since is not None or self.until is not None
 
 
 def seconds(text: str) -> int | None:
@@ -50,9 +63,9 @@ def iso(time: int) -> str:
     return _spelled(time, 6)
 
 
-def shown(time: int) -> str:
-    """To the millisecond, as lines of logs."""
-    return _spelled(time, 3)
+def shown(time: int, *, is_narrow: bool = False) -> str:
+    """To the millisecond, as lines of logs, or only to the second."""
+    return _spelled(time, 0 if is_narrow else 3)
 
 
 def _spelled(time: int, digits: int) -> str:
@@ -60,4 +73,5 @@ def _spelled(time: int, digits: int) -> str:
         whole = _EPOCH + timedelta(microseconds=time)
     except OverflowError:  # of a clock that shows no time
         return str(time)
-    return f"{whole:%Y-%m-%dT%H:%M:%S}.{whole.microsecond // 10 ** (6 - digits):0{digits}d}Z"
+    fraction = f".{whole.microsecond // 10 ** (6 - digits):0{digits}d}" if digits else ""
+    return f"{whole:%Y-%m-%dT%H:%M:%S}{fraction}Z"

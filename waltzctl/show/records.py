@@ -16,6 +16,7 @@ import typer
 
 from waltzctl.records.comparison import Compared, Comparison, Verdict
 from waltzctl.records.decode import decoded, line
+from waltzctl.shell import moment
 from waltzctl.show.forms import JSON_VERSION, Column, Columns, Listing, Page, grid, objects, plain, put_json, stream
 from waltzctl.show.terminal import console, count, size
 from waltzd.errors import WaltzError
@@ -29,35 +30,57 @@ if TYPE_CHECKING:
     from waltzd.format.record import Record
     from waltzd.protocol.locks import Lock, LockExplanation
 
-Sink: TypeAlias = "Callable[[Transaction], None]"
+Sink: TypeAlias = "Callable[[Transaction, int], None]"
+"""Takes a transaction, and the first id of its group."""
 Form = Literal["table", "json", "csv", "raw"]
 TRANSACTIONS: Columns[dict[str, Any]] = tuple(
     Column(name)
-    for name in ("partition", "id", "header", "client", "generation", "sequence", "size", "payload_encoding", "payload")
+    for name in (
+        "partition", "id", "time", "time_us", "group", "header", "client", "generation", "sequence", "size",
+        "payload_encoding", "payload",
+    )
+)  # fmt: skip
+LOCKS: Columns[dict[str, Any]] = (
+    Column("locks", lambda row: [f"{one['mode']}:{one['lock']}" for one in row["locks"] or ()]),
 )
+NARROW = 100
+"""Below so many columns payloads need the room that milliseconds would take."""
 LEAD_BYTES = 16
 """So much of a payload is shown in front of what differs."""
 
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-def sink(output: str, decode: str, *, with_partition: bool = False) -> Sink:
+def sink(output: str, decode: str, *, with_partition: bool = False, with_locks: bool = False) -> Sink:
+    """`with_locks`: they were asked for."""
     if output == "raw":
-        return lambda transaction: typer.echo(transaction.payload, nl=False)
+        return lambda transaction, _group: typer.echo(transaction.payload, nl=False)
     if output == "table":
         return _Table(decode, with_partition=with_partition)
-    put_row = stream(TRANSACTIONS, output)
-    return lambda transaction: put_row(transaction_json(transaction, decode))
+    put_row = stream((*TRANSACTIONS, *(LOCKS if with_locks else ())), output)
+    return lambda transaction, group: put_row(transaction_json(transaction, group, decode, with_locks=with_locks))
 
 
-def transaction_json(transaction: Transaction, decode: str) -> dict[str, Any]:
+def transaction_json(
+    transaction: Transaction, group: int, decode: str = "auto", *, with_locks: bool = False
+) -> dict[str, Any]:
+    """What format 0 does not keep is null there."""
     found = decoded(transaction.payload, decode)
     client, generation, sequence = transaction.request
+    time = transaction.time_us
+    known = [{"mode": mode, "lock": lock} for mode, lock in spelled_locks(transaction)]
+    locks = {"locks": None if time is None else known} if with_locks else {}
     return {
-        "version": JSON_VERSION, "partition": transaction.partition, "id": transaction.id, "header": transaction.header,
-        "client": client, "generation": generation, "sequence": sequence, "size": transaction.length,
-        "payload_encoding": found.encoding, "payload": found.value,
+        "version": JSON_VERSION, "partition": transaction.partition, "id": transaction.id,
+        "time": None if time is None else moment.iso(time), "time_us": time, "group": group,
+        "header": transaction.header, "client": client, "generation": generation, "sequence": sequence,
+        "size": transaction.length, **locks, "payload_encoding": found.encoding, "payload": found.value,
     }  # fmt: skip
+
+
+def spelled_locks(transaction: Transaction) -> list[tuple[str, str]]:
+    """The mode and the 64 bits of each."""
+    return [(lock.mode.name.lower(), f"{lock.hash:016x}") for lock in transaction.locks or ()]
 
 
 class _Table:
@@ -65,20 +88,31 @@ class _Table:
         self._decode = decode
         self._with_partition = with_partition
         self._width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
-        self._is_begun = False
+        self._is_narrow = self._width < NARROW
+        self._with_time: bool | None = None
+        """Of the lines at the end of what was printed; None before the first one."""
 
-    def __call__(self, transaction: Transaction) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            typer.echo(self._start("partition", "id", "header", "client", "size") + "payload")
+    def __call__(self, transaction: Transaction, _group: int) -> None:
+        time = transaction.time_us
+        if self._with_time is not (time is not None):  # also where a log goes over to the format that keeps times
+            self._with_time = time is not None
+            typer.echo(self._start("partition", "id", "time", "header", "client", "size") + "payload")
         start = self._start(
-            transaction.partition, transaction.id, transaction.header, transaction.request[0], transaction.length
+            transaction.partition,
+            transaction.id,
+            "" if time is None else moment.shown(time, is_narrow=self._is_narrow),
+            transaction.header,
+            transaction.request[0],
+            transaction.length,
         )
         typer.echo((start + fitting(transaction.payload, self._decode, self._width - len(start))).rstrip())
+        for mode, lock in spelled_locks(transaction):
+            typer.echo(f"{' ' * 10 if self._with_partition else ''}{'':>10} {mode} {lock}")
 
-    def _start(self, partition: object, id: object, header: object, client: object, length: object) -> str:
+    def _start(self, partition: object, id: object, time: str, header: object, client: object, length: object) -> str:
         first = f"{partition:>9} " if self._with_partition else ""
-        return f"{first}{id:>10} {header:>6} {client:>7} {length:>8}  "
+        when = f"{time:<{20 if self._is_narrow else 24}} " if self._with_time else ""
+        return f"{first}{id:>10} {when}{header:>6} {client:>9} {length:>8}  "
 
 
 def fitting(payload: bytes, decode: str, width: int) -> str:
@@ -94,17 +128,38 @@ def submitted(found: Submitted, output: str) -> None:
     if output == "json":
         put_json(
             {
-                "result": found.result, "partition": found.partition, "id": found.id, "size": found.size,
+                "result": found.result, "partition": found.partition, "id": found.id, "count": found.count,
+                "size": found.size,
                 "client": found.client, "mark": found.mark, "reason": found.reason, "conflict_id": found.conflict_id,
                 "lock": found.lock, "milliseconds": round(1000 * found.seconds, 1),
             }
         )  # fmt: skip
-    elif found.id is not None:
-        said = f"committed: partition {found.partition}, id {found.id}"
+    elif found.id is not None and found.count is not None:
+        ids = f"id {found.id}" if found.count == 1 else f"ids {found.id} to {found.id + found.count - 1}"
+        said = f"committed: partition {found.partition}, {ids}"
         console().print(f"{said}  ({size(found.size)}, {1000 * found.seconds:.1f} ms)", soft_wrap=True)
 
 
 # -- locks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What the log says of the last mark of a lock."""
+
+    marker: Transaction | None = None
+    """The transaction that marked it last, where it was found."""
+    group: int | None = None
+    """The first id of its group."""
+    first_id: int = 0
+    """What was read backwards, to `last_id`; nothing was where that is below."""
+    last_id: int = -1
+    is_kept: bool = True
+    """False: in front of `first_id` the log is of format 0, which keeps no locks."""
+
+    @property
+    def has_read(self) -> bool:
+        return self.last_id >= 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +170,10 @@ class Explained:
     found: LockExplanation
     seen: int
     """The mark of the client that is asked about."""
-    marker: Transaction | None
-    """The transaction that marked the lock, where it is known and committed."""
+    looked: Looked
+    """What the log says."""
     trouble: WaltzError | None
-    """Why it could not be read."""
+    """Why the log could not be read."""
 
     @property
     def is_accepted(self) -> bool:
@@ -127,7 +182,8 @@ class Explained:
 
 def lock(told: Explained) -> Page:
     """The verdict first, then what it rests on."""
-    found, accepted = told.found, told.is_accepted
+    found, accepted, looked = told.found, told.is_accepted, told.looked
+    marker, group = looked.marker, looked.group
     document = {
         "partition": told.partition, "owner": told.owner, "session": found.session,
         "name": told.lock.name, "lock_id": told.lock.id, "mode": told.lock.mode.name.lower(),
@@ -136,13 +192,16 @@ def lock(told: Explained) -> Page:
         "lock_mark": found.mark, "is_exact": found.is_exact, "is_in_flight": found.is_in_flight,
         "high_water_mark": found.committed, "last_id": found.last_id, "low_mark": found.low_mark,
         "floor": found.floor, "locks": found.locks, "locks_max": found.locks_max,
-        "marked_by": None if told.marker is None else transaction_json(told.marker, "auto"),
+        "marked_by": None if marker is None or group is None else transaction_json(marker, group, with_locks=True),
+        "searched": {"first_id": looked.first_id, "last_id": looked.last_id} if looked.has_read else None,
         "error": plain(told.trouble),
     }  # fmt: skip
 
     def draw(out: Console) -> None:
         out.print(_lock_verdict(told), style="bold green" if accepted else "bold red", soft_wrap=True)
         out.print(_basis(told), soft_wrap=True)
+        if looked.has_read:
+            out.print(_search(looked), soft_wrap=True)
         floor = "since the log began" if found.floor < 0 else f"above id {found.floor:,}"
         rows = [
             ("lock", f"{told.lock.mode.name.lower()}:{told.lock.name}:{told.lock.id} = {found.lock:016x}"),
@@ -150,12 +209,13 @@ def lock(told: Explained) -> Page:
             ("high-water mark", f"{found.committed:,}; the last id that was given out is {found.last_id:,}"),
             ("lock table", f"{found.locks:,} of {found.locks_max:,} locks; knows every mark {floor}"),
         ]
-        if (marker := told.marker) is not None:
-            said = f"id {marker.id:,}: client {marker.request[0]}, header {marker.header}, {marker.length:,} bytes"
+        if marker is not None:
+            when = "" if marker.time_us is None else f"{moment.shown(marker.time_us)}, "
+            said = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.header}, {marker.length:,} bytes"
             payload = fitting(marker.payload, "auto", out.width - 24)
             rows += [("marked by", said), (f"payload ({decoded(marker.payload).encoding})", payload)]
         if (trouble := told.trouble) is not None:
-            rows.append(("marked by", f"id {found.mark:,}, which cannot be read: {trouble.code} {trouble.message}"))
+            rows.append(("the log", f"cannot be read at id {found.mark:,}: {trouble.code} {trouble.message}"))
         for name, value in rows:
             out.print(f"  {name:<16} {value}", soft_wrap=True)
 
@@ -189,6 +249,17 @@ def _basis(told: Explained) -> str:
         "marked, or not: this is an estimate, because a new owner begins with an empty table.",
     }[found.reason]
     return said + (" An append lock is never compared." if told.lock.mode is Mode.APPEND else "")
+
+
+def _search(looked: Looked) -> str:
+    """What became of reading backwards."""
+    if looked.marker is not None:
+        return f"The log says: transaction {looked.marker.id:,} marked it last."
+    kept = "" if looked.is_kept else f"; below id {looked.first_id:,} it is of format 0, which keeps no locks"
+    if looked.first_id > looked.last_id:
+        return f"The log cannot say more{kept}."
+    further = "; `--search` reads further back" if looked.is_kept and looked.first_id else kept
+    return f"The log says: no transaction from id {looked.first_id:,} to {looked.last_id:,} marked it{further}."
 
 
 # -- replicas, side by side --------------------------------------------------------------------------------------------
