@@ -53,6 +53,7 @@ def test_what_is_older_than_the_epoch_is_refused() -> None:
 def test_what_is_shown_is_understood_again(time: int) -> None:
     assert microseconds(iso(time), NOW, "--since") == time
     assert microseconds(shown(time), NOW, "--since") == time // 1000 * 1000
+    assert microseconds(shown(time, is_narrow=True), NOW, "--since") == time // 1_000_000 * 1_000_000
     assert datetime.fromisoformat(iso(time)) == EPOCH + timedelta(microseconds=time)
 
 
