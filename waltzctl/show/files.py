@@ -271,7 +271,8 @@ def rebuilding(done: Rebuild, *, seconds: float) -> Page:
         for built in done.built:
             if built.state is State.REBUILT:
                 said = f"rebuilt  {built.path}: {count(built.records, 'record')}"
-                out.print(said + (f", {count(built.left_out, 'id')} left out" if built.left_out else ""), soft_wrap=True)
+                said += f", {count(built.left_out, 'id')} left out" if built.left_out else ""
+                out.print(said + (", from its footer" if built.is_from_footer else ""), soft_wrap=True)
             if built.torn_bytes:
                 said = (
                     f"{built.data_path}: a torn tail of {count(built.torn_bytes, 'byte')} stands behind the last record; "
@@ -295,6 +296,7 @@ def rebuilding(done: Rebuild, *, seconds: float) -> Page:
             Column("state", lambda built: built.state.value.replace(" ", "-")),
             Column("records", lambda built: built.records, is_right=True),
             Column("left out", lambda built: built.left_out, is_right=True),
+            Column("made from", lambda built: "footer" if built.is_from_footer else "records", is_wide=True),
             Column("torn bytes", lambda built: built.torn_bytes, is_right=True),
             Column("", lambda built: [finding.as_dict() for finding in built.findings], json="findings"),
         ),

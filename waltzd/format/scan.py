@@ -244,7 +244,8 @@ def next_sound(file: File, *, offset: int, end: int, low_id: int, high_id: int) 
     return None
 
 
-def _sound_record_at(file: File, offset: int, end: int, id_: int) -> bool:
+def is_sound_record(file: File, offset: int, end: int, id_: int) -> bool:
+    """Whether the record `id_` of format 0 starts there."""
     head = file.read(offset, HEAD_BYTES) if 0 <= offset <= end - OVERHEAD_BYTES else b""
     if len(head) < HEAD_BYTES:
         return False
@@ -258,12 +259,12 @@ def _behind(file: File, index: File | None, first_id: int, stop: Stop, end: int,
     if index is not None:
         for number, offset in enumerate(read_index(index, stop.next_id - first_id, _HINTS_BEHIND).tolist()):
             id_ = stop.next_id + number
-            if offset > stop.offset and id_ <= high_id and _sound_record_at(file, offset, end, id_):
+            if offset > stop.offset and id_ <= high_id and is_sound_record(file, offset, end, id_):
                 return Stop(offset, id_)
     head = file.read(stop.offset, HEAD_BYTES)
     if len(head) == HEAD_BYTES and (length := id_and_length(head)[1]) >= 0:
         offset, id_ = stop.offset + OVERHEAD_BYTES + length, stop.next_id + 1
-        if id_ <= high_id and _sound_record_at(file, offset, end, id_):
+        if id_ <= high_id and is_sound_record(file, offset, end, id_):
             return Stop(offset, id_)
     return next_sound(file, offset=stop.offset + 1, end=end, low_id=stop.next_id, high_id=high_id)
 

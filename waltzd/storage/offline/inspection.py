@@ -53,7 +53,7 @@ from waltzd.format.record import (
     id_and_length,
     trailers,
 )  # fmt: skip
-from waltzd.format.scan import Survey, Tail, judge_tail, survey
+from waltzd.format.scan import Survey, Tail, is_sound_record, judge_tail, survey
 
 TOGETHER = 4096
 """So many records are looked at together: what is done for each run costs about the same for one record and for a
@@ -243,12 +243,15 @@ class _Inspection:
         self._report.findings += findings
         if header is None:
             return None
-        self._version = header.version
-        if not misplaced(findings):
+        self._version = _version(file, header)
+        if self._version != header.version:
+            detail = f"the header says format {header.version}, and what stands behind it is of format {self._version}"
+            self._find(Code.DAMAGED_HEADER, detail, first_byte=0, last_byte=3)
+        elif not misplaced(findings):
             self._report.header = header
         if self._partition is None:
             self._partition = header.partition
-        if _first_id(file, header.version) == header.first_id:  # the first record decides between name and header
+        if _first_id(file, self._version) == header.first_id:  # the first record decides between name and header
             return header.first_id
         return task.first_id
 
@@ -266,8 +269,12 @@ class _Inspection:
             return
         self._index = index
         raw = index.read(0, HEADER_BYTES)
-        for finding in self._read_header(raw, self._index_path)[1]:
+        header, findings = self._read_header(raw, self._index_path)
+        for finding in findings:
             self._report.findings.append(replace(finding, code=Code.DAMAGED_INDEX))
+        if header is not None and self._report.header is not None and header.version != self._version:
+            detail = f"the header says format {header.version}, that of the segment {self._version}"
+            self._find(Code.DAMAGED_INDEX, detail, in_index=True, first_byte=0, last_byte=3)
         if len(raw) < HEADER_BYTES:  # there are no entries to say more about
             index.close()
             self._index = None
@@ -501,6 +508,15 @@ class _Inspection:
             "hash": self._hash is None or footer.digest == self._hash.digest(),
         }
         return [word for word, is_right in right.items() if not is_right]
+
+
+def _version(file: File, header: FileHeader) -> int:
+    """What the header says, unless the first bytes behind it prove the other format."""
+    if Head.decode(file.read(HEADER_BYTES, BATCH_HEAD_BYTES)) is not None:
+        return BATCHES
+    raw = file.read(HEADER_BYTES, HEAD_BYTES)
+    is_record = len(raw) == HEAD_BYTES and is_sound_record(file, HEADER_BYTES, file.size(), header.first_id)
+    return VERSION if is_record else header.version
 
 
 def _first_id(file: File, version: int) -> int | None:

@@ -5,6 +5,10 @@ a process that is killed leaves the old index or the new one. Workers only write
 of the directory puts things in their place. Only sound records get an entry. Damage refuses the segment unless its ids may
 be left out: an index that silently skips records would hide that they are lost.
 
+A footer says where the batches of a sealed segment are, so an index follows from it, from the heads and from the lengths
+of the records. Their checksums are not computed then: nothing is left out, and a reader finds a damaged record by itself.
+Where footer, heads and lengths do not agree, the segment is read as one without a footer.
+
 Finished segments are noted in a journal, so that a killed rebuild goes on where it was: one line a note, with its own
 checksum, appended and flushed. A note was true when it was written, so it counts only while the files are still as it says.
 """
@@ -19,12 +23,24 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.disk.seam import Disk, File, join, read_whole
+from waltzd.disk.seam import Disk, File, join, opened, read_whole
 from waltzd.errors import PathMissing, ReadFailed, WaltzError
 from waltzd.format.finding import INDEX_CODES, Code, Finding
-from waltzd.format.index import IndexWriter, install_index
-from waltzd.format.layout import CONTROL_NAME, JOURNAL_NAME, NEW_SUFFIX, index_name, segment_name
-from waltzd.format.scan import survey
+from waltzd.format.footer import Footer
+from waltzd.format.index import IndexChecker, IndexWriter, install_index
+from waltzd.format.layout import (
+    BATCHES,
+    CONTROL_NAME,
+    HEADER_BYTES,
+    JOURNAL_NAME,
+    NEW_SUFFIX,
+    FileHeader,
+    index_name,
+    index_offset,
+    read_header,
+    segment_name,
+)
+from waltzd.format.scan import follow_footer, read_footer, survey
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
 from waltzd.storage.offline.verify import OnProgress, Report, Target, plans, wanted_targets
 from waltzd.storage.offline.workers import run
@@ -115,6 +131,8 @@ class Built:
     index_bytes: int = 0
     index_crc: int = 0
     torn_bytes: int = 0
+    is_from_footer: bool = False
+    """The records were not checked."""
     findings: tuple[Finding, ...] = ()
     """The damage that is in the way."""
 
@@ -129,6 +147,9 @@ class Built:
 
 def build_index(disk: Disk, task: IndexTask) -> Built:
     """Unless the index is right already, a new one is sealed beside the old one."""
+    built = _build_from_footer(disk, task)
+    if built is not None:
+        return built
     report = inspect_segment(disk, task)
     damage = [finding for finding in report.findings if finding.is_damage]
     if report.header is None or report.next_id is None or any(finding.code in _HOPELESS for finding in damage):
@@ -158,6 +179,58 @@ def build_index(disk: Disk, task: IndexTask) -> Built:
         built, path = replace(built, state=State.REBUILT), path + NEW_SUFFIX
     size, crc = sum_of(disk, path)
     return replace(built, index_bytes=size, index_crc=crc)
+
+
+def _build_from_footer(disk: Disk, task: IndexTask) -> Built | None:
+    """None where the data has to tell."""
+    data = opened(disk, join(task.directory, segment_name(task.first_id)))
+    if data is None:
+        return None
+    try:
+        with closing(data):
+            raw = data.read(0, HEADER_BYTES)
+            header, findings = read_header(raw, data.path, task.key, task.partition, task.first_id)
+            footer = read_footer(data) if header is not None and header.version == BATCHES and not findings else None
+            if header is None or footer is None or footer.first_id != task.first_id:
+                return None
+            if task.next_first_id not in (None, footer.last_id + 1):
+                return None
+            built = Built(
+                directory=task.directory, first_id=task.first_id, state=State.RIGHT, records=footer.records,
+                data_bytes=data.size(), is_from_footer=True,
+            )  # fmt: skip
+            is_right = _is_index_of(disk, built.path, header, data, footer)
+            if is_right is None:
+                return None
+            if not is_right:
+                writer = IndexWriter(disk, task.directory, replace(header, created_ms=disk.now_ms()))
+                try:
+                    if not follow_footer(data, footer, writer.add):
+                        writer.abandon()
+                        return None
+                    writer.seal(footer.last_id + 1)
+                except BaseException:
+                    writer.abandon()
+                    raise
+    except ReadFailed:
+        return None
+    size, crc = sum_of(disk, built.path + ("" if is_right else NEW_SUFFIX))
+    return replace(built, state=State.RIGHT if is_right else State.REBUILT, index_bytes=size, index_crc=crc)
+
+
+def _is_index_of(disk: Disk, path: str, header: FileHeader, data: File, footer: Footer) -> bool | None:
+    """Whether the index is what the footer says; None where the footer contradicts its segment."""
+    index = opened(disk, path)
+    if index is None:
+        return False
+    with closing(index):
+        raw = index.read(0, HEADER_BYTES)
+        if read_header(raw, path, header.key, header.partition, header.first_id)[1]:
+            return False
+        if index.size() != index_offset(footer.records) or FileHeader.decode(raw, path).version != header.version:
+            return False
+        checker = IndexChecker(index, header.first_id)
+        return checker.is_right if follow_footer(data, footer, checker.add) else None
 
 
 _HOPELESS = (Code.UNREADABLE, Code.NOT_A_FILE)
@@ -197,7 +270,10 @@ def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> Non
     with closing(disk.open(join(task.directory, segment_name(task.first_id)))) as data:
         writer = IndexWriter(disk, task.directory, replace(report.header, created_ms=disk.now_ms()))
         try:
-            survey(data, first_id=task.first_id, end=report.bytes, id_limit=task.next_first_id, on_run=writer.add)
+            survey(
+                data, first_id=task.first_id, end=report.bytes, version=report.header.version,
+                id_limit=task.next_first_id, on_run=writer.add,
+            )  # fmt: skip
             writer.seal(ends)
         except BaseException:
             writer.abandon()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from waltzd.disk.seam import Disk, File, join, opened
 from waltzd.errors import (
@@ -37,8 +37,12 @@ from waltzd.errors import (
     UnknownVersion,
     WaltzError,
 )
+from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
+from waltzd.format.batch import Batch, End, Head
+from waltzd.format.footer import NO_HASH, Footer, FooterBuilder
 from waltzd.format.index import IndexChecker, IndexWriter
 from waltzd.format.layout import (
+    BATCHES,
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
@@ -59,7 +63,7 @@ from waltzd.format.layout import (
     segment_name,
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run
-from waltzd.format.scan import scan
+from waltzd.format.scan import Stop, footer_at, scan
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
 from waltzd.storage.offline.verify import is_held
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity
@@ -136,21 +140,30 @@ def copy(disk: Disk, origin: Origin, header: ControlHeader, build: str, on_bytes
     if not disk.exists(build):
         disk.make_directory(build)
     _clear(disk, origin, build)
-    next_id, done = 0, 0
+    next_id, done, front = 0, 0, Front()
     for position, first_id in enumerate(origin.first_ids):
         following = origin.first_ids[position + 1] if position + 1 < len(origin.first_ids) else None
         last_id = origin.certain if following is None else following - 1
         expected = FileHeader(created_ms=0, key=header.key, partition=origin.partition, first_id=first_id)
         done += 1
-        if following is not None and _is_whole(disk, build, expected, following, on_bytes):
-            next_id = following
+        if following is not None and (behind := _whole(disk, build, expected, following, front, on_bytes)) is not None:
+            next_id, front = following, behind
             continue
-        next_id = _copy_segment(disk, origin, expected, build, last_id, on_bytes)
+        next_id, behind = _copy_segment(disk, origin, expected, build, last_id, front, on_bytes)
         if next_id <= last_id:  # it ends early
             if next_id <= origin.required:
-                raise _explained(disk, origin, expected, following, next_id)
+                raise _explained(disk, origin, expected, following, next_id, front)
             break
+        front = behind
     return next_id - 1, origin.first_ids[done - 1], done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The end of the segment in front, to which the next one has to fit: nothing in format 0, and before the first one."""
+
+    end: End = field(default_factory=End)
+    footer_hash: bytes = NO_HASH
 
 
 def _clear(disk: Disk, origin: Origin, build: str) -> None:
@@ -161,15 +174,15 @@ def _clear(disk: Disk, origin: Origin, build: str) -> None:
             disk.remove(join(build, name))
 
 
-def _is_whole(disk: Disk, build: str, expected: FileHeader, following: int, on_bytes: OnBytes) -> bool:
-    """An earlier attempt has finished this segment: the index took its name last."""
+def _whole(disk: Disk, build: str, expected: FileHeader, following: int, front: Front, on_bytes: OnBytes) -> Front | None:
+    """Its end, where an earlier attempt has finished this segment: the index took its name last."""
     data, index = (opened(disk, join(build, name(expected.first_id))) for name in (segment_name, index_name))
     try:
         if data is None or index is None or data.size() < HEADER_BYTES:
-            return False
-        header_of(data, expected)
+            return None
+        header = header_of(data, expected)
         if index.read(0, HEADER_BYTES) != data.read(0, HEADER_BYTES):
-            return False
+            return None
         checker = IndexChecker(index, expected.first_id)
         stop = scan(
             data,
@@ -177,24 +190,35 @@ def _is_whole(disk: Disk, build: str, expected: FileHeader, following: int, on_b
             next_id=expected.first_id,
             offset=HEADER_BYTES,
             end=data.size(),
+            version=header.version,
+            before=front.end,
             index=index,
             on_run=checker.add,
         )
-        is_whole = (stop.next_id, stop.offset) == (following, data.size()) and checker.is_right
-        if is_whole and index.size() == index_offset(following - expected.first_id):
+        footer = footer_at(data, stop.offset, data.size()) if stop.is_sealed else None
+        is_at_end = stop.offset == data.size() if not stop.is_sealed else footer is not None
+        is_whole = stop.next_id == following and is_at_end and checker.is_right
+        is_chain = footer is None or footer.before == front.footer_hash
+        if is_whole and is_chain and index.size() == index_offset(following - expected.first_id):
             on_bytes(data.size())
-            return True
-        return False
+            return _front(stop, footer)
+        return None
     except UNUSABLE:  # a header that a crash left half written
-        return False
+        return None
     finally:
         for file in (data, index):
             if file is not None:
                 file.close()
 
 
-def _copy_segment(disk: Disk, origin: Origin, expected: FileHeader, build: str, last_id: int, on_bytes: OnBytes) -> int:
-    """Copy its sound records up to `last_id`, with a new index; returns the id behind them."""
+def _front(stop: Stop, footer: Footer | None) -> Front:
+    return Front(end=stop.end_of_log or End(), footer_hash=NO_HASH if footer is None else footer.hash)
+
+
+def _copy_segment(
+    disk: Disk, origin: Origin, expected: FileHeader, build: str, last_id: int, front: Front, on_bytes: OnBytes
+) -> tuple[int, Front]:
+    """Copy its sound records up to `last_id`, with a new index; returns the id behind them, and the new end."""
     path = join(origin.directory, segment_name(expected.first_id))
     try:
         data = disk.open(path)
@@ -203,7 +227,8 @@ def _copy_segment(disk: Disk, origin: Origin, expected: FileHeader, build: str, 
     hint = opened(disk, join(origin.directory, index_name(expected.first_id)))
     try:
         header = header_of(data, expected)
-        return _copy_records(disk, data, hint, header, build, last_id, on_bytes)
+        copying = _copy_batches if header.version == BATCHES else _copy_records
+        return copying(disk, origin, data, hint, header, build, last_id, front, on_bytes)
     except (ReadFailed, HeaderDamaged, UnknownVersion, ForeignCluster) as error:
         raise origin.damaged(error.message) from error
     finally:
@@ -213,8 +238,9 @@ def _copy_segment(disk: Disk, origin: Origin, expected: FileHeader, build: str, 
 
 
 def _copy_records(
-    disk: Disk, data: File, hint: File | None, header: FileHeader, build: str, last_id: int, on_bytes: OnBytes
-) -> int:
+    disk: Disk, origin: Origin, data: File, hint: File | None, header: FileHeader, build: str, last_id: int, front: Front,
+    on_bytes: OnBytes,
+) -> tuple[int, Front]:  # fmt: skip
     with closing(disk.create(join(build, segment_name(header.first_id)))) as out:
         out.write(0, header.encode())  # without damage in the part of it that means nothing
         index = IndexWriter(disk, build, header)
@@ -238,10 +264,59 @@ def _copy_records(
         next_id = min(stop.next_id, last_id + 1)
         out.flush()
         index.finish(next_id)
-    return next_id
+    return next_id, Front()
 
 
-def _explained(disk: Disk, origin: Origin, expected: FileHeader, following: int | None, next_id: int) -> SourceDamaged:
+def _copy_batches(
+    disk: Disk, origin: Origin, data: File, hint: File | None, header: FileHeader, build: str, last_id: int, front: Front,
+    on_bytes: OnBytes,
+) -> tuple[int, Front]:  # fmt: skip
+    """Whole ones, and the footer: that of the source, which must be the one that follows from the batches, or where it has
+    none, this one."""
+    first = Head.decode(data.read(HEADER_BYTES, BATCH_HEAD_BYTES))
+    raw = (header if first is None else replace(header, created_ms=first.time // 1000)).encode()
+    builder = FooterBuilder(raw)
+    next_id, taken = header.first_id, front.end
+    with closing(disk.create(join(build, segment_name(header.first_id)))) as out:
+        out.write(0, raw)
+        index = IndexWriter(disk, build, header)
+
+        def take(offset: int, batch: Batch) -> None:
+            nonlocal next_id, taken
+            on_bytes(batch.size)
+            if batch.last_id <= last_id:
+                out.write_many(offset, batch.pieces)
+                index.add(offset + batch.head.lead, batch.run)
+                builder.add(batch.head, batch.pieces)
+                next_id, taken = batch.last_id + 1, batch.end(taken)
+
+        stop = scan(
+            data,
+            segment_first_id=header.first_id,
+            next_id=header.first_id,
+            offset=HEADER_BYTES,
+            end=data.size(),
+            version=header.version,
+            before=front.end,
+            index=hint,
+            on_batch=take,
+        )
+        footer = None
+        if stop.is_sealed and next_id == stop.next_id:
+            footer = builder.footer(front.footer_hash)
+            found = footer_at(data, stop.offset, data.size())
+            if found is not None and found.encode() != footer.encode():
+                index.abandon()
+                raise origin.damaged(f"{data.path}: its footer is sound, and not that of its batches")
+            out.write(stop.offset, footer.encode())
+        out.flush()
+        index.finish(next_id)
+    return next_id, Front(end=taken, footer_hash=NO_HASH if footer is None else footer.hash)
+
+
+def _explained(
+    disk: Disk, origin: Origin, expected: FileHeader, following: int | None, next_id: int, front: Front
+) -> SourceDamaged:
     """By ids and bytes, as `verify-segments` would say it."""
     task = SegmentTask(
         directory=origin.directory,
@@ -250,6 +325,7 @@ def _explained(disk: Disk, origin: Origin, expected: FileHeader, following: int 
         key=expected.key,
         next_first_id=following,
         floor=origin.required,
+        before=front.end,
     )
     findings = [finding for finding in inspect_segment(disk, task).findings if finding.is_damage]
     if findings:

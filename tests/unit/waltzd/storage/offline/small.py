@@ -58,12 +58,12 @@ def put_promise(disk: SimDisk, promise: Promise) -> None:
     put(disk, join("s/0", PROMISE_NAME), replace(promise, sequence=0).encode().ljust(PROMISE_BYTES, b"\0"))
 
 
-def storage(*, with_ours: bool = True, local_low_mark: int = 5) -> SimDisk:
+def storage(*, with_ours: bool = True, low_mark: int = 5, local_low_mark: int = 5) -> SimDisk:
     disk = SimDisk(seed=1)
     disk.make_directory("s")
     disk.make_directory("s/0")
     control = ControlHeader(created_ms=99, key=KEY, partitions=2)
-    one = ControlStruct(session=4, low_mark=5, local_low_mark=local_low_mark, flags=5, sequence=2)
+    one = ControlStruct(session=4, low_mark=low_mark, local_low_mark=local_low_mark, flags=5, sequence=2)
     blank = initial_structs()
     body = b"\0\0\0\0" + replace(one, session=3, sequence=1).encode() + one.encode()
     body += b"\0\0\0\1" + blank[0].encode() + blank[1].encode()

@@ -14,7 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.waltzd.storage.offline.small import IDX0, IDX3, IDX6, KEY, SEG0, SEG3, SEG6, storage
+from tests.unit.waltzd.storage.offline.small import (
+    IDX0,
+    IDX3,
+    IDX6,
+    IDX9,
+    KEY,
+    MIXED_STARTS,
+    SEG0,
+    SEG3,
+    SEG6,
+    SEG9,
+    mixed,
+    storage,
+)
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
@@ -73,6 +86,61 @@ def test_what_is_built_is_what_the_original_had_written(original: Path, tmp_path
     assert {path: path.read_bytes() for path in copy.glob("*/*.seg")} == segments
     assert not list(copy.rglob(f"*{NEW_SUFFIX}"))
     assert not (copy / JOURNAL_NAME).exists()
+
+
+# -- format 1 ----------------------------------------------------------------------------------------------------------
+
+SMALL_INDEXES = (IDX0, IDX3, IDX6, IDX9)
+MIXED_RIGHT = {path: body(mixed(), path) for path in SMALL_INDEXES}
+
+
+@pytest.mark.parametrize("harm", ["removed", "wrong", "short", "of format 0"])
+def test_an_index_of_batches_follows_from_the_footer_where_there_is_one(harm: str) -> None:
+    disk = mixed()
+    for path in SMALL_INDEXES[1:]:
+        if harm == "removed":
+            disk.remove(path)
+        elif harm == "wrong":
+            disk.corrupt(path, 130, b"\x77")
+        elif harm == "short":
+            disk.open(path, write=True).truncate(140)
+        else:
+            disk.corrupt(path, 3, b"\0")
+    done = rebuild(disk, TARGET)
+    assert [built.first_id for built in done.built] == MIXED_STARTS
+    assert states(done) == [State.RIGHT, State.REBUILT, State.REBUILT, State.REBUILT]
+    assert [built.is_from_footer for built in done.built] == [False, True, True, False]
+    assert {path: body(disk, path) for path in SMALL_INDEXES} == MIXED_RIGHT
+    assert clean(disk)
+    assert states(rebuild(disk, TARGET)) == [State.RIGHT] * 4
+
+
+def test_a_footer_that_is_wrong_is_not_followed() -> None:
+    disk = mixed()
+    disk.remove(IDX3)
+    disk.remove(IDX6)
+    disk.corrupt(SEG3, len(disk.content(SEG3)) - 1, b"!")
+    disk.corrupt(SEG6, 150, b"!")  # a head
+    done = rebuild(disk, TARGET)
+    assert states(done) == [State.RIGHT, State.REBUILT, State.REFUSED, State.RIGHT]
+    assert [built.is_from_footer for built in done.built] == [False] * 4
+    assert body(disk, IDX3) == MIXED_RIGHT[IDX3]
+    left_out = rebuild(disk, TARGET, left_out=[(6, 6)])
+    assert states(left_out) == [State.RIGHT, State.RIGHT, State.REBUILT, State.RIGHT]
+    assert bytes(disk.content(IDX6))[128:136] == bytes(8)
+
+
+def test_damaged_records_behind_a_footer_keep_their_entries() -> None:
+    """The lengths are as the heads say; a reader finds the damage by the checksum."""
+    disk = mixed()
+    disk.remove(IDX6)
+    content = bytes(disk.content(SEG6))
+    disk.corrupt(SEG6, content.index(b"last"), b"LAST")
+    before = bytes(disk.content(SEG9))
+    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REBUILT, State.RIGHT]
+    assert body(disk, IDX6) == MIXED_RIGHT[IDX6]
+    assert [finding.code for finding in verify(disk, TARGET, Options()).findings] == [Code.DAMAGED_RECORD]
+    assert bytes(disk.content(SEG9)) == before
 
 
 # -- wrong, missing and right indexes ----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tests.unit.waltzd.storage.offline.small import (
     MIXED_LOCKS,
     MIXED_PAYLOADS,
     MIXED_PROMISE,
+    SEG0,
     SEG3,
     SEG6,
     SEG9,
@@ -27,7 +28,7 @@ from tests.unit.waltzd.storage.offline.small import (
 )
 from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import End
-from waltzd.format.finding import FOOTER_CODES, Code, Finding
+from waltzd.format.finding import FOOTER_CODES, INDEX_CODES, Code, Finding
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.storage.offline.verify import Options, Target, verify, verify_partition
 
@@ -163,6 +164,9 @@ STORIES: list[tuple[str, Callable[[SimDisk], None], list[Code]]] = [
     ("the first batch behind format 0 names one", _other_batch(0), [Code.BROKEN_CHAIN]),
     ("time that falls within a segment", _times(5, 4, 6, 7, 8, 9), [Code.BROKEN_CHAIN]),
     ("time that falls between segments", _times(5, 6, 4, 7, 8, 9), [Code.BROKEN_CHAIN]),
+    ("a header of format 0 in front of batches", lambda disk: disk.corrupt(SEG6, 3, b"\0"), [Code.DAMAGED_HEADER]),
+    ("a header of format 1 in front of records", lambda disk: disk.corrupt(SEG0, 3, b"\1"), [Code.DAMAGED_HEADER]),
+    ("an index of format 0", lambda disk: disk.corrupt(IDX6, 3, b"\0"), [Code.DAMAGED_INDEX]),
     ("another creation time", _creation_time, [Code.DAMAGED_HEADER]),
     ("an index entry with another batch", lambda disk: disk.corrupt(IDX3, 130, b"\\1"), [Code.WRONG_INDEX_ENTRY]),
     ("a segment in the middle gone", _remove_middle, [Code.SEGMENT_GAP]),
@@ -176,6 +180,5 @@ def test_each_kind_of_damage_has_its_code(damage: Callable[[SimDisk], None], exp
     findings = found(disk)
     assert [finding.code for finding in findings] == expected, [finding.sentence() for finding in findings]
     assert all(
-        finding.is_damage == (finding.code not in FOOTER_CODES | {Code.TORN_TAIL, Code.WRONG_INDEX_ENTRY})
-        for finding in findings
+        finding.is_damage == (finding.code not in FOOTER_CODES | INDEX_CODES | {Code.TORN_TAIL}) for finding in findings
     )
