@@ -5,6 +5,9 @@ of the disk, cuts its power (or kills only the process), opens the copy and comp
 of records: everything acknowledged is there, nothing that was not sent is there, the marks are ones that were said, every
 index is right, and writing goes on. The copy's own opening is crashed again now and then.
 
+In format 1 the model is a list of batches besides: a log ends with a whole one, and after each start every file is the one
+that any other replica has, its footer included.
+
 Run many seeds with `./dev crash-test --workloads 5000`.
 """
 
@@ -14,13 +17,20 @@ import argparse
 import random
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import get_context
 from uuid import UUID
 
+import numpy as np
+
+from tests.batches import segments_of
+from tests.simulation.batch_log import BatchLog
+from tests.simulation.sample import records_of
 from waltzd.disk.simulated import Loss, SimDisk
+from waltzd.format.batch import Batch
 from waltzd.format.index import IndexChecker
-from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries
+from waltzd.format.layout import HEADER_BYTES, FileHeader, index_entries, segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.format.scan import survey
 from waltzd.storage.replica.directory import Directory
@@ -81,7 +91,8 @@ def check_indexes(disk: SimDisk, partition: Partition) -> None:
         data = disk.open(f"{partition.directory}/{entry.name}")
         index = disk.open(f"{partition.directory}/{entry.name[:-4]}.idx")
         checker = IndexChecker(index, first_id)
-        found = survey(data, first_id=first_id, end=data.size(), offset=HEADER_BYTES, on_run=checker.add)
+        version = FileHeader.decode(data.read(0, HEADER_BYTES), data.path).version
+        found = survey(data, first_id=first_id, end=data.size(), version=version, on_run=checker.add)
         assert checker.is_right, f"{entry.name}: wrong index entry"
         assert found.tail_bytes == 0, f"{entry.name}: bytes left at the end"
         if not found.gaps:
@@ -209,11 +220,19 @@ class CrashRun:
         floor = max(status.low_mark, partition.committed)
         if floor < len(model.acked) - 1:
             mark = self.random.randrange(floor, len(model.acked))
-            model.cut_to = mark
+            model.cut_to = self.lands_on(number, mark)
             partition.truncate(model.promised, mark)
-            model.cut_to = None
-            del model.acked[mark + 1 :]
-            model.sent = list(model.acked)
+            self.cut(number, model.cut_to)
+
+    def lands_on(self, number: int, mark: int) -> int:
+        """Where a cut above `mark` ends."""
+        return mark
+
+    def cut(self, number: int, mark: int) -> None:
+        model = self.models[number]
+        model.cut_to = None
+        del model.acked[mark + 1 :]
+        model.sent = list(model.acked)
 
     def restart(self, *, clean: bool) -> None:
         if clean:
@@ -294,7 +313,11 @@ class CrashRun:
         assert status.committed <= len(model.acked) - 1
         if not status.findings:
             check_indexes(disk, partition)
+            self.check_files(disk, partition)
         self.go_on(partition, sound_to)
+
+    def check_files(self, disk: SimDisk, partition: Partition) -> None:
+        """Other replicas of format 0 begin their segments elsewhere."""
 
     def go_on(self, partition: Partition, sound_to: int) -> None:
         """The next owner cuts what is doubtful and writes."""
@@ -307,8 +330,109 @@ class CrashRun:
         assert partition.read_examined(sound_to + 1, sound_to + 1, 100).data == run.data
 
 
-def run_seed(seed: int, *, operations: int = 14, every: int = 1) -> Report:
-    return CrashRun(seed, every=every).run(operations)
+class BatchCrashRun(CrashRun):
+    """The same in format 1. A replica may begin in format 0 and go over."""
+
+    def __init__(self, seed: int, *, every: int = 1) -> None:
+        super().__init__(seed, every=every)
+        self.logs: dict[int, BatchLog] = {}
+        """What is acknowledged."""
+        self.sending: list[Batch] = []
+        """By the call under way."""
+
+    def create(self, number: int) -> None:
+        self.logs[number] = BatchLog(self.random, segment_bytes_max=self.random.choice([300, 2000, 8000]), partition=number)
+        super().create(number)
+
+    def make_batches(self, number: int) -> list[Batch]:
+        self.sending = self.logs[number].draw(self.random.randrange(1, 4))
+        for batch in self.sending:
+            self.models[number].sent += records_of(batch.run)
+        return self.sending
+
+    def took(self, number: int) -> None:
+        model, log = self.models[number], self.logs[number]
+        log.batches, self.sending = [*log.batches, *self.sending], []
+        model.acked = list(model.sent)
+
+    def append(self, number: int) -> None:
+        model, partition, log = self.models[number], self.directory.partition(number), self.logs[number]
+        committed = self.random.choice(log.marks())
+        if not log.batches and self.random.random() < 0.3:
+            runs = self.make_runs(len(model.acked))
+            model.sent += [record for run in runs for record in records_of(run)]
+            partition.append(model.promised, runs, committed)
+            log.first += runs
+            self.took(number)
+        else:
+            new = self.make_batches(number)
+            assert partition.append(model.promised, new, committed) == new[-1].last_id
+            self.took(number)
+        model.committed = max(model.committed, partition.committed)
+
+    def install(self, number: int) -> None:
+        """Behind a segment that is full, or of format 0."""
+        model, partition, log = self.models[number], self.directory.partition(number), self.logs[number]
+        if log.end is not None and log.end.segment_bytes:
+            self.append(number)
+            return
+        new = segments_of(self.make_batches(number))[0]
+        self.sending = new
+        model.sent = model.acked + [record for batch in new for record in records_of(batch.run)]
+        content = BatchLog(self.random, partition=number, batches=[*log.batches, *new]).files(KEY)
+        installation = partition.begin_installation(model.promised, new[0].first_id, 0)
+        installation.write(content[segment_name(new[0].first_id)])
+        installation.prove()
+        assert partition.install(model.promised, installation).last_id == new[-1].last_id
+        installation.abandon()
+        self.took(number)
+
+    def send_again(self, number: int) -> None:
+        model, partition, log = self.models[number], self.directory.partition(number), self.logs[number]
+        if log.batches:
+            again = log.batches[self.random.randrange(len(log.batches)) :][:2]
+            assert partition.append(model.promised, again, -1) == log.last_id
+
+    def lands_on(self, number: int, mark: int) -> int:
+        return self.logs[number].lands_on(mark)
+
+    def cut(self, number: int, mark: int) -> None:
+        super().cut(number, mark)
+        self.logs[number].cut(mark)
+
+    def check_files(self, disk: SimDisk, partition: Partition) -> None:
+        log = self.log_of(partition)
+        assert partition.last_id in log.marks(), f"id {partition.last_id} is there, and its batch is not"
+        log.cut(partition.last_id)
+        log.check_files(disk, partition.directory, KEY)
+
+    def log_of(self, partition: Partition) -> BatchLog:
+        log = self.logs[partition.number]
+        is_sending = self.sending and len(self.models[partition.number].sent) > len(self.models[partition.number].acked)
+        batches = [*log.batches, *(self.sending if is_sending else ())]
+        return replace(log, random=random.Random(self.disk.steps), batches=batches, first=self.first_of(partition.number))
+
+    def first_of(self, number: int) -> list[Run]:
+        """Those of format 0 that are on their way count one by one."""
+        log, sent = self.logs[number], self.models[number].sent
+        if log.batches or self.sending:
+            return list(log.first)
+        return [Run(id_, memoryview(raw), np.array([0, len(raw)])) for id_, raw in enumerate(sent)]
+
+    def go_on(self, partition: Partition, sound_to: int) -> None:
+        session = partition.promised_session + 1
+        status = partition.open_session(session)
+        partition.truncate(session, max(sound_to, status.low_mark, status.committed))
+        partition.set_low_mark(session, partition.last_id)
+        log = self.log_of(partition)
+        log.cut(sound_to)
+        log.batches += log.draw(3)
+        assert partition.append(session, log.batches[-3:], sound_to) == log.last_id
+        log.check(partition)
+
+
+def run_seed(seed: int, *, operations: int = 14, every: int = 1, version: int = 0) -> Report:
+    return (BatchCrashRun if version else CrashRun)(seed, every=every).run(operations)
 
 
 def main(arguments: list[str]) -> int:
@@ -316,12 +440,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--format", type=int, choices=(0, 1), default=0)
     options = parser.parse_args(arguments)
     started = time.monotonic()
     total = Report()
     seeds = range(options.first_seed, options.first_seed + options.workloads)
     with get_context("spawn").Pool(options.jobs) as pool:
-        for report in pool.imap_unordered(run_seed, seeds, chunksize=8):
+        for report in pool.imap_unordered(partial(run_seed, version=options.format), seeds, chunksize=8):
             total.workloads += report.workloads
             total.crashes += report.crashes
             total.damaged += report.damaged

@@ -7,6 +7,7 @@ import pytest
 from tests.simulation.crash import run_seed
 
 SLICES, WORKLOADS = 10, 4
+BATCH_SLICES, BATCH_WORKLOADS, EVERY = 8, 3, 3
 
 
 @pytest.mark.parametrize("part", range(SLICES))
@@ -17,3 +18,9 @@ def test_nothing_acknowledged_is_lost_in_any_crash(part: int) -> None:
 
 def test_a_seed_repeats_itself() -> None:
     assert run_seed(7) == run_seed(7)
+
+
+@pytest.mark.parametrize("part", range(BATCH_SLICES))
+def test_no_batch_is_lost_or_split_in_any_crash(part: int) -> None:
+    seeds = range(part * BATCH_WORKLOADS, (part + 1) * BATCH_WORKLOADS)
+    assert sum(run_seed(seed, every=EVERY, version=1).crashes for seed in seeds) > 0

@@ -224,11 +224,11 @@ class Partition:
         """Records of format 0 may stand in front of batches, never behind them."""
         runs = [piece for piece in pieces if isinstance(piece, Run)]
         batches = [piece for piece in pieces if isinstance(piece, Batch)]
-        new_runs = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined)
-        if new_runs and (self._shelf.end is not None or not isinstance(pieces[len(runs) - 1], Run)):
+        are_in_order = [*runs, *batches] == list(pieces)
+        new_runs = only_new(runs, partition=self.number, last_id=self.last_id, stored=self.read_examined) if runs else []
+        if not are_in_order or (new_runs and self._shelf.end is not None):
             raise BadFrame(
-                f"an append to partition {self.number} has records of format 0 at id {new_runs[0].first_id}, and batches "
-                "stand in front of them",
+                f"an append to partition {self.number} has records of format 0 behind batches",
                 next_step="use a server of this version",
             )
         if not batches:

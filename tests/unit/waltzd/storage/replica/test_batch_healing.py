@@ -1,0 +1,177 @@
+"""Damage in segments of format 1: never served, never cut, and healed until every file is that of the other replicas."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.batches import batches_of, header_of, raw, segments_of
+from tests.simulation.batch_log import BatchLog
+from tests.simulation.sample import KEY, ROOT, open_directory
+from tests.unit.keeping import begun
+from waltzd.disk.simulated import SimDisk
+from waltzd.errors import BeyondLog, NotNextId, PartitionDamaged, UnfitSegment
+from waltzd.format.batch import Batch
+from waltzd.format.footer import FooterBuilder
+from waltzd.format.layout import HEADER_BYTES, segment_name
+from waltzd.storage.replica.partition import Partition
+
+HOME = f"{ROOT}/0"
+
+
+def install(partition: Partition, first_id: int, content: bytes) -> None:
+    session = partition.promised_session
+    installation = partition.begin_installation(session, first_id, len(content))
+    try:
+        for at in range(0, len(content), 1000):
+            installation.write(content[at : at + 1000])
+        installation.prove()
+        partition.install(session, installation)
+    finally:
+        installation.abandon()
+
+
+def written(log: BatchLog, *, committed: int = -1) -> tuple[SimDisk, Partition]:
+    disk, _, partition = begun()
+    for batch in log.batches:
+        partition.append(3, [batch], committed)
+    return disk, partition
+
+
+def drawn(seed: int, count: int = 14) -> BatchLog:
+    log = BatchLog(random.Random(seed), segment_bytes_max=2500)
+    log.batches = log.draw(count)
+    return log
+
+
+def bring_level(partition: Partition, log: BatchLog, pick: random.Random) -> None:
+    """What an owner does: files, as another replica has them or made of its batches; then a cut, then batches."""
+    status = partition.open_session(partition.promised_session + 1)
+    session = partition.promised_session
+    for _ in range(30):
+        wanted = [first_id for first_id in status.damaged_segments if first_id <= log.last_id]
+        if status.is_sound or not wanted:
+            break
+        content = log.files(KEY)[segment_name(wanted[0])]
+        if pick.random() < 0.5:  # without its footer
+            own = next(own for own in segments_of(log.batches) if own[0].first_id == wanted[0])
+            content = content[:HEADER_BYTES] + raw(own)
+        install(partition, wanted[0], content)
+        status = partition.status()
+    partition.truncate(session, log.last_id)
+    behind = [batch for batch in log.batches if batch.first_id > partition.last_id]
+    if behind:
+        partition.append(session, behind, -1)
+    partition.set_low_mark(session, log.last_id)
+
+
+def serves_nothing_wrong(partition: Partition, log: BatchLog) -> None:
+    for batch in log.batches:
+        try:
+            found = partition.read_examined(batch.first_id, batch.last_id, 1 << 20)
+        except (PartitionDamaged, BeyondLog):
+            continue
+        assert found.data == batch.run.part(0, len(found)).data
+
+
+def harm(disk: SimDisk, pick: random.Random) -> str:
+    path = pick.choice([f"{HOME}/{entry.name}" for entry in disk.list(HOME) if entry.name.endswith((".seg", ".idx"))])
+    kind = pick.choice(["flip", "flip", "flip", "zeros", "cut", "lost"])
+    at = pick.randrange(disk.size(path))
+    match kind:
+        case "flip":
+            disk.corrupt(path, at, bytes([disk.open(path).read(at, 1)[0] ^ 1 << pick.randrange(8)]))
+        case "zeros":
+            disk.corrupt(path, at, bytes(min(600, disk.size(path) - at)))
+        case "cut":
+            disk.open(path, write=True).truncate(at)
+        case "lost":
+            disk.remove(path)
+    return f"{kind} {path} {at}"
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_is_damaged_is_healed_to_the_last_byte(seed: int) -> None:
+    pick, log = random.Random(seed), drawn(seed)
+    disk, partition = written(log, committed=-1)
+    partition.checkpoint()
+    partition.open_session(4)
+    partition.set_low_mark(4, log.last_id)
+    disk.kill()
+    done = [harm(disk, pick) for _ in range(pick.choice([1, 1, 2]))]
+    partition = open_directory(disk).partition(0)
+    sealed_before = [first_id for first_id, _ in partition.sealed_segments()]
+    serves_nothing_wrong(partition, log)
+    bring_level(partition, log, pick)
+    for first_id in {*sealed_before, *(first_id for first_id, _ in partition.sealed_segments())}:
+        partition.examine(first_id)  # a wrong footer is nothing that anybody has to ask for
+    assert partition.status().is_sound, (done, partition.status().findings)
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
+    new = log.draw(3)
+    log.batches += new
+    partition.append(partition.promised_session, new, -1)
+    disk.power_cut()
+    log.check(open_directory(disk).partition(0))
+    log.check_files(disk, HOME, KEY)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_replica_that_took_files_and_batches_is_the_same_as_one_that_took_a_stream(seed: int) -> None:
+    log = drawn(seed, 20)
+    disk, _, partition = begun()
+    for own in segments_of(log.batches):
+        if own[-1].head.is_last and partition.last_id % 3:
+            install(partition, own[0].first_id, log.files(KEY)[segment_name(own[0].first_id)])
+        else:
+            partition.append(3, own, -1)
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
+    other, _ = written(log)
+    names = sorted(log.files(KEY))
+    assert [other.open(f"{HOME}/{name}").read(0, 1 << 20) for name in names] == [
+        disk.open(f"{HOME}/{name}").read(0, 1 << 20) for name in names
+    ]
+
+
+def test_a_file_that_is_not_the_next_segment_is_refused_and_its_footer_is_not_believed() -> None:
+    log = drawn(1, 20)
+    first, second = segments_of(log.batches)[:2]
+    there = log.files(KEY)[segment_name(second[0].first_id)]
+    data_bytes = HEADER_BYTES + sum(batch.size for batch in second)
+    flipped = bytearray(there)
+    flipped[data_bytes - 1] ^= 1
+    another = drawn(2, 20)
+    alien = batches_of([[b"x"] * len(second[0])], first_id=second[0].first_id)
+    cases = {
+        "ends inside a batch": there[: HEADER_BYTES + second[0].size - 1],
+        "is damaged": bytes(flipped),
+        "has the footer of another": there[:data_bytes] + _another_footer(second, another.random),
+        "goes on with another history": there[:HEADER_BYTES] + raw(alien),
+        "has no batch": there[:HEADER_BYTES],
+    }
+    for what, content in cases.items():
+        _, _, partition = begun()
+        partition.append(3, first, -1)
+        with pytest.raises(UnfitSegment):
+            install(partition, second[0].first_id, content)
+        assert partition.last_id == first[-1].last_id, what
+    for kept in (0, 1, 40):  # a part of the footer came
+        disk, _, partition = begun()
+        partition.append(3, first, -1)
+        install(partition, second[0].first_id, there[: data_bytes + kept])
+        assert disk.open(f"{HOME}/{segment_name(second[0].first_id)}").read(0, 1 << 20) == there
+    _, _, partition = begun()
+    partition.append(3, first[:-1], -1)
+    with pytest.raises(NotNextId):  # the segment in front is not full
+        install(partition, first[-1].first_id, header_of(first[-1:], key=KEY).encode() + raw(first[-1:]))
+
+
+def _another_footer(batches: Sequence[Batch], pick: random.Random) -> bytes:
+    """Sound, and of the same batches behind another header."""
+    builder = FooterBuilder(pick.randbytes(HEADER_BYTES))
+    for batch in batches:
+        builder.add(batch.head, batch.pieces)
+    return builder.footer(bytes(32)).encode()
