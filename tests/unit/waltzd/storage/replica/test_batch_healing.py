@@ -118,6 +118,49 @@ def test_whatever_is_damaged_is_healed_to_the_last_byte(seed: int) -> None:
     log.check_files(disk, HOME, KEY)
 
 
+def last_place(log: BatchLog) -> tuple[str, int, int]:
+    """Of the last batch: the path of its segment, where it begins, and where it ends."""
+    name, content = list(log.files(KEY).items())[-1]
+    return f"{HOME}/{name}", len(content) - log.batches[-1].size, len(content)
+
+
+def in_an_open_segment(seed: int = 4) -> BatchLog:
+    log = drawn(seed)
+    while log.end is None or log.end.segment_bytes == 0 or len(log.batches[-1]) < 2:
+        log.batches += log.draw(1)
+    return log
+
+
+def test_a_batch_that_a_crash_tore_is_cut() -> None:
+    log = in_an_open_segment()
+    path, begin, end = last_place(log)
+    for kept in (1, 50, 96, 120, end - begin - 1):
+        disk, _ = written(log)
+        disk.kill()
+        disk.open(path, write=True).truncate(begin + kept)
+        partition = open_directory(disk).partition(0)
+        here = BatchLog(random.Random(0), batches=log.batches[:-1])
+        here.check(partition)
+        here.check_files(disk, HOME, KEY)
+
+
+def test_a_last_batch_that_rots_is_damaged_and_stays() -> None:
+    """Nobody has said yet that it is on the disk, and it may have been acknowledged: it was there to its last byte."""
+    log = in_an_open_segment()
+    path, begin, end = last_place(log)
+    for is_power_cut in (False, True):
+        for at in (*range(begin, begin + 130), end - 5, end - 1):
+            disk, _ = written(log)
+            disk.power_cut() if is_power_cut else disk.kill()
+            disk.corrupt(path, at, bytes([disk.open(path).read(at, 1)[0] ^ 1]))
+            partition = open_directory(disk).partition(0)
+            [finding] = partition.status().findings
+            assert (finding.first_id, disk.size(path)) == (log.batches[-1].first_id, end), at
+            bring_level(partition, log, random.Random(at))
+            log.check(partition)
+            log.check_files(disk, HOME, KEY)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_replica_that_took_files_and_batches_is_the_same_as_one_that_took_a_stream(seed: int) -> None:
     log = drawn(seed, 20)

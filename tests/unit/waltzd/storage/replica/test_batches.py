@@ -198,6 +198,18 @@ def test_a_footer_goes_to_the_disk_behind_its_data() -> None:
         assert kinds[-4:] == ["write", "flush", "write", "flush"], kinds  # the last batch, then the footer
 
 
+def test_a_cut_takes_the_footer_along() -> None:
+    disk, partition, log = full_segment()
+    partition.open_session(4)
+    partition.truncate(4, log.last_id - 1)
+    log.cut(log.batches[-2].last_id)
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
+    log.batches += log.draw(4)
+    partition.append(4, log.batches[-4:], -1)
+    log.check_files(disk, HOME, KEY)
+
+
 @pytest.mark.parametrize("kept", [0, 1, 50, 119, 140])
 def test_a_footer_that_a_crash_left_out_or_unfinished_is_made_at_the_next_start(kept: int) -> None:
     disk, _, log = full_segment()
