@@ -235,7 +235,7 @@ def test_whatever_happens_a_group_has_the_outcome_that_the_log_has(seed: int) ->
         for frame in made.take():
             decide(made, log, frame, chance)
     for handed in entries.values():
-        outcome = told(entry)
+        outcome = told(handed)
         if isinstance(outcome, Committed):
             places = [log[id_] for id_ in outcome.ids]
             assert outcome.count == handed.rows
