@@ -358,7 +358,10 @@ class FakeServer:
         return (await self._owned(partition)).committed
 
     async def find_time(self, partition: int, time: int) -> int:
-        return (await self._owned(partition)).find_time(time)
+        found = await self._owned(partition)
+        if found.format == 0:
+            raise NeedsBatches("nothing here has a time")
+        return found.find_time(time)
 
     async def fetch(
         self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False

@@ -598,14 +598,15 @@ class Client:
     async def mark_at(self, partition: int, time: datetime | int) -> int:
         """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
 
-        A handler that begins at a time returns it from `mark`. What was written in format 0 has no time, and counts as
-        earlier than any. Needs no partitions of one's own.
+        A handler that begins at a time returns it from `mark`. What was written before the partition went over to format 1
+        has no time, and counts as earlier than any. Needs no partitions of one's own.
 
         Args:
             partition: Which partition.
             time: A datetime with a time zone, or microseconds since 1970.
 
         Raises:
+            NeedsBatches: The partition writes format 0, which has no times.
             CannotConnect: The owner did not answer within `submit_seconds`.
             BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
         """
@@ -647,13 +648,13 @@ class Client:
             partition: Which partition.
             first_id: The first one; or give `from_time`.
             last_id: The last one; or give `until_time`. With neither, all that is committed.
-            from_time: Those of this time and later: a datetime with a time zone, or microseconds since 1970. What was
-                written in format 0 has no time, and counts as earlier than any.
+            from_time: Those of this time and later; a time as of `mark_at`.
             until_time: Those before this time.
             with_locks: As of `read`.
 
         Raises:
             BeyondLog: One of these is not committed yet.
+            NeedsBatches: As of `mark_at`.
             CannotConnect: The owner did not answer within `submit_seconds`.
             BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
         """

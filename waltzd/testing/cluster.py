@@ -9,24 +9,26 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from waltzd.client.client import Client
+from waltzd.client.view import checked_time
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import FORMAT, ClusterMeta, Membership, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
-from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseconds
 from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
-from waltzd.testing.server import LocalServer
+from waltzd.testing.server import LIMITS, LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort
 
@@ -62,7 +64,7 @@ class LocalCluster:
         servers: int = 2,
         storages: int = 3,
         storage_seconds: float = 5.0,
-        format: int = FORMAT,
+        format: int = 1,
     ) -> None:
         """Every storage holds every partition.
 
@@ -82,6 +84,8 @@ class LocalCluster:
         self.meta = ClusterMeta(name="local", key=uuid4(), partitions=partitions, created="in a test", format=format)
         self.storage_seconds = storage_seconds
         self.luck = Luck()
+        self._time: int | None = None
+        """What the clocks of all servers show; None: that of this machine."""
         self.tree = MemoryTree()
         self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
         self._storages: dict[str, StorageDoor] = {}
@@ -264,6 +268,20 @@ class LocalCluster:
                 continue
         raise NotReady(f"no server has partition {partition} open: {self.story()}")
 
+    def set_time(self, time: datetime | int | None) -> None:
+        """The clocks of all servers stand at this time from now on. Times in a log never fall all the same.
+
+        Args:
+            time: A datetime with a time zone, or microseconds since 1970. None: the clocks run again, as this machine's.
+
+        Raises:
+            BadArgument: The time has no time zone.
+        """
+        self._time = None if time is None else checked_time(time)
+
+    def _clock(self) -> int:
+        return microseconds() if self._time is None else self._time
+
     # -- bad luck for applications
 
     def force_next_lock_failure(self, partition: int = 0, *, times: int = 1) -> None:
@@ -398,6 +416,7 @@ class _Server(LocalServer):
                 hand_over_seconds=0.5,
             ),
             on_fatal=local._on_fatal,
+            pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
         )
         self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "waltz(partitions, servers, storages, storage_seconds): the size of `waltz_cluster`")
+    config.addinivalue_line(
+        "markers", "waltz(partitions, servers, storages, storage_seconds, format): the size of `waltz_cluster`"
+    )
 
 
 @pytest.fixture

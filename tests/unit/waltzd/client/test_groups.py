@@ -341,10 +341,11 @@ def test_what_was_written_in_format_0_has_no_time_and_is_before_all_times() -> N
         fake.partitions[0].write(b"a", b"b")
         found = await client.read(0, 0, with_locks=True)
         assert (found.time, found.time_us, found.locks) == (None, None, None)
-        assert await client.mark_at(0, 0) == 1
-        assert await client.read_some(0, from_time=0) == []
+        with pytest.raises(NeedsBatches):
+            await client.mark_at(0, 0)
         fake.partitions[0].format = 1
         fake.partitions[0].write(b"c")
+        assert await client.mark_at(0, 0) == 1
         assert [found.time_us for found in await client.read_some(0, 0)] == [None, None, fake.now]
         assert [found.id for found in await client.read_some(0, from_time=0)] == [2]
         assert [found.id for found in await client.read_some(0, 0, until_time=fake.now)] == [0, 1]
