@@ -20,7 +20,7 @@ from waltz_spark.log.selection import selection_of, truth_of
 from waltz_spark.stream import WaltzStreamReader, limit_of
 from waltz_spark.table.columns import wanted
 from waltz_spark.table.pushdown import UNFILTERED
-from waltz_spark.table.reading import Reading, projection_of, tasks, tell_losses, telling
+from waltz_spark.table.reading import Reading, projection_of, tasks, tell_losses, telling, timed
 
 COLUMNS, METADATA = "columns", "includeMetadata"
 
@@ -74,8 +74,9 @@ class WaltzReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         with telling():
             catalog = self._origin.catalog(self._selection.partitions)
-            spans = self._selection.spans(catalog.spans)
-            tell_losses(self._selection.passed_over(catalog.spans))
+            selection = timed(self._selection, self._origin, catalog)
+            spans = selection.spans(catalog.spans)
+            tell_losses(selection.passed_over(catalog.spans))
             return [*tasks(self._origin, catalog, spans, self._sizing, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from waltz_spark.exporting.opening import given_options, open_origin
 from waltz_spark.log.origin import Catalog
 from waltz_spark.log.plan import size_of, sizing_of
-from waltz_spark.log.selection import ENDING, number_of, selection_of
+from waltz_spark.log.selection import ENDING, ENDING_TIME, number_of, selection_of
 from waltz_spark.table.position import (
     NO_LIMIT,
     Limit,
@@ -37,7 +37,7 @@ from waltz_spark.table.position import (
     readable,
     reconciled,
 )
-from waltz_spark.table.reading import Reading, projection_of, tasks, tell_losses, telling
+from waltz_spark.table.reading import Reading, projection_of, tasks, tell_losses, telling, timed
 from waltzd.errors import BadArgument
 
 MAX_TXNS, MAX_BYTES = "maxTxnsPerTrigger", "maxBytesPerTrigger"
@@ -47,7 +47,8 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         with telling():
             given = given_options(options)
-            self._has_end = given.pop(ENDING.lower(), None) is not None
+            ends = [name for name in (ENDING, ENDING_TIME) if given.pop(name.lower(), None) is not None]
+            self._end = ends[0] if ends else ""
             self._selection = selection_of(given, is_stream=True)
             self._sizing = sizing_of(given)
             self._limit = limit_of(given)
@@ -59,11 +60,12 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What was passed over and said: Spark asks again and again."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Only a new query asks for it: `startingTxnIds` means nothing to one that has a checkpoint."""
+        """Only a new query asks for it: `startingTxnIds` and `startingTime` mean nothing to one that has a checkpoint."""
         with telling():
             catalog = self._look()
-            starts = {partition: span.first for partition, span in self._selection.spans(catalog.spans).items()}
-            tell_losses(self._selection.passed_over(catalog.spans))
+            selection = timed(self._selection, self._origin, catalog)
+            starts = {partition: span.first for partition, span in selection.spans(catalog.spans).items()}
+            tell_losses(selection.passed_over(catalog.spans))
             return Position(catalog.key, starts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -102,10 +104,10 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Reading(self._origin, self._projection).batches(partition)
 
     def _look(self) -> Catalog:
-        if (
-            self._has_end
-        ):  # said here, because PySpark falls over itself where a reader cannot be made, and tells that instead
-            raise BadArgument(f"{ENDING} makes no sense for a stream, which has no end", next_step=f"leave {ENDING} out")
+        if self._end:  # said here, because PySpark falls over itself where a reader cannot be made, and tells that instead
+            raise BadArgument(
+                f"{self._end} makes no sense for a stream, which has no end", next_step=f"leave {self._end} out"
+            )
         self._catalog = self._origin.catalog(self._selection.partitions)
         return self._catalog
 

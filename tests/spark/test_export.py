@@ -42,6 +42,7 @@ from waltz_spark.log.origin import Span
 from waltz_spark.payloads.decoders import decoder_of
 
 from tests.spark import exporting as exporting_
+from tests.spark.batches import mixed_log
 from tests.spark.exporting import Dying, Killed, findings, rows_in, rows_of
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run as waltzctl
@@ -352,6 +353,36 @@ def test_no_gap_is_ever_made(exporting: Exporting) -> None:
         wanted(nothing_left, newest_manifest(exporting.destination), Range())
 
 
+def test_an_export_between_two_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each transaction is in one of the hours, and those of format 0 lie before all."""
+    (tmp_path / "storage").mkdir()
+    log = mixed_log(tmp_path / "storage" / "0", 3, batches=60)
+    times = [row["time"] for row in log.rows]
+    begin = next(number for number, time in enumerate(times) if time is not None)
+    middle, end = times[(begin + len(times)) // 2], times[-3]
+
+    def planned(*options: str) -> tuple[int, int]:
+        line = ["spark-export", str(tmp_path / "out"), f"--source={tmp_path / 'storage'}", "--allow-uncommitted"]
+        assert waltzctl([*line, "--dry-run", "-o", "json", *options]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["partitions"]
+        return row["first"], row["last"]
+
+    cut, late = times.index(middle), times.index(end)
+    assert planned("--since", middle.isoformat()) == (cut, len(times) - 1)
+    assert planned("--until", middle.isoformat()) == (0, cut - 1)
+    assert planned("--since", middle.isoformat(), "--until", end.isoformat()) == (cut, late - 1)
+    assert planned("--since", "1971-01-01") == (begin, len(times) - 1)
+    assert planned("--since", "2100-01-01") == (len(times), len(times) - 1)
+    line = ["spark-export", str(tmp_path / "out"), f"--source={tmp_path / 'storage'}", "--allow-uncommitted", "--dry-run"]
+    assert waltzctl([*line, "--since", "1971-01-01"]) == 0
+    said = f"What was written in format 0 has no time and lies before all others: partition 0 up to id {begin - 1}."
+    assert said in capsys.readouterr().err
+    batch = next(batch for batch in log.batches if len(batch) > 2)
+    for last, code in ((batch.first_id, 2), (batch.last_id, 0), (batch.last_id - 1, 2)):
+        assert waltzctl([*line, "--lossless", f"--to-txn={last}"]) == code
+    assert "lies within a batch, and --lossless keeps batches whole" in capsys.readouterr().err
+
+
 def test_a_directory_that_is_behind_the_export(
     exporting: Exporting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -498,6 +529,9 @@ def test_a_dry_run_says_that_there_is_no_java(
         ("spark-export OUT SOURCE --from-txn 50", 4, "the export ends before id 36"),
         ("spark-export OUT SOURCE --to-txn 0=99", 3, "the last id that can be read is 35"),
         ("spark-export OUT SOURCE --from-txn 9 --to-txn 3", 2, "--to-txn 3 lies before --from-txn 9"),
+        ("spark-export OUT SOURCE --since noon", 2, "--since noon: this is no time"),
+        ("spark-export OUT SOURCE --since 2h --from-txn 5", 2, "--since and --from-txn say the same thing twice"),
+        ("spark-export OUT SOURCE --since 1h --until 2h", 2, "--until 2h lies before --since 1h"),
         ("spark-export OUT SOURCE --from-txn x", 2, "it has to be an id, or PARTITION=ID"),
         ("spark-export OUT SOURCE --from-txn 0=1,0=2", 2, "a partition is named twice"),
         ("spark-export OUT SOURCE --partitions 7", 3, "partition 7 is not there"),

@@ -70,6 +70,22 @@ def test_spans_are_what_a_filter_would_leave(
             selection_of(strict).spans(log)
 
 
+def test_times_are_the_ids_that_the_log_has_there() -> None:
+    """Half open, as ids are: nothing is read twice, nor left out, where one reading ends and the next begins."""
+    asked: list[tuple[int, int]] = []
+
+    def first_at(partition: int, time: int) -> int:
+        asked.append((partition, time))
+        return THERE[partition].first + 3
+
+    since, hour = "2026-11-23T14:00", 3_600_000_000
+    options = {"startingtime": since, "endingtime": "2026-11-23T16:00+01:00", "partitions": "0-1"}
+    found = selection_of(options).timed(THERE, first_at)
+    noon = 1_795_435_200_000_000
+    assert asked == [(number, noon + hours * hour) for hours in (2, 3) for number in (0, 1)]
+    assert found.spans(THERE) == {number: Span(THERE[number].first + 3, THERE[number].first + 2) for number in (0, 1)}
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -95,6 +111,10 @@ def test_spans_are_what_a_filter_would_leave(
         ({"startingTxnIds": "latest"}, BadArgument, "startingTxnIds: nothing lies behind the latest id"),
         ({"startingTxnIds": '{"0": -1}'}, BadArgument, "startingTxnIds: nothing lies behind the latest id"),
         ({"endingTxnIds": "earliest"}, BadArgument, "endingTxnIds: nothing lies before the earliest id"),
+        ({"startingTime": "noon"}, BadArgument, "startingTime noon: this is no time"),
+        ({"endingTime": "2h"}, BadArgument, "endingTime is '2h'; Spark asks for it more than once"),
+        ({"startingTime": "2026-11-23", "startingTxnIds": "earliest"}, BadArgument, "say the same thing twice"),
+        ({"startingTime": "2026-11-23", "endingTime": "2026-11-22"}, BadArgument, "endingTime lies before startingTime"),
         ({"startingTxnIds": "100"}, BadArgument, "startingTxnIds is '100'; it can be earliest, latest, or JSON"),
         ({"startingTxnIds": "{"}, BadArgument, "startingTxnIds is '{'; it can be"),
         ({"startingTxnIds": "[" * 100_000}, BadArgument, "startingTxnIds is"),

@@ -46,6 +46,11 @@ class FakeLog:
         assert self.spans[extent.partition].cut(span) == span
         yield encode_payloads(span.first, [b"x"] * span.count)
 
+    def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
+        """A transaction each second."""
+        span = catalog.spans[partition]
+        return max(span.first, min(span.last + 1, -(-time // 1_000_000)))
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
@@ -83,6 +88,8 @@ def test_a_new_stream_begins_where_it_is_told(fake: FakeLog) -> None:
     assert reader_of(startingTxnIds="latest").initialOffset()["next"] == {"0": 100, "1": 10}
     assert reader_of(startingTxnIds='{"0": 8, "1": -1}').initialOffset()["next"] == {"0": 8, "1": 10}
     assert reader_of(partitions="1").initialOffset()["next"] == {"1": 0}
+    assert reader_of(startingTime="1970-01-01T00:00:08").initialOffset()["next"] == {"0": 8, "1": 8}
+    assert reader_of(startingTime="1970-01-01T00:01:00").initialOffset()["next"] == {"0": 60, "1": 10}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from waltz_spark.exporting.manifest import (
     manifest_path,
 )
 from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written, assignments_of, run_waves, unseen
-from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing, Split, plan
 from waltzd.errors import BadArgument, BeyondLog, ExportDamaged, ExportGap, ExportHeld, NoSuchPartition, NotOurExport
 
@@ -59,6 +59,25 @@ class Range:
     last: Mapping[int, int] = field(default_factory=dict)
     first_of_others: int | None = None
     last_of_others: int | None = None
+    since: int | None = None
+    """µs since 1970: then `first` says nothing, until it is `timed`; so with `until`, which is not included, and `last`."""
+    until: int | None = None
+
+    def timed(self, origin: Origin, catalog: Catalog) -> Range:
+        """With ids in place of times."""
+        wanted = sorted(catalog.spans if self.partitions is None else set(self.partitions) & catalog.spans.keys())
+
+        def ids(time: int) -> dict[int, int]:
+            return {number: origin.first_at(catalog, number, time) for number in wanted}
+
+        first = self.first if self.since is None else ids(self.since)
+        ends = self.last if self.until is None else {number: id_ - 1 for number, id_ in ids(self.until).items()}
+        return replace(self, first=first, last=ends)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Nothing may have been written between two moments."""
+        return self.since is not None or self.until is not None
 
     def first_of(self, partition: int) -> int | None:
         return self.first.get(partition, self.first_of_others)
@@ -111,7 +130,7 @@ def behind(catalog: Catalog, before: Manifest | None) -> dict[int, int]:
 
 def _missing(number: int, there: Span, reached: int | None, before: Manifest | None, asked: Range) -> Span:
     first, last = asked.first_of(number), asked.last_of(number)
-    if first is not None and last is not None and last < first:
+    if first is not None and last is not None and last < first - asked.may_be_empty:
         raise BadArgument(f"partition {number}: --to-txn {last} lies before --from-txn {first}", not_done=_NOT_WRITTEN)
     if last is not None and last > there.last and number in asked.last:
         raise BeyondLog(

@@ -114,13 +114,15 @@ def _run(
     from waltz_spark.exporting.export import Run, planned, wanted
     from waltz_spark.exporting.form import check_rows
     from waltz_spark.exporting.manifest import SPARK
-    from waltz_spark.exporting.tasks import Job, segment_head
+    from waltz_spark.exporting.tasks import Job, check_batches, segment_head
     from waltz_spark.log.throttle import Throttle
 
     form, decoder, is_lossless = shape_of(wish, before)
     query = query_of(wish, before, form, is_lossless=is_lossless)
     origin = log.origin()
     catalog = origin.catalog(asked.partitions)
+    asked = asked.timed(origin, catalog)
+    _say_timeless(origin, catalog, asked)
     spans = wanted(catalog, before, asked)
     _say_beginnings(catalog, before, asked)
     _say_ends(catalog, before, origin, is_live=not log.sources)
@@ -140,6 +142,7 @@ def _run(
     run = Run(job=job, before=before, assignments=assignments, table=table)
     if assignments and is_lossless:
         segment_head(origin, assignments[0].split.parts[0].extent)
+        check_batches(origin, assignments)
     if assignments and query.engine != SPARK:
         check_rows(form, job.schema)
     return run, spans
@@ -214,6 +217,18 @@ def _say_beginnings(catalog: Catalog, before: Manifest | None, asked: Range) -> 
     if late:
         listed = ", ".join(late[:5]) + (f" and {len(late) - 5:,} more" if len(late) > 5 else "")
         typer.echo(f"The log does not begin at id 0 there: partition {listed}. What lay before is not exported.", err=True)
+
+
+def _say_timeless(origin: Origin, catalog: Catalog, asked: Range) -> None:
+    """Says which records no time can choose."""
+    if not asked.may_be_empty:
+        return
+    wanted = sorted(catalog.spans if asked.partitions is None else asked.partitions)
+    begins = {number: origin.first_at(catalog, number, 0) - 1 for number in wanted}
+    timeless = [f"{number} up to id {last:,}" for number, last in begins.items() if last >= catalog.spans[number].first]
+    if timeless:
+        listed = ", ".join(timeless[:5]) + (f" and {len(timeless) - 5:,} more" if len(timeless) > 5 else "")
+        typer.echo(f"What was written in format 0 has no time and lies before all others: partition {listed}.", err=True)
 
 
 def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:

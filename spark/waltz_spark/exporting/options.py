@@ -10,12 +10,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from waltz_spark.log.plan import size_of
+from waltzctl.shell import moment
 from waltzctl.shell.options import From
 from waltzctl.shell.reach import ClusterOptions
 from waltzd.errors import BadArgument, ExportGap
@@ -112,6 +114,10 @@ class Wish:
             "--to-txn", metavar="ID", help="The last id of each partition, or P=ID,… for some; the last that is committed."
         ),
     ] = None
+    since: Annotated[str | None, Option("--since", metavar="TIME", help=f"Those of this time and later. {moment.HELP}")] = (
+        None
+    )
+    until: Annotated[str | None, Option("--until", metavar="TIME", help="Those before this time.")] = None
     incremental: Annotated[
         bool,
         Option(
@@ -162,9 +168,15 @@ class Wish:
 
         first, first_of_others = _ids("--from-txn", self.from_txn)
         last, last_of_others = _ids("--to-txn", self.to_txn)
+        now = datetime.now(UTC)
+        since = _time("--since", self.since, now, "--from-txn", self.from_txn)
+        until = _time("--until", self.until, now, "--to-txn", self.to_txn)
+        if since is not None and until is not None and until < since:
+            raise BadArgument(f"--until {self.until} lies before --since {self.since}", not_done="nothing was written")
         return Range(
             partitions=None if self.partitions is None else partitions_of(self.partitions),
-            first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others,
+            first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others, since=since,
+            until=until,
         )  # fmt: skip
 
 
@@ -242,6 +254,15 @@ def _ids(option: str, text: str | None) -> tuple[dict[int, int], int | None]:
     if len(found) < len(pairs):
         raise BadArgument(f"{option} {text}: a partition is named twice")
     return found, None
+
+
+def _time(option: str, text: str | None, now: datetime, other: str, id_: str | None) -> int | None:
+    if text is None:
+        return None
+    if id_ is not None:
+        raise BadArgument(f"{option} and {other} say the same thing twice", not_done="nothing was written",
+                          next_step="leave one of them out")  # fmt: skip
+    return moment.microseconds(text, now, option)
 
 
 def _id(text: str) -> int:

@@ -159,6 +159,22 @@ def segment_head(origin: Origin, extent: Extent) -> SegmentHead:
     )
 
 
+def check_batches(origin: Origin, assignments: Sequence[Assignment]) -> None:
+    """Refuses a lossless export that would end within a batch: no segment can be made of a part of one."""
+    assert isinstance(origin, DirectoryOrigin)
+    lasts = {given.partition: given for given in sorted(assignments, key=lambda given: given.span)}
+    for given in lasts.values():
+        extent, last = given.split.parts[-1].extent, given.span.last
+        if last >= extent.span.last or segment_head(origin, extent).format == 0:
+            continue
+        if not origin.preambles(extent, Span(last + 1, last + 1)):
+            raise BadArgument(
+                f"partition {given.partition}: --to-txn {last} lies within a batch, and --lossless keeps batches whole",
+                not_done="nothing was written",
+                next_step="choose another id (`waltzctl segment dump` shows where batches end), or leave --to-txn out",
+            )
+
+
 def write(job: Job, given: Assignment) -> Written:
     """The whole task. Returns errors of ours."""
     started = time.time()

@@ -3,22 +3,27 @@
 The words are those of the Kafka source, because users know them: `startingTxnIds` is included, `endingTxnIds` is not, and
 in JSON -2 stands for the earliest id and -1 for the latest. What a user names and the log does not have is an error, never
 fewer rows in silence, unless `failOnDataLoss` is off. An option that makes no sense is refused with its name.
+
+Times are ids that only the log knows: `timed` puts these in their place.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from waltz_spark.log.origin import Span
+from waltzctl.shell import moment
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 
 STARTING, ENDING, PARTITIONS, FAIL_ON_DATA_LOSS = "startingTxnIds", "endingTxnIds", "partitions", "failOnDataLoss"
-OPTIONS = (STARTING, ENDING, PARTITIONS, FAIL_ON_DATA_LOSS)
+STARTING_TIME, ENDING_TIME = "startingTime", "endingTime"
+OPTIONS = (STARTING, ENDING, STARTING_TIME, ENDING_TIME, PARTITIONS, FAIL_ON_DATA_LOSS)
 LATEST, EARLIEST = -1, -2
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
@@ -41,9 +46,24 @@ class Bound:
 class Selection:
     starting: Bound = Bound(others=EARLIEST)
     ending: Bound = Bound(others=LATEST)
+    starting_time: int | None = None
+    """µs since 1970; then `starting` says nothing."""
+    ending_time: int | None = None
     partitions: tuple[int, ...] | None = None
     """None: all that there are."""
     fails_on_loss: bool = True
+
+    def timed(self, there: Iterable[int], first_at: Callable[[int, int], int]) -> Selection:
+        """With ids in place of times. `first_at`: of a partition, the first id of a time or later."""
+        wanted = [number for number in there if self.partitions is None or number in self.partitions]
+
+        def ids(time: int | None, bound: Bound) -> Bound:
+            if time is None:
+                return bound
+            return Bound(others=bound.others, named={number: first_at(number, time) for number in wanted})
+
+        starting, ending = ids(self.starting_time, self.starting), ids(self.ending_time, self.ending)
+        return replace(self, starting=starting, ending=ending, starting_time=None, ending_time=None)
 
     def spans(self, there: Mapping[int, Span]) -> dict[int, Span]:
         """Of what can be read, what was asked for, in the order of the partitions; a span can be empty."""
@@ -124,13 +144,33 @@ def selection_of(options: Mapping[str, str], *, is_stream: bool = False) -> Sele
     last = Bound(others=LATEST) if ending is None else _bound(ENDING, ending, others=LATEST)
     if EARLIEST in (last.others, *last.named.values()):
         raise BadArgument(f"{ENDING}: nothing lies before the earliest id, so there would be nothing to read")
+    since, until = _time(STARTING_TIME, said(STARTING_TIME), starting), _time(ENDING_TIME, said(ENDING_TIME), ending)
+    if since is not None and until is not None and until < since:
+        raise BadArgument(f"{ENDING_TIME} lies before {STARTING_TIME}", not_done=_NOT_READ)
     numbers, loss = said(PARTITIONS), said(FAIL_ON_DATA_LOSS)
     return Selection(
         starting=first,
         ending=last,
+        starting_time=since,
+        ending_time=until,
         partitions=None if numbers is None else partitions_of(numbers),
         fails_on_loss=True if loss is None else truth_of(FAIL_ON_DATA_LOSS, loss),
     )
+
+
+def _time(name: str, text: str | None, ids: str | None) -> int | None:
+    if text is None:
+        return None
+    if ids is not None:
+        raise BadArgument(
+            f"{name} and an id say the same thing twice", not_done=_NOT_READ, next_step="leave one of them out"
+        )
+    if moment.seconds(text.strip().removeprefix("-")) is not None:
+        raise BadArgument(
+            f"{name} is {text!r}; Spark asks for it more than once, and it would mean another moment each time",
+            not_done=_NOT_READ, next_step="write it as 2026-11-23T14:00",
+        )  # fmt: skip
+    return moment.microseconds(text.strip(), datetime.fromtimestamp(0, UTC), name)
 
 
 def partitions_of(text: str) -> tuple[int, ...]:

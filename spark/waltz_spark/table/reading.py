@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Part, Sizing, Split, plan
-from waltz_spark.log.selection import FAIL_ON_DATA_LOSS
+from waltz_spark.log.selection import FAIL_ON_DATA_LOSS, Selection
 from waltz_spark.table.columns import Projection, Surroundings
 from waltz_spark.table.pushdown import EVERYTHING, HIGHEST, LOWEST, TIMES, UNFILTERED, Filters, Ranges
 from waltzd.errors import WaltzError
@@ -122,6 +122,11 @@ def ids_of(origin: Origin, catalog: Catalog, partition: int, filters: Filters) -
 def _left(split: Split, ids: Ranges) -> Split | None:
     parts = [Part(part.extent, piece) for part in split.parts for piece in ids.within(part.span, nearer=READ_TOGETHER)]
     return replace(split, parts=tuple(parts)) if parts else None
+
+
+def timed(selection: Selection, origin: Origin, catalog: Catalog) -> Selection:
+    """With ids in place of times."""
+    return selection.timed(catalog.spans, lambda partition, time: origin.first_at(catalog, partition, time))
 
 
 def tell_losses(losses: Iterable[str]) -> None:
