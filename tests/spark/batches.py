@@ -68,9 +68,11 @@ class Log:
         self.rows += [self._row(row, None, None, None) for row in rows]
 
     def add(
-        self, count: int, *, groups: Sequence[int] = (), locks: bool = True, seconds: float = 1.0, is_last: bool = False
-    ) -> Batch:
-        """A batch. `groups`: sizes of groups, from its first record on; `is_last`: of its segment, however small it is."""
+        self, count: int, *, groups: Sequence[int] = (), locks: bool = True, seconds: float = 1.0, is_last: bool = False,
+        pool: int = 1 << 64,
+    ) -> Batch:  # fmt: skip
+        """A batch. `groups`: sizes of groups, from its first record on; `is_last`: of its segment, however small it is;
+        `pool`: of so many locks."""
         rows = self.drawn(count)
         run = run_of(self.next_id, rows)
         follows = np.zeros(count, np.bool_)
@@ -80,7 +82,7 @@ class Log:
             follows[at + 1 : at + size] = True
             firsts[at : at + size] = [self.next_id + at if size > 1 else None] * size
             at += size
-        taken = [[(self.chance.randrange(1 << 64), self.chance.choice(list(Mode))) for _ in range(self.chance.randrange(3))]
+        taken = [[(self.chance.randrange(pool), self.chance.choice(list(Mode))) for _ in range(self.chance.randrange(3))]
                  if locks else [] for _ in rows]  # fmt: skip
         every = [lock for each in taken for lock in each]
         columns = LockColumns(

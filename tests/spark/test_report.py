@@ -19,6 +19,7 @@ from waltz_spark.analysis.report import Measure, Part, Report
 from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 
+from tests.spark.batches import mixed_log
 from tests.spark.exporting import export, storage_with
 from tests.spark.telling import run_examples
 from waltzctl.main import run
@@ -123,6 +124,40 @@ def test_hours_of_a_column(spark: Any, tmp_path: Path) -> None:
     assert [(part.name, part.measure.transactions) for part in said.times] == [
         ("", 2), ("2026-01-02T03:00", 2), ("2026-01-02T04:00", 1),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["export", "directory"])
+def test_hours_and_locks_of_a_log_of_both_formats(spark: Any, tmp_path: Path, kind: str) -> None:
+    """Against counting, one transaction after the other."""
+    (tmp_path / "storage").mkdir()
+    logs = [mixed_log(tmp_path / "storage" / str(number), 7 + number, partition=number) for number in (0, 1)]
+    for log in logs:
+        log.time += 3_600_000_000
+        for _ in range(5):
+            log.add(20, pool=6)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    if kind == "export":
+        export(tmp_path / "export", tmp_path / "storage", is_lossless=False)
+        counting: report.Log = report.archive_log(str(tmp_path / "export"), None, None)
+    else:
+        origin = DirectoryOrigin(storages=(str(tmp_path / "storage"),), allows_uncommitted=True)
+        counting = report.origin_log(origin, None)
+    found = report.gather(spark, counting, top=4)
+    rows = [row for log in logs for row in log.rows]
+    hours = Counter("" if row["time"] is None else f"{row['time']:%Y-%m-%dT%H}:00" for row in rows)
+    assert found.time_unit == "hour"
+    assert [(part.name, part.measure.transactions) for part in found.times] == sorted(hours.items())
+    used: dict[tuple[int, int], Counter[str]] = {}
+    for row in rows:
+        for lock in row["locks"] or ():
+            used.setdefault((row["partition"], lock["lock"] % (1 << 64)), Counter())[lock["mode"]] += 1
+    assert found.lock_count == len(used)
+    most = sorted((modes["WRITE"] + modes["APPEND"] for modes in used.values()), reverse=True)[:4]
+    assert [usage.writes + usage.appends for usage in found.locks] == most
+    for usage in found.locks:
+        modes = used[usage.partition, usage.lock]
+        assert (usage.writes, usage.appends, usage.reads) == (modes["WRITE"], modes["APPEND"], modes["READ"])
+        assert usage.clients > 1
 
 
 def test_a_log_without_a_record(spark: Any, source: Path) -> None:

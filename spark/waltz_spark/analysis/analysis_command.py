@@ -108,7 +108,7 @@ def report_(
         str | None,
         Option("--time-column", metavar="NAME", help="With ARCHIVE: a column of it that says when, to count by the hour."),
     ] = None,
-    top: Annotated[int, Option("--top", min=1, max=1000, help="How many headers and clients.")] = 10,
+    top: Annotated[int, Option("--top", min=1, max=1000, help="How many headers, clients and locks.")] = 10,
     chart: Annotated[
         Path | None, Option("--chart", metavar="FILE", help="Draw a picture, too: .png, .svg or .pdf.")
     ] = None,
@@ -118,11 +118,12 @@ def report_(
     meant: Log,
     output: AnyForm = "table",
 ) -> int:
-    """Count what a log holds: transactions and bytes, by partition, header, client and time, and how large payloads are.
-    Spark reads an export (ARCHIVE), the directories of storages (--source), or the running cluster that is meant.
+    """Count what a log holds: transactions and bytes, by partition, header, client, time and lock, and how large payloads
+    are. Spark reads an export (ARCHIVE), the directories of storages (--source), or the running cluster that is meant.
 
-    Times are those of a column that was decoded (--time-column); else the days on which segments were begun, where those
-    are known: a record has no time of its own. Locks are not kept in a log, so nothing is said about them.
+    Times are hours, of the log or of a column that was decoded (--time-column). Where a log is of format 0 only, they are
+    the days on which segments were begun, where those are known, and nothing is said of locks. A transaction that was
+    refused is not in a log: many clients that write one lock are what conflicts come from, and no count of them.
 
     \b
     Examples:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from waltz_spark.analysis.report import Part, Report
+from waltz_spark.analysis.report import Part, Report, Usage
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, put
 from waltzctl.show.terminal import count, size
 
@@ -20,6 +20,19 @@ MEASURES: Columns[Part] = (
     Column("p50", lambda part: part.measure.p50, is_right=True, is_size=True),
     Column("p99", lambda part: part.measure.p99, is_right=True, is_size=True),
     Column("max", lambda part: part.measure.max, is_right=True, is_size=True),
+)
+
+
+LOCKS: Columns[Usage] = (
+    Column("lock", lambda usage: f"{usage.lock:016x}"),
+    Column("partition", is_right=True),
+    Column("writes", is_right=True),
+    Column("appends", is_right=True),
+    Column("reads", is_right=True),
+    Column("clients", is_right=True),
+    Column("transactions", is_right=True, is_wide=True),
+    Column("first", is_right=True, is_wide=True),
+    Column("last", is_right=True, is_wide=True),
 )
 
 
@@ -58,6 +71,12 @@ def show(report: Report, output: str) -> None:
             grid(out, columns, parts)
             if number > len(parts):
                 out.print(f"and {count(number - len(parts), f'more {name}')}; --top shows more", soft_wrap=True)
+        if report.locks:
+            grid(out, LOCKS, report.locks)
+            if report.lock_count > len(report.locks):
+                out.print(
+                    f"and {count(report.lock_count - len(report.locks), 'more lock')}; --top shows more", soft_wrap=True
+                )
         if not report.time_unit:
             out.print("Nothing here says when: no time column, and no segment with a day.", soft_wrap=True)
             return
@@ -75,6 +94,8 @@ def show(report: Report, output: str) -> None:
         "client_count": report.client_count,
         "time_unit": report.time_unit or None,
         "times": objects(times, report.times),
+        "locks": objects(LOCKS, report.locks),
+        "lock_count": report.lock_count,
     }
     put(Page(draw=draw, things=Listing(kind="partitions", columns=partitions, rows=report.partitions), told=told), output)
 

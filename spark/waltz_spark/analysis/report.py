@@ -1,8 +1,9 @@
-"""What a log holds, counted: by partition, header, client and time, in one pass over it by Spark.
+"""What a log holds, counted by Spark: by partition, header, client and time in one pass over it, by lock in another one.
 
 An export is read as its files, by Spark's own readers; everything else by `report_source`, which hands over the sizes of
-the payloads and not the payloads. A record has no time: what stands for it is a column that was decoded, or the day on
-which the record's segment was begun. Percentiles are near the true value, within a ten thousandth of the ranks.
+the payloads and not the payloads. Times are those of format 1; in format 0, what stands for them is a column that was
+decoded, or the day on which the record's segment was begun. Percentiles are near the true value, within a ten thousandth
+of the ranks. Of clients that shared a lock there are about so many.
 """
 
 from __future__ import annotations
@@ -44,6 +45,24 @@ class Measure:
     max: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """How one lock was used in one partition: a lock of the same name in another one is another lock."""
+
+    partition: int
+    lock: int
+    """64 bits, without a sign."""
+    transactions: int
+    writes: int
+    appends: int
+    reads: int
+    clients: int
+    """About."""
+    first: int
+    last: int
+    """The ids between which it was used."""
+
+
 NOTHING = Measure(transactions=0, bytes=0, p50=0, p99=0, max=0)
 
 
@@ -73,6 +92,9 @@ class Report:
     """In order; those without one have the name ""."""
     time_unit: str
     """`hour` or `day`; empty where no time is known."""
+    locks: Sequence[Usage] = ()
+    """Those that were marked most, in that order."""
+    lock_count: int = 0
 
     def hottest(self) -> Sequence[Part]:
         return sorted(self.partitions, key=lambda part: (-part.measure.bytes, int(part.name)))
@@ -82,12 +104,16 @@ class Report:
 
 
 class Log(Protocol):
-    """What is counted: a frame with the columns partition, txid, header, client_id, size, and as text moment and wrong."""
+    """What is counted: a frame with the columns partition, txid, header, client_id, size, and as text moment and wrong; and
+    one with partition, txid, client_id, locks and wrong, where there are any."""
 
     @property
     def time_unit(self) -> str: ...
+    @property
+    def has_locks(self) -> bool: ...
     def describe(self) -> str: ...
     def frame(self, spark: Any) -> Any: ...
+    def lock_frame(self, spark: Any) -> Any: ...
 
 
 # -- where it comes from -----------------------------------------------------------------------------------------------
@@ -100,20 +126,29 @@ class ArchiveLog:
     format: str
     time_column: str
     time_unit: str
+    has_locks: bool
 
     def describe(self) -> str:
         return self.archive.place
 
+    def _rows(self, spark: Any) -> Any:
+        where = self.archive.place if "://" in self.archive.place else "file://" + self.archive.place
+        return spark.read.format(self.format).load([_escaped(f"{where}/{piece.path}") for piece in self.pieces])
+
+    def lock_frame(self, spark: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        rows = self._rows(spark)
+        return rows.select("partition", "txid", "client_id", "locks", f.lit(None).cast("string").alias("wrong"))
+
     def frame(self, spark: Any) -> Any:
         from pyspark.sql import functions as f
 
-        where = self.archive.place if "://" in self.archive.place else "file://" + self.archive.place
-        rows = spark.read.format(self.format).load([_escaped(f"{where}/{piece.path}") for piece in self.pieces])
+        rows = self._rows(spark)
         nothing = f.lit(None).cast("string")
         plain = ["partition", "txid", "header", "client_id", f.octet_length("data").alias("size"), nothing.alias("wrong")]
         if self.time_column:
-            moment = f.date_trunc("hour", f.col(f"`{self.time_column}`"))
-            return rows.select(*plain, f.date_format(moment, "yyyy-MM-dd'T'HH':00'").alias("moment"))
+            return rows.select(*plain, _hour(f.col(f"`{self.time_column}`")).alias("moment"))
         if not self.time_unit:
             return rows.select(*plain, nothing.alias("moment"))
         days = [(piece.path.rpartition("/")[2], _day_of(piece)) for piece in self.pieces]
@@ -127,6 +162,7 @@ class OriginLog:
     origin: Origin
     partitions: tuple[int, ...] | None
     time_unit: str
+    has_locks: bool
 
     def describe(self) -> str:
         return self.origin.describe()
@@ -134,12 +170,24 @@ class OriginLog:
     def frame(self, spark: Any) -> Any:
         from pyspark.sql import functions as f
 
-        from waltz_spark.analysis.report_source import ERROR, read
+        from waltz_spark.analysis.report_source import COUNTED, ERROR, read
 
-        rows = read(spark, self.origin, self.partitions)
+        rows = read(spark, self.origin, self.partitions, COUNTED)
         size = (f.col("record_bytes") - f.lit(OVERHEAD_BYTES)).alias("size")
-        moment = f.date_format("segment_created", "yyyy-MM-dd").alias("moment")
+        day = f.date_format("segment_created", "yyyy-MM-dd")
+        moment = (_hour(f.col("time")) if self.time_unit == HOUR else day).alias("moment")
         return rows.select("partition", "txid", "header", "client_id", size, moment, ERROR)
+
+    def lock_frame(self, spark: Any) -> Any:
+        from waltz_spark.analysis.report_source import LOCKED, read
+
+        return read(spark, self.origin, self.partitions, LOCKED)
+
+
+def _hour(moment: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.date_format(f.date_trunc("hour", moment), "yyyy-MM-dd'T'HH':00'")
 
 
 def archive_log(text: str, partitions: Collection[int] | None, time_column: str | None) -> ArchiveLog:
@@ -169,10 +217,12 @@ def archive_log(text: str, partitions: Collection[int] | None, time_column: str 
     gone = [piece.path for piece in pieces if piece.path not in there]
     if gone:
         raise ExportDamaged(f"{archive.place}/{gone[0]} is missing, and the manifest has it", not_done="nothing was read")
-    has_days = found.shape.lossless and time_column is None
+    names = {name for name, _ in found.shape.schema}
+    has_times = any(piece.times is not None for piece in pieces)
+    column = time_column or ("time" if has_times and "time" in names else "")
     return ArchiveLog(
-        archive=archive, pieces=pieces, format=_FORMATS[found.shape.format], time_column=time_column or "",
-        time_unit=HOUR if time_column else DAY if has_days else "",
+        archive=archive, pieces=pieces, format=_FORMATS[found.shape.format], time_column=column,
+        time_unit=HOUR if column else DAY if found.shape.lossless else "", has_locks=has_times and "locks" in names,
     )  # fmt: skip
 
 
@@ -194,8 +244,10 @@ def origin_log(origin: Origin, partitions: tuple[int, ...] | None) -> OriginLog:
     """What is wrong with the place or the partitions is found here, before there is a Spark."""
     from waltz_spark.log.directory_origin import DirectoryOrigin
 
-    origin.catalog(partitions)
-    return OriginLog(origin=origin, partitions=partitions, time_unit=DAY if isinstance(origin, DirectoryOrigin) else "")
+    catalog = origin.catalog(partitions)
+    has_times = any(origin.first_at(catalog, number, 0) <= span.last for number, span in catalog.spans.items())
+    unit = HOUR if has_times else DAY if isinstance(origin, DirectoryOrigin) else ""
+    return OriginLog(origin=origin, partitions=partitions, time_unit=unit, has_locks=has_times)
 
 
 def _day_of(piece: Piece) -> str:
@@ -249,6 +301,7 @@ def gather(spark: Any, log: Log, *, top: int) -> Report:
     def parts(which: int, column: str) -> list[Part]:
         return [_part(row, "" if row[column] is None else str(row[column])) for row in by_set.get(which, ())]
 
+    locks = _locks(spark, log, top) if log.has_locks else []
     total = next((_part(row, "").measure for row in by_set.get(_TOTAL, ()) if row.transactions), NOTHING)
     return Report(
         source=log.describe(),
@@ -260,7 +313,38 @@ def gather(spark: Any, log: Log, *, top: int) -> Report:
         client_count=_kinds(by_set.get(_CLIENT)),
         times=sorted(parts(_TIME, "moment"), key=lambda part: part.name) if log.time_unit else [],
         time_unit=log.time_unit,
+        locks=[_usage(row) for row in locks],
+        lock_count=_kinds(locks),
     )
+
+
+def _locks(spark: Any, log: Log, top: int) -> list[Any]:
+    from waltz_spark.exporting.tasks import error_told
+
+    rows: list[Any] = spark.sql(
+        f"""
+        WITH used AS (SELECT partition, txid, client_id, wrong, explode_outer(locks) AS each FROM {{log}}), counted AS (
+            SELECT partition, each.lock AS lock, count(*) AS transactions, max(wrong) AS wrong,
+                count_if(each.mode = 'WRITE') AS writes, count_if(each.mode = 'APPEND') AS appends,
+                count_if(each.mode = 'READ') AS reads, approx_count_distinct(client_id) AS clients,
+                min(txid) AS first, max(txid) AS last
+            FROM used GROUP BY partition, each.lock
+        )
+        SELECT *, count(lock) OVER () AS kinds FROM counted WHERE lock IS NOT NULL OR wrong IS NOT NULL
+        ORDER BY wrong NULLS LAST, writes + appends DESC, reads DESC, partition, lock LIMIT {top}
+        """,
+        log=log.lock_frame(spark),
+    ).collect()
+    if rows and rows[0].wrong is not None:
+        raise error_told(rows[0].wrong)
+    return rows
+
+
+def _usage(row: Any) -> Usage:
+    return Usage(
+        partition=row.partition, lock=row.lock % (1 << 64), transactions=row.transactions, writes=row.writes,
+        appends=row.appends, reads=row.reads, clients=row.clients, first=row.first, last=row.last,
+    )  # fmt: skip
 
 
 def _kinds(rows: Sequence[Any] | None) -> int:

@@ -22,7 +22,8 @@ from waltz_spark.table.columns import columns_of
 from waltz_spark.table.reading import Reading, projection_of, tasks, telling
 from waltzd.errors import WaltzError
 
-COLUMNS = ("partition", "txid", "header", "client_id", "record_bytes", "segment_created")
+COUNTED = ("partition", "txid", "header", "client_id", "record_bytes", "segment_created", "time")
+LOCKED = ("partition", "txid", "client_id", "locks")
 ERROR = "wrong"
 """Null, but in the last row of a task that failed: what went wrong, as `task.error_text` writes it."""
 
@@ -33,10 +34,11 @@ class _Counted(DataSource):
         return "waltz_report"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(columns_of(COLUMNS).schema.append(pa.field(ERROR, pa.string())))
+        _, _, columns = unpacked(self.options["log"])
+        return from_arrow_schema(columns_of(columns).schema.append(pa.field(ERROR, pa.string())))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        origin, partitions = unpacked(self.options["log"])
+        origin, partitions, _ = unpacked(self.options["log"])
         return _Reader(origin, partitions, schema)
 
 
@@ -64,6 +66,6 @@ class _Reader(DataSourceReader):
             yield pa.RecordBatch.from_pylist([row], schema=schema)
 
 
-def read(spark: Any, origin: Origin, partitions: tuple[int, ...] | None) -> Any:
+def read(spark: Any, origin: Origin, partitions: tuple[int, ...] | None, columns: tuple[str, ...]) -> Any:
     spark.dataSource.register(_Counted)
-    return spark.read.format(_Counted.name()).option("log", packed((origin, partitions))).load()
+    return spark.read.format(_Counted.name()).option("log", packed((origin, partitions, columns))).load()

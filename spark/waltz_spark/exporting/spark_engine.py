@@ -36,7 +36,7 @@ from pyspark.sql.types import BinaryType, StructType
 from waltz_spark.exporting.destination import LocalDestination, flush, measured
 from waltz_spark.exporting.form import row_count
 from waltz_spark.exporting.manifest import UNFINISHED, Piece
-from waltz_spark.exporting.spark_form import NEEDED, PART, check_columns, options_of
+from waltz_spark.exporting.spark_form import NEEDED, PART, are_locks, check_columns, options_of
 from waltz_spark.exporting.tasks import (
     Assignment,
     Job,
@@ -186,7 +186,8 @@ class SparkEngine:
         if self._job.form.format == "csv":
             named = [(field, f.col("`" + field.name.replace("`", "``") + "`")) for field in frame.schema.fields]
             frame = frame.select(
-                [f.base64(column).alias(field.name) if isinstance(field.dataType, BinaryType) else column
+                [f.base64(column).alias(field.name) if isinstance(field.dataType, BinaryType)
+                 else f.to_json(column).alias(field.name) if are_locks(field) else column
                  for field, column in named]
             )  # fmt: skip
         try:

@@ -23,7 +23,7 @@ from waltzd.format.batch import HEAD_BYTES, LAST, MAGIC, Flags, Head, are_locks,
 from waltzd.format.checksum import I64, crc32, crc_of_rows
 from waltzd.format.index import places_of, read_index
 from waltzd.format.layout import HEADER_BYTES
-from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, join_locks, no_locks, walk
+from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, walk
 from waltzd.format.scan import read_footer
 
 _FRONT = struct.Struct(">4sIqI")
@@ -49,6 +49,8 @@ _HEAD = np.dtype(
     ]
 )
 assert _HEAD.itemsize == HEAD_BYTES
+_ONE_BYTES = 5
+"""In front of the ids of locks, where all records have as many: the form of the counts, and the count."""
 _ROWS_MIN = 16
 """Below this, the checksums of heads one by one are cheaper than as columns."""
 
@@ -322,7 +324,7 @@ class _Stretch:
         # Where each record starts once the leads are taken out.
         bounds = np.append(starts - np.repeat(np.cumsum(self.lead[:count]), records), len(data))
         follows = self._follows(records)
-        locks = self._locks(records.tolist()) if with_locks else None
+        locks = self._locks(records) if with_locks else None
         if with_locks and locks is None:
             return None
         times = np.repeat(head["time"].astype(np.int64), records)
@@ -343,21 +345,57 @@ class _Stretch:
             found[behind[number] - count : behind[number]] = flags
         return found
 
-    def _locks(self, records: Sequence[int]) -> LockColumns | None:
+    def _locks(self, records: I64) -> LockColumns | None:
         """None where a section is none: its checksum is right, so its owner was wrong."""
-        found: list[LockColumns] = []
-        waiting = 0
-        sizes = self.head["lock_bytes"][: self.count].tolist()
-        for start, size, count in zip(self.at.tolist(), sizes, records, strict=False):
-            if not size:
-                waiting += count
-                continue
-            if waiting:
-                found.append(no_locks(waiting))
-                waiting = 0
-            raw = self.raw[start + HEAD_BYTES : start + HEAD_BYTES + size]
-            locks = decode_locks(raw, count) if are_locks(raw, count) else None
-            if locks is None:
+        head, behind = self.head[: self.count], np.cumsum(records)
+        sizes, starts = head["lock_bytes"].astype(np.int64), self.at[: self.count] + HEAD_BYTES
+        parts: list[tuple[I64, LockColumns]] = []
+        """Numbers of batches with as many locks each, and what they say."""
+        forms = np.frombuffer(self.raw, np.uint8)[starts]
+        has_one = (records == 1) & (sizes >= _ONE_BYTES) & (forms == 0)
+        for size in np.unique(sizes[has_one]).tolist():
+            numbers = np.flatnonzero(has_one & (sizes == size))
+            found = self._locks_of_ones(starts[numbers], size)
+            if found is None:
                 return None
-            found.append(locks)
-        return join_locks([*found, *([no_locks(waiting)] if waiting else [])])
+            parts.append((numbers, found))
+        for number in np.flatnonzero((sizes > 0) & ~has_one).tolist():
+            raw, count = self.raw[int(starts[number]) : int(starts[number] + sizes[number])], int(records[number])
+            found = decode_locks(raw, count) if are_locks(raw, count) else None
+            if found is None:
+                return None
+            parts.append((np.array([number]), found))
+        return _in_order(parts, behind - records, int(behind[-1]))
+
+    def _locks_of_ones(self, starts: I64, size: int) -> LockColumns | None:
+        """Of batches of one record whose sections have the same size. As columns: a quiet log has nothing else."""
+        every = np.ndarray((len(self.raw) - size + 1,), f"V{size}", buffer=self.raw, strides=(1,))
+        rows = np.ascontiguousarray(every[starts]).view(np.uint8).reshape(-1, size)
+        each = 4 * (size - _ONE_BYTES) // 33  # of 8 bytes and 2 bits
+        counts = np.ascontiguousarray(rows[:, 1:_ONE_BYTES]).view(">u4").ravel()
+        if each == 0 or (counts != each).any() or _ONE_BYTES + 8 * each + (each + 3) // 4 != size:
+            return None
+        ids = np.ascontiguousarray(rows[:, _ONE_BYTES : _ONE_BYTES + 8 * each]).view(">u8").astype(np.uint64)
+        packed = rows[:, _ONE_BYTES + 8 * each :]
+        modes = (packed[:, :, None] >> np.array([6, 4, 2, 0], np.uint8) & 3).reshape(len(rows), -1)[:, :each]
+        if (modes == 0).any():
+            return None
+        return LockColumns(np.full(len(rows), each, np.int64), ids.ravel(), modes.astype(np.uint8).ravel())
+
+
+def _in_order(parts: Sequence[tuple[I64, LockColumns]], firsts: I64, records: int) -> LockColumns:
+    """`firsts`: of each batch, the number of its first record."""
+    counts = np.zeros(records, np.int64)
+    places = []
+    for numbers, found in parts:
+        each = len(found) // len(numbers)
+        rows = (firsts[numbers][:, None] + np.arange(each)).ravel()
+        counts[rows] = found.counts
+        places.append(rows)
+    starts = np.cumsum(counts) - counts
+    ids, modes = np.zeros(int(counts.sum()), np.uint64), np.zeros(int(counts.sum()), np.uint8)
+    for rows, (_, found) in zip(places, parts, strict=True):
+        within = np.arange(len(found.ids)) - np.repeat(np.cumsum(found.counts) - found.counts, found.counts)
+        at = np.repeat(starts[rows], found.counts) + within
+        ids[at], modes[at] = found.ids, found.modes
+    return LockColumns(counts, ids, modes)
