@@ -141,8 +141,9 @@ def _wanted(cluster: LocalCluster, asked: dict[str, int | None]) -> tuple[int, i
     for name, number in asked.items():
         if number is None or number == there[name] or (name in may_grow and number > there[name]):
             continue
+        what = "was made with" if name == "format" else "has"  # an operator may have raised it
         raise BadArgument(
-            f"--{name} {number}: the cluster in {cluster.directory} has {there[name]}"
+            f"--{name} {number}: the cluster in {cluster.directory} {what} {there[name]}"
             + (", and `up` takes none away" if name in may_grow else ""),
             not_done="nothing was started",
             next_step="leave the option out to continue with that cluster, or name another directory",

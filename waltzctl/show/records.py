@@ -245,8 +245,8 @@ def _basis(told: Explained) -> str:
         Reason.IN_FLIGHT: f"It was marked last by transaction {found.mark:,}, which is not committed yet.",
         Reason.FLOOR: f"The table does not have it any more: it was marked at id {found.mark:,} or before, or never. "
         "This is an estimate, because the table is full and forgets the oldest marks.",
-        Reason.NEW_OWNER: f"It was not marked since this session began at id {found.mark:,}. Before that it may have been "
-        "marked, or not: this is an estimate, because a new owner begins with an empty table.",
+        Reason.NEW_OWNER: f"It was not marked above id {found.mark:,}. What a new owner has not read of the log it does "
+        "not know: before that it may have been marked, or not. This is an estimate.",
     }[found.reason]
     return said + (" An append lock is never compared." if told.lock.mode is Mode.APPEND else "")
 
