@@ -28,9 +28,9 @@ GUIDE = (Path(__file__).parents[4] / "docs/application-guide.md").read_text(enco
 
 
 def example() -> dict[str, Any]:
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     names: dict[str, Any] = {"__name__": "guide"}
-    exec(compile(code, "application-guide.md", "exec"), names)
+    for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        exec(compile(code, "application-guide.md", "exec"), names)
     return names
 
 
@@ -54,6 +54,22 @@ def test_a_withdrawal_is_built_again_and_never_overdraws() -> None:
         assert sorted(type(outcome) is Committed for outcome in outcomes) == [False, False, True, True, True]
         assert outcomes.count(Declined()) == 2
         assert accounts.balances == {7: 10}
+
+    run(work())
+
+
+def test_a_withdrawal_and_its_fee_stand_or_fall_together() -> None:
+    names, fake = example(), FakeCluster(format=1)
+
+    async def work() -> None:
+        accounts = names["Accounts"]()
+        async with Client("s0:1", connect=fake.connect, handler=accounts) as client:
+            await client.append(b"7 100", key=7)
+            while client.mark(0) < 0:
+                await asyncio.sleep(0.01)
+            outcomes = await asyncio.gather(*[names["withdraw_with_fee"](client, accounts, 7, 30) for _ in range(5)])
+        assert outcomes.count(Declined()) == 2
+        assert accounts.balances == {7: 7}
 
     run(work())
 

@@ -204,3 +204,27 @@ def test_nobody_who_reads_a_view_in_sql_sees_a_part_of_a_group(tmp_path: Path) -
     assert total() == 0
     assert sums == {0}
     engine.dispose()
+
+
+@pytest.mark.parametrize("feed", [FeedMode.RECORDS, FeedMode.HEADS])
+@pytest.mark.parametrize(("count", "size"), [(20_000, 10), (100, 40_000)])
+def test_a_group_as_large_as_a_frame_comes_whole(count: int, size: int, feed: FeedMode) -> None:
+    """Larger than a step of the owner, than a frame of the feed, and than the credit of the client."""
+
+    class Parts(Ledger):
+        async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+            self.parts.append([transaction.id for transaction in transactions])
+            self.last = transactions[-1].id
+
+    async def story(cluster: LocalCluster) -> None:
+        view = Parts()
+        settings = ClientSettings(feed_bytes_max=100_000)
+        async with cluster.client(handler=view, settings=settings, feed=feed) as client:
+            await client.append(b"before", partition=0)
+            assert await client.append_group([b"x" * size] * count, partition=0) == Committed(1, count)
+            await client.append(b"behind", partition=0)
+            while client.mark(0) < count + 1:
+                await asyncio.sleep(0.002)
+        assert any({1, count} <= set(part) for part in view.parts), "from its first to its last one in one part"
+
+    LocalCluster().run(story)
