@@ -43,9 +43,9 @@ def check_golden(name: str, text: str) -> None:
     assert text == path.read_text()
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path: Path, at: int, bits: int = 1) -> None:
     content = bytearray(path.read_bytes())
-    content[at] ^= 1
+    content[at] ^= bits
     path.write_bytes(content)
 
 
@@ -260,7 +260,7 @@ def test_a_partition_that_is_a_link(waltzctl: Tool, storage: Path) -> None:
 
 def test_files_of_another_cluster_and_of_the_future(waltzctl: Tool, storage: Path) -> None:
     assert waltzctl("verify-segments", "--key", str(UUID(int=1)), storage).code == 8
-    flip(storage / "3/0000000000000000000.seg", 3)
+    flip(storage / "3/0000000000000000000.seg", 3, 2)
     flip(storage / "2/0000000000000000000.seg", 20)
     found = json.loads(waltzctl("verify-segments", "-o", "json", storage).out)["findings"]
     assert [(finding["partition"], finding["code"]) for finding in found] == [

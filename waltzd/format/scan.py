@@ -253,6 +253,13 @@ def is_sound_record(file: File, offset: int, end: int, id_: int) -> bool:
     return found == id_ and 0 <= length <= end - offset - OVERHEAD_BYTES and _is_sound_at(file, offset, length)
 
 
+def version_behind(file: File, said: int, first_id: int) -> int:
+    """The version that the header of a segment says, unless the first bytes behind it prove the other one."""
+    if Head.decode(file.read(HEADER_BYTES, BATCH_HEAD_BYTES)) is not None:
+        return BATCHES
+    return VERSION if is_sound_record(file, HEADER_BYTES, file.size(), first_id) else said
+
+
 def _behind(file: File, index: File | None, first_id: int, stop: Stop, end: int, high_id: int) -> Stop | None:
     """The next sound record behind a bad place: where the index says, then where the bad record's length says, then by a
     search of all bytes. The search comes last because a payload may itself contain the bytes of a whole record."""

@@ -1,8 +1,8 @@
 """A file of a storage directory for a person in trouble: every record, and all other bytes, in the order of the file.
 
 Nothing here refuses damage. Items go to a sink one at a time, so a file of any size needs the memory of one chunk. Bytes
-between two sound records are handed over as damaged bytes, with the explanation of `scan.explain`; nothing is written,
-nothing is locked.
+between two sound records are handed over as damaged bytes, with the explanation of `waltzd.format.explain`; nothing is
+written, nothing is locked.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
+import numpy as np
+
 from waltzd.disk.seam import Disk, File, opened
 from waltzd.errors import BadArgument, HeaderDamaged, UnknownVersion, WaltzError
+from waltzd.format.batch import Batch, Head
 from waltzd.format.explain import BadRecord, explain
-from waltzd.format.index import read_index
+from waltzd.format.footer import Footer
+from waltzd.format.index import places_of, read_index
 from waltzd.format.layout import (
+    BATCHES,
     CONTROL_INFO_BYTES,
     CONTROL_NAME,
     CONTROL_STRUCT_BYTES,
@@ -31,6 +36,7 @@ from waltzd.format.layout import (
     PROMISE_SLOT_BYTES,
     PROMISE_SLOT_SPACING,
     SEGMENT_SUFFIX,
+    VERSION,
     ControlHeader,
     ControlStruct,
     FileHeader,
@@ -44,9 +50,11 @@ from waltzd.format.layout import (
     index_offset,
 )
 from waltzd.format.record import Record, Run, decode_record
-from waltzd.format.scan import survey
+from waltzd.format.scan import survey, version_behind
 
 INDEX_CHUNK_ENTRIES = 1 << 16
+FOOTER_BYTES_MAX = 16 << 20
+"""So much is shown of what stands where a footer belongs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +73,36 @@ class FileStart:
 class WholeRecord:
     offset: int
     raw: memoryview
+    time: int | None = None
+    """The rest is known in format 1."""
+    group: int | None = None
+    """The first id of its group."""
+    locks: tuple[tuple[int, int], ...] = ()
+    """Mode and id of each."""
 
     def record(self) -> Record:
         return decode_record(self.raw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchStart:
+    """In front of the records of a batch."""
+
+    offset: int
+    head: Head
+    preamble: memoryview
+    locks: int
+    groups: tuple[tuple[int, int], ...]
+    """The first and the last id of each that has more than one record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FooterBytes:
+    """Behind the last batch of a sealed segment. `footer` is None where these bytes are no sound one."""
+
+    offset: int
+    raw: bytes
+    footer: Footer | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +124,8 @@ class IndexEntry:
     offset: int
     """Of the entry, in the index."""
     points_to: int
+    head: int | None = None
+    """In format 1: where its batch begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +139,7 @@ class Slot:
     note: str = ""
 
 
-Item: TypeAlias = FileStart | WholeRecord | DamagedBytes | IndexEntry | Slot
+Item: TypeAlias = FileStart | BatchStart | WholeRecord | FooterBytes | DamagedBytes | IndexEntry | Slot
 Sink: TypeAlias = Callable[[Item], None]
 
 
@@ -132,47 +169,53 @@ def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int |
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 
-def _start(file: File, kind: str, sink: Sink) -> int:
-    """Shows the header; returns the first id, by the name of the file or else by its header."""
+def _start(file: File, kind: str, sink: Sink) -> tuple[int, int]:
+    """Shows the header; returns the first id, by the name of the file or else by its header, and the version."""
     named = first_id_of(file.path.rpartition("/")[2])
     raw = file.read(0, HEADER_BYTES)
     try:
         header = FileHeader.decode(raw, "the file")
     except (HeaderDamaged, UnknownVersion) as error:
         sink(FileStart(kind=kind, path=file.path, size=file.size(), problem=error.message, raw=raw))
-        return named or 0
+        return named or 0, VERSION
     fields: dict[str, object] = {**vars(header), "key": str(header.key)}
+    fields["format"] = fields.pop("version")
     problem = "the reserved part of the header is not zero" if raw != header.encode() else ""
     if named is not None and named != header.first_id:
         problem = f"the file name says first id {named}"
     sink(FileStart(kind=kind, path=file.path, size=file.size(), fields=fields, problem=problem, raw=raw))
-    return header.first_id if named is None else named
+    return header.first_id if named is None else named, header.version
 
 
 def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None) -> None:
     directory, slash, _ = file.path.rpartition("/")
     end = file.size()
-    first_id = _start(file, "segment", sink)
+    first_id, said = _start(file, "segment", sink)
+    version = version_behind(file, said, first_id)
     index = opened(disk, directory + slash + index_name(first_id))
     at, next_id = HEADER_BYTES, first_id
+    group = first_id
 
     def damaged(first_byte: int, last_byte: int, first: int, last: int | None) -> None:
         if (last is not None and max(first, last) < low) or (high is not None and first > high):
             return
         records = explain(
             file, first_byte=first_byte, last_byte=last_byte, first_id=first, last_id=last,
-            segment_first_id=first_id, index=index,
+            segment_first_id=first_id, index=index, version=version,
         )  # fmt: skip
         sink(DamagedBytes(
             first_byte=first_byte, last_byte=last_byte, first_id=first, last_id=last,
             records=tuple(records), read=file.read,
         ))  # fmt: skip
 
-    def on_run(offset: int, run: Run) -> None:
+    def stand(offset: int, size: int, first: int, last: int) -> None:
         nonlocal at, next_id
         if offset > at:
-            damaged(at, offset - 1, next_id, run.first_id - 1)
-        at, next_id = offset + len(run.data), run.last_id + 1
+            damaged(at, offset - 1, next_id, first - 1)
+        at, next_id = offset + size, last + 1
+
+    def on_run(offset: int, run: Run) -> None:
+        stand(offset, len(run.data), run.first_id, run.last_id)
         start = max(0, low - run.first_id)
         stop = len(run) if high is None else min(len(run), high + 1 - run.first_id)
         bounds = run.bounds[start : stop + 1].tolist() if start < stop else []
@@ -181,8 +224,30 @@ def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None
         if high is not None and run.last_id >= high:
             raise _Enough
 
+    def on_batch(offset: int, batch: Batch) -> None:
+        nonlocal group
+        stand(offset, batch.size, batch.first_id, batch.last_id)
+        wanted = range(max(low, batch.first_id), min(batch.last_id, batch.last_id if high is None else high) + 1)
+        if wanted:
+            sink(_batch_start(offset, batch))
+        records, locks, bounds = offset + batch.head.lead, _lock_rows(batch), batch.run.bounds.tolist()
+        for number, id_ in enumerate(range(batch.first_id, batch.last_id + 1)):
+            group = group if batch.run.follows is not None and batch.run.follows[number] else id_
+            if id_ in wanted:
+                first, last = bounds[number], bounds[number + 1]
+                raw = batch.run.data[first:last]
+                sink(WholeRecord(offset=records + first, raw=raw, time=batch.head.time, group=group, locks=locks[number]))
+        if high is not None and batch.last_id >= high:
+            raise _Enough
+
     try:
-        found = survey(file, first_id=first_id, end=end, index=index, on_run=on_run)
+        found = survey(
+            file, first_id=first_id, end=end, version=version, index=index,
+            on_run=on_run if version == VERSION else None, on_batch=on_batch,
+        )  # fmt: skip
+        if found.footer_bytes:
+            raw = file.read(found.end, min(found.footer_bytes, FOOTER_BYTES_MAX))
+            sink(FooterBytes(offset=found.end, raw=raw, footer=found.footer))
         if found.tail_bytes:
             damaged(found.end, end - 1, found.next_id, None)
     finally:
@@ -190,15 +255,39 @@ def _dump_segment(disk: Disk, file: File, sink: Sink, low: int, high: int | None
             index.close()
 
 
+def _batch_start(offset: int, batch: Batch) -> BatchStart:
+    groups: list[tuple[int, int]] = []
+    if batch.run.follows is not None:
+        for id_ in (np.flatnonzero(batch.run.follows) + batch.first_id).tolist():
+            if groups and groups[-1][1] == id_ - 1:
+                groups[-1] = groups[-1][0], id_
+            else:
+                groups.append((id_ - 1, id_))
+    return BatchStart(
+        offset=offset, head=batch.head, preamble=memoryview(batch.preamble), locks=len(batch.locks.ids),
+        groups=tuple(groups),
+    )  # fmt: skip
+
+
+def _lock_rows(batch: Batch) -> list[tuple[tuple[int, int], ...]]:
+    locks = batch.locks
+    pairs = list(zip(locks.modes.tolist(), locks.ids.tolist(), strict=True))
+    ends = np.cumsum(locks.counts).tolist()
+    return [tuple(pairs[first:last]) for first, last in pairwise([0, *ends])]
+
+
 def _dump_index(file: File, sink: Sink, low: int, high: int | None) -> None:
-    first_id = _start(file, "index", sink)
+    first_id, version = _start(file, "index", sink)
     count = index_entries(file.size())
     stop = count if high is None else min(count, high + 1 - first_id)
     entry = max(0, low - first_id)
     while entry < stop:
-        chunk = read_index(file, entry, min(INDEX_CHUNK_ENTRIES, stop - entry)).tolist()
-        for number, points_to in enumerate(chunk, entry):
-            sink(IndexEntry(id=first_id + number, offset=index_offset(number), points_to=points_to))
+        entries = read_index(file, entry, min(INDEX_CHUNK_ENTRIES, stop - entry))
+        chunk, heads = entries.tolist(), [None] * len(entries)
+        if version == BATCHES:
+            chunk, heads = (column.tolist() for column in places_of(entries))
+        for number, (points_to, head) in enumerate(zip(chunk, heads, strict=True), entry):
+            sink(IndexEntry(id=first_id + number, offset=index_offset(number), points_to=points_to, head=head))
         entry += len(chunk)
         if not chunk:
             break

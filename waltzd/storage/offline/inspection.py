@@ -53,7 +53,7 @@ from waltzd.format.record import (
     id_and_length,
     trailers,
 )  # fmt: skip
-from waltzd.format.scan import Survey, Tail, is_sound_record, judge_tail, survey
+from waltzd.format.scan import Survey, Tail, judge_tail, survey, version_behind
 
 TOGETHER = 4096
 """So many records are looked at together: what is done for each run costs about the same for one record and for a
@@ -243,7 +243,7 @@ class _Inspection:
         self._report.findings += findings
         if header is None:
             return None
-        self._version = _version(file, header)
+        self._version = version_behind(file, header.version, header.first_id)
         if self._version != header.version:
             detail = f"the header says format {header.version}, and what stands behind it is of format {self._version}"
             self._find(Code.DAMAGED_HEADER, detail, first_byte=0, last_byte=3)
@@ -508,15 +508,6 @@ class _Inspection:
             "hash": self._hash is None or footer.digest == self._hash.digest(),
         }
         return [word for word, is_right in right.items() if not is_right]
-
-
-def _version(file: File, header: FileHeader) -> int:
-    """What the header says, unless the first bytes behind it prove the other format."""
-    if Head.decode(file.read(HEADER_BYTES, BATCH_HEAD_BYTES)) is not None:
-        return BATCHES
-    raw = file.read(HEADER_BYTES, HEAD_BYTES)
-    is_record = len(raw) == HEAD_BYTES and is_sound_record(file, HEADER_BYTES, file.size(), header.first_id)
-    return VERSION if is_record else header.version
 
 
 def _first_id(file: File, version: int) -> int | None:
