@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from waltz_spark.source import WaltzDataSource
 from waltz_spark.stream import WaltzStreamReader
 from waltz_spark.table.columns import EVERY
 
+from tests.spark.batches import microseconds, mixed_log
 from tests.spark.growing import GrowingStorage
 from waltzd.errors import BadArgument, ForeignCluster, PositionUnknown, TransactionsGone, WaltzError
 from waltzd.format.record import Run, encode_payloads
@@ -77,6 +80,52 @@ def batch(reader: WaltzStreamReader, start: Mapping[str, Any], end: Mapping[str,
 
 def told(caught: pytest.ExceptionInfo[WaltzError]) -> str:
     return "\n".join([caught.value.message, *caught.value.__notes__])
+
+
+# -- event time ------------------------------------------------------------------------------------------------------------
+
+
+def test_windows_of_event_time_by_a_real_spark(spark: Any, tmp_path: Path) -> None:
+    """In whatever zone the session is; and a batch reading of the same hours."""
+    from pyspark.sql import functions as f
+
+    (tmp_path / "storage").mkdir()
+    log = mixed_log(tmp_path / "storage" / "0", 12, batches=60)
+    options = {"path": str(tmp_path / "storage"), "allowUncommitted": "true", "maxTxnsPerTrigger": "100"}
+    start = next(row["time"] for row in log.rows if row["time"] is not None)
+    counted = Counter((row["time"] - start) // timedelta(seconds=10) for row in log.rows if row["time"] is not None)
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")
+    try:
+        stream = spark.readStream.format("waltz").options(**options).option("columns", "txid,time").load()
+        window = f.window("time", "10 seconds", startTime=f"{start.second % 10} seconds")
+        query = (
+            stream.withWatermark("time", "20 seconds").groupBy(window).count().writeStream.format("memory")
+            .queryName("windows").outputMode("update").option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        rows = spark.sql("SELECT unix_micros(window.start) AS start, max(count) AS n FROM windows GROUP BY 1").collect()
+        late = datetime(1970, 1, 1, tzinfo=UTC)
+        found = {(late + timedelta(microseconds=row.start) - start) // timedelta(seconds=10): row.n for row in rows}
+        assert found == counted
+        whole = spark.read.format("waltz").options(**options).load()
+        cut = log.rows[-40]["time"]
+        said = whole.where(f"time >= timestamp_micros({microseconds(cut)})").selectExpr(
+            "txid", "unix_micros(time) AS at", "`group`", "size(locks) AS locks"
+        )
+        expected = [
+            (row["txid"], microseconds(row["time"]), row["group"], len(row["locks"]))
+            for row in log.rows
+            if row["time"] is not None and row["time"] >= cut
+        ]
+        assert [tuple(row) for row in said.orderBy("txid").collect()] == expected
+        later = spark.read.format("waltz").options(**options).option("startingTime", cut.isoformat()).load()
+        assert later.count() == len(expected)
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        assert [tuple(row) for row in said.orderBy("txid").collect()] == expected
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 # -- the reader alone --------------------------------------------------------------------------------------------------
