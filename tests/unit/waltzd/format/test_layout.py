@@ -101,12 +101,6 @@ def test_records() -> None:
     assert [run.record(number).payload for number in range(3)] == payloads
 
 
-def test_the_example_in_the_document_is_the_first_record() -> None:
-    document = (GOLDEN.parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^00[0-9a-f]{2}  ((?:[0-9a-f]{8,} ?)+)", document, re.MULTILINE)
-    assert bytes.fromhex("".join(shown)) == golden("record.hex")[:45]
-
-
 def test_index_entries_of_these_records() -> None:
     starts = walk(golden("record.hex"))[:-1] + HEADER_BYTES
     assert starts.astype(">i8").tobytes() == golden("index.hex")
