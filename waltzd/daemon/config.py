@@ -157,7 +157,8 @@ class StorageConfig(DaemonConfig):
         example="16",
     )
     segment_bytes_max: int = setting(
-        "Start a new segment when the current one is larger than this; the record that crosses it stays whole.",
+        "Start a new segment of format 0 when the current one is larger than this; the record that crosses it stays "
+        "whole. In format 1 the owner of a partition says where a segment ends: `segment_bytes_max` of the server.",
         default=64 << 20,
         bounds=(1 << 10, 1 << 40),
         unit="bytes",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Coroutine
 
 import pytest
 
+from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import (
     KEY,
     PARTITIONS,
@@ -31,8 +33,9 @@ from waltzd.errors import (
     TooManyCallers,
     WaltzError,
 )
+from waltzd.format.batch import Batch, Piece
 from waltzd.format.finding import Finding
-from waltzd.format.layout import CONTROL_NAME, FileHeader, control_struct_offset, segment_name
+from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, FileHeader, control_struct_offset, segment_name
 from waltzd.format.record import Run
 from waltzd.protocol.peers import RecordsFrame
 from waltzd.storage.calls import StorageCalls
@@ -432,3 +435,54 @@ def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pyte
             [run async for run in calls.read(0, 7, 0, 5, 0)]
 
     with_calls(sample(6), test)
+
+
+def test_readers_get_batches_whole_in_parts_or_only_their_locks() -> None:
+    disk = sample(3)
+    log = BatchLog(random.Random(2), first=[run_for(0, 0, 3)])
+    log.batches = log.draw(12)
+
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        partition = calls.directory.partition(0)
+        partition.append(7, log.batches, -1)
+        log.check(partition)
+        whole: list[Piece] = []
+        async for content in calls.read_whole(0, 7, 0, log.last_id, 2000):
+            whole += [content] if isinstance(content, Run) else content
+        assert [piece for piece in whole if isinstance(piece, Run)][-1].last_id == 2
+        found = [piece for piece in whole if isinstance(piece, Batch)]
+        assert all(ours.is_same_as(right) for ours, right in zip(found, log.batches, strict=True))
+        runs = [run async for run in calls.read(0, 7, 0, None, 700, with_locks=True)]
+        assert b"".join(run.data for run in runs) == b"".join(runs_of_log(log))
+        history = await calls.read_locks(0, 7, log.last_id, 1 << 20)
+        assert history is not None
+        assert history.first_id == 3
+        time = log.batches[5].head.time
+        right = max([2, *(batch.last_id for batch in log.batches if batch.head.time < time)])
+        assert await calls.find_time(0, 7, time) == right
+        assert (await calls.describe()).formats == (0, 1)
+
+    with_calls(disk, test)
+
+
+def runs_of_log(log: BatchLog) -> list[memoryview]:
+    return [piece.data if isinstance(piece, Run) else piece.run.data for piece in log.pieces]
+
+
+def test_a_reader_of_locks_that_meets_rot_is_told_and_the_owner_is_as_well() -> None:
+    disk = sample(3)
+    log = BatchLog(random.Random(2), first=[run_for(0, 0, 3)])
+    log.batches = log.draw(12)
+
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        partition = calls.directory.partition(0)
+        partition.append(7, log.batches, -1)
+        name = sorted(log.files(KEY))[-1]
+        disk.corrupt(f"{ROOT}/0/{name}", HEADER_BYTES + 50, b"\xff\xff")
+        with pytest.raises(PartitionDamaged):
+            await calls.read_locks(0, 7, log.last_id, 1 << 20)
+        assert not partition.status().is_sound
+
+    with_calls(disk, test)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.batches import batches_of
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, WaltzError
-from waltzd.format.batch import Piece
+from waltzd.format.batch import Batch, Piece
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
@@ -202,3 +204,49 @@ def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() ->
         assert (sender.marks, type(sender.errors[0])) == ([1], DiskFull)
 
     with_lane(test)
+
+
+def batches(count: int) -> list[Batch]:
+    return batches_of([[b"x" * 10, b"y"]] * count)
+
+
+def test_batches_are_flushed_together_and_acknowledged_at_the_end_of_the_last() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        flushes: list[str] = []
+        disk.observer = lambda kind, path: flushes.append(path) if kind == "flush" and path.endswith(".seg") else None
+        first, *rest = batches(20)
+        await lane.append(sender, RecordsFrame((first,), -1))
+        await lane.call(lambda: None)
+        flushes.clear()
+        for at in range(0, len(rest), 4):
+            await lane.append(sender, RecordsFrame(tuple(rest[at : at + 4]), -1))
+        await lane.call(lambda: None)
+        assert (sender.marks, len(flushes)) == ([1, 39], 1)
+
+    assert with_lane(test) == []
+
+
+def test_a_frame_without_batches_is_heard_and_not_acknowledged() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await lane.append(sender, RecordsFrame(tuple(batches(2)), -1))
+        await lane.call(lambda: None)
+        await lane.append(sender, RecordsFrame((), 3))
+        await lane.call(lambda: None)
+        assert (sender.marks, sender.errors, lane.partition.committed) == ([3], [], 3)
+
+    assert with_lane(test) == []
+
+
+def test_a_wrong_batch_is_refused_behind_the_mark_of_the_right_ones() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        first, second, third = batches(3)
+        records = bytearray(second.run.data)
+        records[-1] ^= 1
+        bad = replace(second, run=replace(second.run, data=memoryview(bytes(records))))
+        await lane.append(sender, RecordsFrame((first, bad, third), -1))
+        await lane.call(lambda: None)
+        assert sender.marks == [1]
+        assert [type(error) for error in sender.errors] == [BadFrame]
+        assert "batch at id 2" in sender.errors[0].message
+
+    assert with_lane(test) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.batches import batches_of
 from tests.simulation.sample import KEY, begin, blank_disk, open_directory, run_for
 from tests.unit.keeping import with_calls
 from waltzd.errors import CannotConnect
@@ -73,3 +74,16 @@ def test_a_stream_that_does_not_end_in_time_is_ended_before_the_port_is_closed()
             await append(stream, 4)
 
     with_port(8, test)
+
+
+def test_batches_come_in_whole_and_a_frame_without_any_is_not_acknowledged() -> None:
+    async def test(port: StreamPort, opened: Opened) -> None:
+        stream, log = opened(), batches_of([[b"a", b"b"], [b"c"], [b"d", b"e"]], first_id=3)
+        await stream.send(tuple(log[:2]), -1)
+        assert await stream.receive() == 5
+        await stream.send((), 5)
+        await stream.send(tuple(log[1:]), 5)  # one of them once more
+        assert await stream.receive() == 7
+        stream.cancel()
+
+    with_port(2, test)
