@@ -22,7 +22,7 @@ from waltzd.disk.seam import Buffer, File, join
 from waltzd.errors import HeaderDamaged, NotNextId, TooLarge, UnfitSegment, WaltzError
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
-from waltzd.format.footer import NO_HASH, Footer, FooterBuilder
+from waltzd.format.footer import Footer, FooterBuilder
 from waltzd.format.index import offsets_of, places_of, read_index, write_entries
 from waltzd.format.layout import (
     BATCHES,
@@ -64,6 +64,7 @@ class Installation:
         self._builder: FooterBuilder | None = None
         self._footer: Footer | None = None
         """Which came with the file."""
+        self._has_footer = False
         self._names = [
             (f"{name}.{turn}{NEW_SUFFIX}", name)
             for name in (join(site.directory, index_name(first_id)), site.path(first_id))
@@ -149,12 +150,14 @@ class Installation:
         if self._builder is None:
             return
         before, came = front.footer, self._footer
-        if before is None:
-            before = NO_HASH if came is None else came.before
-        elif came is not None and came.before != before:
+        if came is not None and before not in (None, came.before):
             raise self._unfit("has a footer that names another one in front of it")
-        self._data.write(self._size, self._builder.footer(before).encode())
-        self._data.flush()
+        if before is None and came is not None:
+            before = came.before
+        if before is not None:  # otherwise it is made once the one in front is known
+            self._data.write(self._size, self._builder.footer(before).encode())
+            self._data.flush()
+            self._has_footer = True
 
     def _header(self) -> FileHeader:
         where = f"the file for the segment at id {self.first_id}"
@@ -211,7 +214,7 @@ class Installation:
         header = FileHeader.decode(data.read(0, HEADER_BYTES), data.path)
         segment = Segment.of(directory, header, data, index, end=self._size, next_id=self.next_id)
         if isinstance(segment, BatchSegment):
-            segment.goes_on(self.log_end, has_footer=self._builder is not None)
+            segment.goes_on(self.log_end, has_footer=self._has_footer)
         return segment
 
     def _close(self) -> None:

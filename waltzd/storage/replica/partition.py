@@ -405,26 +405,31 @@ class Partition:
         self.check_session(session)
         if not -1 <= last_id <= self.last_id:
             raise BeyondLog(f"partition {self.number}: id {last_id} is not here", last_id=self.last_id)
+        self._quarantine.sound_part(last_id, last_id)
+        damaged = [finding.last_id for finding in self._quarantine.findings if finding.last_id is not None]
+        low = max((id_ for id_ in damaged if id_ < last_id), default=-1)
         found: list[tuple[Head, LockColumns]] = []
         size = 0
-        for head, locks in self._locks_up_to(last_id):
-            if not found and head.last_id != last_id:
-                raise BadArgument(
-                    f"no batch of partition {self.number} ends at id {last_id}: one goes on to {head.last_id}"
-                )
-            size += head.lead + head.records  # the answer has a count for each record, whatever the batch has
-            if found and size > bytes_max:
-                break
-            found.append((head, locks))
+        with self._uncut():
+            for head, locks in self._locks_up_to(last_id):
+                if not found and head.last_id != last_id:
+                    raise BadArgument(
+                        f"no batch of partition {self.number} ends at id {last_id}: one goes on to {head.last_id}"
+                    )
+                size += head.lead + head.records  # the answer has a count for each record, whatever the batch has
+                if found and size > bytes_max:
+                    break
+                found.append((head, locks))
+                if head.first_id - 1 <= low:
+                    break
         if not found:
             return None
         found.reverse()
         return LockHistory(found[0][0].first_id, join_locks([locks for _, locks in found]))
 
     def _locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
-        """Of each batch, backwards, up to records that have none, or cannot be read."""
+        """Of each batch, backwards, up to records of format 0."""
         while last_id >= 0:
-            self._quarantine.sound_part(last_id, last_id)
             segment, _ = self._shelf.segment_with(last_id)
             if not isinstance(segment, BatchSegment):
                 return
@@ -447,12 +452,13 @@ class Partition:
             segment, _ = self._shelf.segment_with(first_id)
             return isinstance(segment, BatchSegment) and segment.time_of(first_id) >= time
 
-        behind = bisect_left(range(len(first_ids)), x=True, key=is_later)
-        if behind == 0:
-            return -1
-        segment, last_here = self._shelf.segment_with(first_ids[behind - 1])
-        last_here = min(last_here, last_id)
-        return segment.first_since(time, last_here) - 1 if isinstance(segment, BatchSegment) else last_here
+        with self._uncut():
+            behind = bisect_left(range(len(first_ids)), x=True, key=is_later)
+            if behind == 0:
+                return -1
+            segment, last_here = self._shelf.segment_with(first_ids[behind - 1])
+            last_here = min(last_here, last_id)
+            return segment.first_since(time, last_here) - 1 if isinstance(segment, BatchSegment) else last_here
 
     def _batch_with(self, id_: int) -> Batch | None:
         """For a call that holds the lane. None where that record is in no batch."""
@@ -478,13 +484,19 @@ class Partition:
                 f"partition {self.number}: id {first_id} is not here; ids up to {limit} can be read", last_id=limit
             )
         last_id = self._quarantine.sound_part(first_id, min(last_id, limit))
-        cuts = self.cuts
-        try:
+        with self._uncut():
             segment, last_here = self._shelf.segment_with(first_id)
             return read(segment, min(last_id, last_here))
+
+    @contextmanager
+    def _uncut(self) -> Iterator[None]:
+        """A reader that meets the traces of a cut has found no damage."""
+        cuts = self.cuts
+        try:
+            yield
         except Suspect:
             if cuts != self.cuts:
-                raise BeyondLog(f"partition {self.number}: id {first_id} was cut while it was read") from None
+                raise BeyondLog(f"partition {self.number} was cut while it was read", last_id=self.last_id) from None
             raise
 
     def readable_to(self, session: int | None) -> int:

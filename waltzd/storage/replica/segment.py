@@ -423,6 +423,8 @@ class BatchSegment(Segment):
     def _places(self, first_id: int, count: int) -> tuple[I64, I64]:
         """Where records start, and the heads of their batches: of at least one, as far as the index says what can be."""
         end, next_id = self._flushed
+        if not self.first_id <= first_id < next_id:  # it was cut meanwhile
+            raise Suspect(self.first_id)
         starts, places = places_of(read_index(self.index, first_id - self.first_id, min(count, next_id - first_id)))
         is_possible = (places >= HEADER_BYTES) & (starts >= places + BATCH_HEAD_BYTES) & (starts < end)
         is_possible[1:] &= (np.diff(starts) >= OVERHEAD_BYTES) & (np.diff(places) >= 0)
@@ -444,7 +446,6 @@ class BatchSegment(Segment):
     def _batches(self, first_id: int, last_id: int, bytes_max: int) -> list[Batch]:
         """Sound batches from the one on that holds `first_id`: up to `last_id` or beyond, up to `bytes_max`, at least
         one."""
-        assert self.first_id <= first_id <= last_id < self.next_id
         end, next_id = self._flushed
         starts, places = self._places(first_id, min(last_id - first_id + 1, bytes_max // OVERHEAD_BYTES + 1) + 1)
         place = int(places[0])

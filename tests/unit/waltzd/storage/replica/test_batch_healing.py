@@ -11,7 +11,7 @@ from tests.batches import batches_of, header_of, raw, segments_of
 from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT, open_directory
 from tests.unit.keeping import begun
-from waltzd.disk.simulated import SimDisk
+from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import BeyondLog, NotNextId, PartitionDamaged, UnfitSegment
 from waltzd.format.batch import Batch
 from waltzd.format.footer import FooterBuilder
@@ -218,3 +218,58 @@ def _another_footer(batches: Sequence[Batch], pick: random.Random) -> bytes:
     for batch in batches:
         builder.add(batch.head, batch.pieces)
     return builder.footer(bytes(32)).encode()
+
+
+class PowerLost(BaseException):
+    """Raised out of an operation of the disk."""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_healing_that_is_interrupted_anywhere_can_go_on(seed: int) -> None:
+    pick, log = random.Random(seed), drawn(seed, 8)
+    disk, partition = written(log)
+    partition.open_session(4)
+    partition.set_low_mark(4, log.last_id)
+    disk.kill()
+    harm(disk, pick)
+    again = open_directory(disk.clone(0)).partition(0)
+    bring_level(again, log, random.Random(seed))
+    number = 0
+    while True:
+        number += pick.randrange(1, 4)
+        copy = disk.clone(number)
+        steps = copy.steps + number
+
+        def stop(kind: str, path: str, copy: SimDisk = copy, steps: int = steps) -> None:
+            if copy.steps >= steps:
+                raise PowerLost
+
+        copy.observer = stop
+        try:
+            bring_level(open_directory(copy).partition(0), log, random.Random(seed))
+            return
+        except PowerLost:
+            copy.observer = None
+        copy.power_cut(pick.choice([Loss.ORDERED, Loss.SCATTERED])) if pick.random() < 0.7 else copy.kill()
+        partition = open_directory(copy).partition(0)
+        serves_nothing_wrong(partition, log)
+        bring_level(partition, log, random.Random(seed))
+        for first_id, _ in partition.sealed_segments():
+            partition.examine(first_id)
+        log.check(partition)
+        log.check_files(copy, HOME, KEY)
+
+
+def test_locks_are_read_back_to_what_is_damaged() -> None:
+    log = in_an_open_segment(6)
+    disk, partition = written(log)
+    second = segments_of(log.batches)[1]
+    path = f"{HOME}/{segment_name(second[0].first_id)}"
+    disk.corrupt(path, HEADER_BYTES + 20, b"\xff\xff\xff")
+    partition.examine(second[0].first_id)
+    assert not partition.status().is_sound
+    history = partition.read_locks(log.last_id, 1 << 20, session=3)
+    assert history is not None
+    assert history.first_id == second[0].last_id + 1
+    with pytest.raises(PartitionDamaged):
+        partition.read_locks(second[0].last_id, 1 << 20, session=3)
