@@ -29,6 +29,7 @@ from waltzd.errors import (
     TooManyCallers,
     WaltzError,
 )
+from waltzd.format.batch import End
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import (
@@ -36,6 +37,7 @@ from waltzd.protocol.batches import (
     Credit,
     Feed,
     FeedMode,
+    HeadFeed,
     Mounted,
     Refusals,
     Refused,
@@ -64,11 +66,13 @@ async def served(room: Room) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-def over_grpc(test: Test, caplog: pytest.LogCaptureFixture, *, commits_at_once: bool = True, **settings: Any) -> None:
+def over_grpc(
+    test: Test, caplog: pytest.LogCaptureFixture, *, commits_at_once: bool = True, end: End | None = None, **settings: Any
+) -> None:
     """Run a test against a served room. Nothing may be logged: what a client does is not a mistake of the server."""
 
     async def run() -> None:
-        room = Room(FakeSession(commits_at_once=commits_at_once, tail_bytes=100_000), **settings)
+        room = Room(FakeSession(commits_at_once=commits_at_once, tail_bytes=100_000, end=end), **settings)
         async with asyncio.timeout(60):
             async with served(room) as address:
                 await test(room, address)
@@ -145,6 +149,36 @@ def test_a_mount_from_beginning_to_end(caplog: pytest.LogCaptureFixture) -> None
                 await stream.send([Credit(1)])
 
     over_grpc(test, caplog)
+
+
+def test_groups_times_and_locks_travel(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(room: Room, address: str) -> None:
+        async with ServerClient(address, KEY) as client:
+            stream = client.mount()
+            await stream.send([mount_request(1, feed=FeedMode.HEADS, credit=10_000)])
+            (greeting,) = await stream.receive() or ()
+            assert isinstance(greeting, Mounted)
+            assert greeting.format == 1
+            locks = [[(4, Mode.WRITE)], [], [(5, Mode.READ), (6, Mode.APPEND)]]
+            await stream.send([batch_of(b"a", b"b", b"c", locks=locks, groups=[1, 2], seen_time=1060)])
+            frames = await hear(stream, Committals, HeadFeed)
+            (committals,) = [frame for frame in frames if isinstance(frame, Committals)]
+            (feed,) = [frame for frame in frames if isinstance(frame, HeadFeed)]
+            assert (committals.ids.tolist(), committals.time) == ([0, 1, 2], 1060)
+            assert feed.times is not None
+            assert feed.follows is not None
+            assert (feed.times.tolist(), feed.follows.tolist()) == ([1060] * 3, [False, False, True])
+            (run,) = [run async for run in client.fetch(3, 1, with_locks=True)]
+            assert run.follows is not None
+            assert run.locks is not None
+            assert (run.follows.tolist(), run.locks.counts.tolist()) == ([False, True], [0, 2])
+            assert (run.locks.ids.tolist(), run.locks.modes.tolist()) == ([5, 6], [Mode.READ, Mode.APPEND])
+            (cut,) = [run async for run in client.fetch(3, 0, 1)]
+            assert (cut.locks, cut.goes_on) == (None, True)
+            assert [await client.find_time(3, time) for time in (1061, 1060)] == [2, -1]
+            stream.cancel()
+
+    over_grpc(test, caplog, end=End(), clock=lambda: 1000)
 
 
 @pytest.mark.parametrize(
