@@ -346,6 +346,7 @@ def test_what_was_written_in_format_0_has_no_time_and_is_before_all_times() -> N
         fake.partitions[0].format = 1
         fake.partitions[0].write(b"c")
         assert await client.mark_at(0, 0) == 1
+        assert await client.mark_at(0, datetime(1960, 1, 1, tzinfo=UTC)) == 1
         assert [found.time_us for found in await client.read_some(0, 0)] == [None, None, fake.now]
         assert [found.id for found in await client.read_some(0, from_time=0)] == [2]
         assert [found.id for found in await client.read_some(0, 0, until_time=fake.now)] == [0, 1]
@@ -434,6 +435,20 @@ def test_an_effect_is_not_earlier_than_its_cause_in_another_partition(has_view: 
         assert fake.partitions[2].log[0].time == fake.partitions[0].log[0].time
 
     with_client(reading, cluster=fake)
+
+
+@pytest.mark.parametrize("feed", [FeedMode.RECORDS, FeedMode.HEADS])
+def test_what_was_fed_was_seen(feed: FeedMode) -> None:
+    fake, view = cluster(partitions=2), View()
+    fake.partitions[0].ahead = 10_000_000
+    fake.partitions[0].write(b"cause")
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        await until(lambda: view.seen.get(0))
+        await client.append(b"effect", partition=1)
+        assert fake.partitions[1].log[0].time == fake.partitions[0].log[0].time
+
+    with_client(test, cluster=fake, handler=view, feed=feed)
 
 
 def test_a_wrong_clock_of_one_owner_does_not_keep_clients_from_writing_elsewhere() -> None:
