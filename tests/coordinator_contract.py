@@ -524,6 +524,22 @@ async def a_storage_with_replicas_stays(world: World) -> None:
 
 
 @story
+async def the_format_of_a_cluster_rises_and_its_owners_notice(world: World) -> None:
+    cluster = await created(world)
+    before = await cluster.meta()
+    seen = await cluster.wait_for_replicas(1, None)
+    await cluster.set_format(1, before=before)
+    await cluster.wait_for_replicas(1, seen)
+    now = await cluster.meta()
+    assert now == replace(before, format=1)
+    with pytest.raises(ChangedMeanwhile):
+        await cluster.set_format(1, before=before)
+    with pytest.raises(Unsafe, match="no way back"):
+        await cluster.set_format(0, before=now)
+    assert await cluster.meta() == now
+
+
+@story
 async def a_storage_is_not_removed_while_a_replica_is_given_to_it(world: World) -> None:
     await _given_and_removed(world, is_new=False)
 

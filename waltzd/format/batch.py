@@ -47,6 +47,7 @@ LAST = 0x1
 _KNOWN_FLAGS = LAST
 _RESERVED = slice(76, 92)
 _ZEROS = bytes(16)
+FEW_LOCKS = 16
 
 Flags: TypeAlias = NDArray[np.bool_]
 
@@ -137,6 +138,8 @@ class Head(NamedTuple):
 def encode_locks(locks: LockColumns) -> bytes:
     if len(locks.ids) == 0:
         return b""
+    if len(locks.ids) <= FEW_LOCKS:
+        return _encode_few_locks(locks)
     most = int(locks.counts.max())
     if most == int(locks.counts.min()):
         counts = b"\0" + most.to_bytes(4, "big")
@@ -148,6 +151,21 @@ def encode_locks(locks: LockColumns) -> bytes:
     four.ravel()[: len(locks.modes)] = locks.modes
     packed = four[:, 0] << 6 | four[:, 1] << 4 | four[:, 2] << 2 | four[:, 3]
     return counts + locks.ids.astype(">u8").tobytes() + packed.tobytes()
+
+
+def _encode_few_locks(locks: LockColumns) -> bytes:
+    """The twin of the rest of `encode_locks`: cheaper where ten calls of numpy cost more than a loop."""
+    counts, modes, total = locks.counts.tolist(), locks.modes.tolist(), len(locks.ids)
+    most: int = max(counts)
+    if most == min(counts):
+        form = b"\0" + most.to_bytes(4, "big")
+    else:
+        form = b"\1" + bytes(counts)
+    bits: int = 0
+    size = (total + 3) // 4
+    for mode in modes:
+        bits = bits << 2 | mode
+    return form + struct.pack(f">{total}Q", *locks.ids.tolist()) + (bits << 8 * size - 2 * total).to_bytes(size, "big")
 
 
 _COUNTS = {0: (4, ">u4"), 1: (1, "u1"), 2: (4, ">u4")}

@@ -57,7 +57,7 @@ class LockTable:
             return _NOTHING_REFUSED
         ids, modes = batch.lock_ids.tolist(), batch.lock_modes.tolist()
         marked, before = self._marked, self._before
-        mark_of, to_the_end = marked.get, marked.move_to_end
+        mark_of, to_the_end, room = marked.get, marked.move_to_end, self._size - len(before)
         refused: list[tuple[int, Reason, int, int]] = []
         start, row = 0, batch.first_sequence
         rows, steps = _groups(batch)
@@ -81,10 +81,11 @@ class LockTable:
                         lock = ids[k]
                         marked[lock] = next_id + steps[k] if steps else next_id
                         to_the_end(lock)
-                        if before:
-                            before.pop(lock, None)
-                        if len(marked) + len(before) > self._size:
+                        if before and before.pop(lock, None) is not None:
+                            room += 1
+                        if len(marked) > room:
                             self._evict()
+                            room = self._size - len(before)
                 next_id += size
             row += size
         return _columns(refused) if refused else _NOTHING_REFUSED

@@ -64,8 +64,9 @@ class Tail:
         self._pieces.append(piece)
         self._first_ids.append(piece.first_id)
         self.next_id = piece.last_id + 1
-        self.bytes += _weight(piece)
-        self.pending_bytes += _weight(piece)
+        weight = _weight(piece)
+        self.bytes += weight
+        self.pending_bytes += weight
         self._make_room()
 
     def commit(self, mark: int) -> None:

@@ -176,3 +176,12 @@ def test_parts_and_joins_keep_what_stands_beside() -> None:
     assert joined.times.tolist() == [first.head.time] * 3 + [-1]
     assert joined.locks is not None
     assert plain(joined.locks) == [*plain(first.locks), []]
+
+
+@given(LOCKS)
+def test_few_locks_are_encoded_like_many(rows: list[list[tuple[int, int]]]) -> None:
+    found = columns(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("waltzd.format.batch.FEW_LOCKS", 0)
+        many = encode_locks(found)
+    assert encode_locks(found) == many

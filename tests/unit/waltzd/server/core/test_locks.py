@@ -338,3 +338,11 @@ def test_a_table_that_has_evicted_is_not_lowered() -> None:
     table.decide(batch_of(b"", b"", marks=5, locks=[[(1, WRITE)], [(2, WRITE)]]), 6, 5)
     assert not table.lower(history_of(4, [[(8, WRITE)], []]))
     assert (table.floor, table.explain(8, 5)) == (6, (6, Reason.FLOOR))
+
+
+def test_an_old_mark_makes_room_when_its_lock_is_marked_again() -> None:
+    table = LockTable(2, 5)
+    assert not table.lower(history_of(0, [[(1, WRITE)], [], [], [], [], []]))
+    for id_, lock in ((6, 1), (7, 2)):
+        table.decide(batch_of(b"", marks=id_ - 1, locks=[[(lock, WRITE)]]), id_, id_ - 1)
+    assert (table.explain(1, 7)[0], table.explain(2, 7)[0], table.floor) == (6, 7, -1)

@@ -160,3 +160,29 @@ def test_locks_come_with_the_records_that_are_asked_for_with_them() -> None:
     plain = tail.joined_from(1, 4, 1 << 20)
     assert plain is not None
     assert plain.locks is None
+
+
+def test_a_replica_is_not_sent_a_batch_that_it_may_not_have_whole() -> None:
+    """What came after a session began to give way waits for the next one."""
+    tail = Tail(0, 1 << 20, End())
+    for time in range(3):
+        tail.append(piece_of(tail, [b"a", b"b"], time=time))
+    assert [batch.last_id for batch in tail.batches_from(0, 3, 1 << 20)] == [1, 3]
+    assert [batch.last_id for batch in tail.batches_from(0, 4, 1 << 20)] == [1, 3]
+    assert tail.content_from(4, 4, 1 << 20) is None
+
+
+def test_a_replica_gets_what_is_older_than_batches_by_itself() -> None:
+    """A session that gives way to one of format 1 has gathered some of the format before."""
+    tail = Tail(0, 1 << 20)
+    for time in (None, None, 5):
+        tail.append(piece_of(tail, [b"a", b"b"], time=time))
+    older, newer = tail.content_from(1, 5, 1 << 20), tail.content_from(4, 5, 1 << 20)
+    assert isinstance(older, Run)
+    assert (older.first_id, older.last_id) == (1, 3)
+    assert isinstance(newer, tuple)
+    assert [(batch.first_id, batch.head.before) for batch in newer] == [(4, 0)]
+    run = tail.joined_from(1, 5, 1 << 20)
+    assert run is not None
+    assert run.times is not None
+    assert run.times.tolist() == [NO_TIME] * 3 + [5, 5], "a reader gets all of it"

@@ -212,7 +212,8 @@ def test_batches_are_copied_whole_and_many_in_one_frame() -> None:
 def test_a_source_that_gives_less_than_it_was_asked_for_has_failed() -> None:
     async def work() -> None:
         with pytest.raises(SourceFailed, match="where those up to 9"):
-            await copying(Whole(log_of([b"x"] * 3)), Installing()).copy(0, 9, "s1")
+            async with asyncio.timeout(100 * STORAGE_SECONDS):
+                await copying(Whole(log_of([b"x"] * 3)), Installing()).copy(0, 9, "s1")
 
     timeless.run(work())
 
