@@ -14,8 +14,9 @@ from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import FlushFailed, WaltzError
+from waltzd.format.batch import Head as BatchHead
 from waltzd.format.finding import Code, Finding
-from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX
+from waltzd.format.layout import BATCHES, CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX, FileHeader
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Link, RecordsFrame
@@ -304,8 +305,8 @@ class StorageMachine(Machine):
         return f"byte {offset} of {path} is damaged"
 
     def rot(self, where: float) -> str:
-        """In a newest segment, mostly in its last record; `where` says where. One byte where the machine may have lost
-        power, or goes on: format 0 tells no more from a write that a power cut tore. Else several, and no length with
+        """In a newest segment, mostly in its last record or batch; `where` says where. One byte where the machine may have
+        lost power, or goes on: no more is told from a write that a power cut tore. Else several; in format 0 no length with
         others, because then nothing tells that the record was whole."""
         if self._is_rotten:
             return "rots no further before somebody has looked"
@@ -317,15 +318,16 @@ class StorageMachine(Machine):
         path = found[int(number)]
         content = bytes(self.disk.content(path))
         kind, rest = divmod(rest * 6, 1)
-        start = HEADER_BYTES if kind == 0 else _last_record(content)
+        has_batches = FileHeader.decode(content, path).version == BATCHES
+        start = HEADER_BYTES if kind == 0 else (_last_batch if has_batches else _last_record)(content)
         places = [start + int(rest * (len(content) - start))]
         if kind > 2 and not self.is_up and not self._was_cut:
             near = range(places[0], min(len(content), places[0] + 9), 4)
-            places = [at for at in near if at - start not in range(28, 32)]
+            places = [at for at in near if has_batches or at - start not in range(28, 32)]
         self._is_rotten = self.is_damaged = self.has_lost_data = True
         for at in places:
             self.disk.corrupt(path, at, bytes([content[at] ^ 1 << (at % 8)]))
-        return f"bytes {', '.join(map(str, places))} of {len(content)} in {path} rot; the last record starts at {start}"
+        return f"bytes {', '.join(map(str, places))} of {len(content)} in {path} rot; the last of them starts at {start}"
 
     def _replicas(self) -> list[str]:
         return [f"{self.name}/{entry.name}" for entry in self.disk.list(self.name) if entry.is_directory]
@@ -441,6 +443,14 @@ def is_told(meta: PartitionMeta, name: str, then: ReplicaStatus, now: ReplicaSta
     if now is None or not now.is_sound or (now.incarnation, now.session) != (then.incarnation, then.session):
         return False
     return then.last_id >= now.last_id
+
+
+def _last_batch(content: bytes) -> int:
+    """Where it starts; a footer behind it is no batch."""
+    at = start = HEADER_BYTES
+    while (head := BatchHead.decode(content, at)) is not None:
+        start, at = at, at + head.size
+    return start
 
 
 def _last_record(content: bytes) -> int:
