@@ -71,11 +71,14 @@ class ClientMachine(Machine):
     async def _race(self, life: Life, name: str) -> None:
         world = self.world
         writer = Memory(world.history, on_line=lambda line: world.say(name, line))
+        faults = world.setup.faults
         recorder = Recorder(writer, name, clock=lambda: round(world.loop.now * 1e9))
         client = self.client = Client(
             [server_address(name) for name in world.servers],
             handler=recorder.handler(random.Random(f"{world.plan.seed} {name}").choice((View, GroupView))()),
-            settings=ClientSettings(close_seconds=30, submit_seconds=60, call_seconds=3),
+            settings=ClientSettings(
+                close_seconds=30, submit_seconds=60, call_seconds=3, apply_batch_max=3 if "groups" in faults else 1000
+            ),
             connect=lambda address, key: self._port(life, address, key),
         )
         async with client:

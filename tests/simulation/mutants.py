@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import tests.simulation.batch_mutants
 import tests.simulation.client_mutants
 import tests.simulation.server_mutants
 import tests.simulation.storage_mutants  # noqa: F401  each registers its mutants

@@ -70,6 +70,8 @@ class ServerMachine(Machine):
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),
                 lock_table_size=setup.lock_table_size,
                 inflight_bytes_max=setup.inflight_bytes,
+                feed_frame_bytes=setup.feed_bytes,
+                cold_chunk_bytes=setup.feed_bytes,
                 segment_bytes_max=max(1024, setup.segment_bytes),
                 clock=self.microseconds,
             ),
