@@ -27,9 +27,10 @@ PATIENCE_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def forged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Partition 0 holds so many records. On the second storage one of them is another one, with right checksums."""
+    """Partition 0 holds so many records. On the second storage one of them is another one, with right checksums: it is of
+    format 0, where no checksum is about more than a record."""
     settings = {"storage": dict[str, object](segment_bytes_max=20_000), **LASTING}
-    cluster = LocalCluster.make(tmp_path_factory.mktemp("broken") / "cluster", partitions=3, settings=settings)
+    cluster = LocalCluster.make(tmp_path_factory.mktemp("broken") / "cluster", partitions=3, format=0, settings=settings)
     try:
         cluster.start()
         with BlockingClient(cluster.server_addresses) as client:
