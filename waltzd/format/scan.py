@@ -28,7 +28,7 @@ from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import MAGIC, Batch, End, Head, batch_at, why_wrong
 from waltzd.format.checksum import I64, crc32, is_one_byte_wrong, shift, single_byte_error
 from waltzd.format.footer import Footer
-from waltzd.format.index import places_of, read_index
+from waltzd.format.index import LEAD_BITS, read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION
 from waltzd.format.record import (
     FEW_RECORDS,
@@ -202,12 +202,23 @@ def _hints(index: File | None, segment_first_id: int) -> Hints | None:
     if index is None:
         return None
 
+    first, known = 0, np.zeros(0, np.int64)
+
     def bounds(offset: int, head: Head, records: memoryview) -> I64 | None:
+        nonlocal first, known
         if head.records < FEW_RECORDS:
             return None
-        starts, _ = places_of(read_index(index, head.first_id - segment_first_id, head.records))
-        found = _bounds_by_hint(records, starts - offset)
-        return found if len(found) == head.records + 1 else None
+        at = head.first_id - segment_first_id
+        if at < first or at + head.records > first + len(known):
+            first, known = at, read_index(index, at, max(head.records, _HINT_ENTRIES))
+        if len(known) < at - first + head.records:
+            return None
+        starts = (known[at - first : at - first + head.records] & (1 << LEAD_BITS) - 1) - offset
+        if starts[0] != 0 or int(starts.min()) < 0 or int(starts.max()) > len(records) - OVERHEAD_BYTES:
+            return None
+        found = np.append(starts, len(records))
+        lengths = np.ndarray((len(records) - HEAD_BYTES + 1,), ">i4", buffer=records[28:], strides=(1,))[starts]
+        return found if (found[:-1] + lengths + OVERHEAD_BYTES == found[1:]).all() else None
 
     return bounds
 

@@ -368,13 +368,13 @@ def large() -> list[Batch]:
     return batches_of(payloads, locks=locks, follows=follows, cuts=[13])
 
 
-def test_flips_of_a_large_segment() -> None:
-    """A sample; `./dev flips` sets the part of the bits that is tried, 1 for all of them."""
+@pytest.mark.parametrize("place", range(8))
+def test_flips_of_a_large_segment(place: int) -> None:
+    """A sample of the bits at this place of each byte; `./dev flips` tries all of them."""
     batches = large()
     content = segment(batches)
     assert 60_000 < len(content) < 90_000
-    part = float(os.environ.get(FLIPS, "0.0005"))
-    chance = random.Random(11)
-    for bit in range(8 * len(content)):
+    part, chance = float(os.environ.get(FLIPS, "0.0005")), random.Random(place)
+    for byte in range(len(content)):
         if chance.random() < part:
-            check_flip(batches, content, bit)
+            check_flip(batches, content, 8 * byte + place)
