@@ -333,7 +333,8 @@ class ClientAhead(WaltzError):
 class ClockAhead(WaltzError):
     """The client passes on the time of a transaction that it has seen, and that time is far ahead of this server's clock:
     the clock of one machine is wrong. Times never fall, so one wrong clock would push those of all partitions into the
-    future; they decide nothing, so no transaction is wrong by it."""
+    future; they decide nothing, so no transaction is wrong by it. The client library goes on by itself, and tells this
+    server no times until its clock has caught up."""
 
     code, status = "W2028", "FAILED_PRECONDITION"
     not_done = "nothing was written"

@@ -16,7 +16,7 @@ from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Declined, Transaction, TransactionContext
 from waltzd.errors import BadArgument, ClientClosed
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Committed, Outcome, write_lock
+from waltzd.protocol.locks import Committed, LoggedLock, Mode, Outcome, write_lock
 
 SETTINGS = ClientSettings(submit_seconds=30, close_seconds=10)
 
@@ -94,6 +94,36 @@ def test_threads_that_race_for_a_lock_each_build_on_their_own_thread() -> None:
     assert view.payloads == fake.partitions[0].payloads == [b"%d" % i for i in range(1, 31)]
     assert view.threads == {"waltz-handler"}
     assert (fake.open_ports, fake.open_mounts) == (0, 0)
+
+
+def test_groups_times_and_locks_on_the_blocking_face() -> None:
+    fake = FakeCluster(format=1)
+    noon = fake.now + 3_600_000_000
+    fake.partitions[0].write(b"morning")
+    fake.now = noon
+
+    class Afternoon(View):
+        def mark(self, partition: int) -> int:
+            return client.mark_at(partition, noon)
+
+        def apply(self, transaction: Transaction) -> None:
+            self.payloads.append(transaction.payload)
+
+    view = Afternoon()
+    client = BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS)
+    with client:
+        contexts = [Increment(view), Increment(view)]
+        outcome = client.submit_group(contexts)
+        assert outcome == Committed(1, 2)
+        assert all(set(context.threads) == {threading.get_ident()} and context.applied.wait(30) for context in contexts)
+        with pytest.raises(BadArgument, match="mark"):
+            client.append_group([b"d"], partition=0, locks=[[write_lock("x")]])
+        locks = [[], [write_lock("x")]]
+        assert client.append_group([b"a", b"b"], partition=0, locks=locks, mark=2) == Committed(3, 2)
+        assert [found.id for found in client.read_some(0, from_time=noon, last_id=3)] == [1, 2, 3]
+        found = client.read(0, 4, with_locks=True)
+        assert (found.time_us, found.locks) == (noon, (LoggedLock(write_lock("x").hash, Mode.WRITE),))
+    assert view.payloads[:2] == [b"1", b"1"], "each was built against the view in front of the group"
 
 
 def test_it_has_everything_that_the_other_face_has() -> None:
