@@ -17,7 +17,7 @@ from waltz_spark.exporting.form import Form, form_of, read_batches
 from waltz_spark.exporting.manifest import SPARK, Manifest, Query
 from waltz_spark.exporting.tasks import Assignment, Job, Written, answer_of, write, written_of
 from waltz_spark.exporting.verification import Checked, check_files, check_log, strays
-from waltz_spark.log.decode import record_batch
+from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.throttle import Throttle
 from waltz_spark.payloads.decoders import decoder_of
@@ -112,7 +112,11 @@ def rows_in(destination: Any, manifest: Manifest) -> list[dict[str, Any]]:
     found = []
     for piece in manifest.pieces:
         with destination.open(piece.path) as file:
-            found += [row for batch in read_batches(form_in(manifest), file, piece.path) for row in batch.to_pylist()]
+            found += [
+                row
+                for batch in read_batches(form_in(manifest), file, piece.path)
+                for row in batch.select(SCHEMA.names).to_pylist()
+            ]
     return found
 
 

@@ -719,6 +719,20 @@ def test_rows_that_are_not_the_log_are_found_although_the_hashes_agree(
     assert "are not those that were read from the log" in out
 
 
+def test_locks_without_end_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same lock again and again: of it, too, a file needs only a few bytes."""
+    path, count = tmp_path / "forged.parquet", 1 << 17
+    monkeypatch.setattr("waltz_spark.exporting.form.GROUP_BYTES_MAX", 1 << 20)
+    each = pa.StructArray.from_arrays(
+        [pa.repeat(pa.scalar(7, pa.int64()), count), pa.repeat(pa.scalar("READ"), count)], ["lock", "mode"]
+    )
+    locks = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), each)
+    pq.write_table(pa.table({"partition": pa.array([0], pa.int32()), "locks": locks}), path, compression="zstd")
+    assert path.stat().st_size < 4096
+    with path.open("rb") as file, pytest.raises(ExportDamaged, match="no export makes one above"):
+        next(iter(read_batches(form_of("parquet", None), pa.PythonFile(file), "here")))
+
+
 def test_a_few_kilobytes_do_not_become_gigabytes(exporting: Exporting, tool: Tool, tmp_path: Path) -> None:
     """The same payload 4096 times is once in a dictionary: 4 GB, if it were spelled out at once."""
     manifest = exporting.export()
@@ -730,6 +744,7 @@ def test_a_few_kilobytes_do_not_become_gigabytes(exporting: Exporting, tool: Too
     same["partition"] = pa.array([victim.partition] * rows, pa.int32())
     same["txid"] = pa.array(range(victim.span.first, victim.span.first + rows), pa.int64())
     same["data"] = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([bytes(1 << 20)], pa.binary()))
+    same |= {name: pa.nulls(rows, schema.field(name).type) for name in ("time", "locks", "group")}
     pq.write_table(pa.table({name: same[name] for name in schema.names}), path, compression="zstd", use_dictionary=True)
     content = path.read_bytes()
     assert len(content) < 64 << 10

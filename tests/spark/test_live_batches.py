@@ -35,6 +35,8 @@ class There:
     cluster: LocalCluster
     rows: list[dict[str, Any]]
     """Of partition 0, as its owner gave them to a client."""
+    first_before: int = -1
+    """With a time, before the cluster went over."""
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -54,6 +56,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
         found = There(cluster, [])
         with BlockingClient(found.servers, feed=FeedMode.NONE, partitions=[0]) as client:
             assert len(client.append_many([b"plain %d" % number * 9 for number in range(150)], partition=0).ids) == 150
+        by_owner = LiveOrigin(servers=found.servers)
+        found.first_before = by_owner.first_at(by_owner.catalog(), 0, 0)
         assert run(["cluster", "set", "--format", "1", "--directory", str(place), "--yes"]) == 0
         with BlockingClient(found.servers, feed=FeedMode.NONE, partitions=[0]) as client:
             for number in range(60):
@@ -106,6 +110,7 @@ def read(
 
 def test_the_cluster_and_each_of_its_directories_give_what_a_client_reads(there: There) -> None:
     assert len(there.rows) == 390
+    assert there.first_before == 150, "behind all that there was"
     assert {row["time"] is None for row in there.rows[:150]} == {True}
     assert all(row["locks"] for row in there.rows[150::4])
     assert [row["group"] for row in there.rows[150:158]] == [None, 151, 151, 151, None, 155, 155, 155]

@@ -37,7 +37,10 @@ def payload(partition: int, number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    settings = {"storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"}}
+    settings = {
+        "storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"},
+        "server": {"segment_bytes_max": "64KiB"},
+    }
     made = LocalCluster.make(tmp_path_factory.mktemp("origin") / "c", partitions=PARTITIONS, servers=2, settings=settings)
     try:
         made.start()

@@ -6,7 +6,8 @@ import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pyarrow.csv as pc
@@ -24,10 +25,14 @@ from waltz_spark.exporting.spark_form import NEEDED
 from waltz_spark.exporting.tasks import Assignment, Job, Written
 from waltz_spark.exporting.verification import check_files, strays
 from waltz_spark.log.origin import Span
+from waltz_spark.log.plan import Sizing
 from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.restoring.restore import segments_of
+from waltz_spark.table.columns import columns_of
+from waltz_spark.table.reading import Reading, tasks
 
 from tests.spark import exporting as exporting_
+from tests.spark.batches import microseconds, mixed_log
 from tests.spark.exporting import Killed, findings, rows_in, rows_of
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
@@ -55,6 +60,32 @@ class Mortal(LocalDestination):
             self.__dict__["place"] = "/dev/null/gone"
             raise Killed
         return super().put_new(path, content)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "orc", "json", "csv"])
+def test_times_locks_and_groups_by_the_writers_of_spark(spark: Any, tmp_path: Path, format_: str) -> None:
+    """As they are in the log; and a condition on the time."""
+    (tmp_path / "storage").mkdir()
+    log = mixed_log(tmp_path / "storage" / "0", 21)
+    exporting = Exporting(
+        spark=spark, storage=cast(GrowingStorage, SimpleNamespace(directory=tmp_path / "storage")),
+        destination=LocalDestination(str(tmp_path / "out")), form=form_of(format_, None), query=Query(engine=SPARK),
+        allows_uncommitted=True,
+    )  # fmt: skip
+    found = exporting.export()
+    archive = ArchiveOrigin(output=str(tmp_path / "out"))
+    reading, catalog = Reading(archive, columns_of(log.rows[0])), archive.catalog()
+    given = tasks(archive, catalog, catalog.spans, Sizing())
+    assert [row for task in given for batch in reading.batches(task) for row in batch.to_pylist()] == log.rows
+    times = [row["time"] for row in log.rows if row["time"] is not None]
+    assert sum(piece.row_count for piece in found.pieces) == len(log.rows)
+    cut = times[len(times) // 2]
+    exporting.destination = LocalDestination(str(tmp_path / "some"))
+    where = f"time >= timestamp_micros({microseconds(cut)}) AND exists(locks, each -> each.mode = 'READ')"
+    exporting.query = Query(engine=SPARK, where=where, select="txid, `group`, size(locks) AS locks")
+    wanted = [row for row in log.rows if row["time"] is not None and row["time"] >= cut]
+    wanted = [row for row in wanted if any(lock["mode"] == "READ" for lock in row["locks"])]
+    assert sum(piece.row_count for piece in exporting.export().pieces) == len(wanted) > 0
 
 
 @dataclass(kw_only=True)

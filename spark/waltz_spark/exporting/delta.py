@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -108,15 +109,25 @@ class DeltaTable:
 
 
 def addition(piece: Piece, now_ms: int) -> dict[str, Any]:
-    """A file as an action of Delta. Its ids are in the statistics, so that readers pass over files. Pure."""
+    """A file as an action of Delta. Its ids and times are in the statistics, so that readers pass over files. Pure."""
+    least: dict[str, Any] = {"partition": piece.partition, "txid": piece.span.first}
+    most: dict[str, Any] = {"partition": piece.partition, "txid": piece.span.last}
+    if piece.times is not None and piece.times[1] < _TIME_MAX:
+        least["time"], most["time"] = _milliseconds(piece.times[0] // 1000), _milliseconds(-(-piece.times[1] // 1000))
     statistics = {
-        "numRecords": piece.span.count,
-        "minValues": {"partition": piece.partition, "txid": piece.span.first},
-        "maxValues": {"partition": piece.partition, "txid": piece.span.last},
-        "nullCount": {"partition": 0, "txid": 0},
-    }
+        "numRecords": piece.span.count, "minValues": least, "maxValues": most, "nullCount": {"partition": 0, "txid": 0},
+    }  # fmt: skip
     return {"path": piece.path, "size": piece.size, "partition_values": {}, "modification_time": now_ms,
             "data_change": True, "stats": json.dumps(statistics)}  # fmt: skip
+
+
+_TIME_MAX = 250_000_000_000_000_000
+"""In the year 9892; what a clock says beyond that has no such form."""
+
+
+def _milliseconds(time: int) -> str:
+    """As Delta has moments: no finer."""
+    return f"{datetime.fromtimestamp(time // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{time % 1000:03}Z"
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

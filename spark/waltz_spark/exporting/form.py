@@ -39,6 +39,9 @@ GROUP_BYTES_MAX = 1 << 30
 _DELTA = ("txid", "seq")
 _NO_DICTIONARY = ("txid", "seq", "crc", "data", "locks", "group", BATCH)
 _NO_STATISTICS = ("data", BATCH)
+_OF_LOCKS = ("locks.list.element.lock", "locks.list.element.mode")
+_LOCK_BYTES = 12
+"""Of one lock in memory: its id, or its mode and where that ends."""
 _WITH_LEVELS = ("parquet", "delta")
 """What PyArrow can write at a level."""
 _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10), "zlib": range(1, 10)}
@@ -179,7 +182,7 @@ class _Parquet(_Gathering):
             schema,
             compression=form.codec,
             compression_level=form.level,
-            use_dictionary=[*(name for name in schema.names if name not in _NO_DICTIONARY), "locks.list.element.mode"],
+            use_dictionary=[*(name for name in schema.names if name not in _NO_DICTIONARY), _OF_LOCKS[1]],
             column_encoding=dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED"),
             write_statistics=[name for name in schema.names if name not in _NO_STATISTICS],
         )
@@ -284,16 +287,23 @@ def read_batches(form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.R
 
 
 def _read_parquet(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa.RecordBatch]:
-    """A few kilobytes can stand for gigabytes: the same value again and again. So payloads are taken as dictionaries, and
-    spelled out a few megabytes at a time."""
+    """A few kilobytes can stand for gigabytes: the same value again and again. So payloads, and what stands in front of
+    batches, are taken as dictionaries and spelled out a few megabytes at a time; locks are counted before."""
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(source, read_dictionary=["data"])
-    wanted = LOSSLESS.names if BATCH in file.schema_arrow.names else SCHEMA.names
+    names = pq.ParquetFile(source).schema_arrow.names
+    wanted = LOSSLESS.names if BATCH in names else SCHEMA.names
+    file = pq.ParquetFile(source, read_dictionary=[name for name in ("data", BATCH) if name in names])
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
-        columns = (group.column(place) for place in range(group.num_columns))
-        size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in wanted)
+        columns = [group.column(place) for place in range(group.num_columns)]
+        size = sum(
+            max(
+                column.total_uncompressed_size, _LOCK_BYTES * column.num_values if column.path_in_schema in _OF_LOCKS else 0
+            )
+            for column in columns
+            if column.path_in_schema.split(".")[0] in wanted
+        )
         if size > GROUP_BYTES_MAX:
             raise ExportDamaged(f"{place} has a row group of {size} bytes; no export makes one above {GROUP_BYTES_MAX}")
     for batch in file.iter_batches(batch_size=1 << 16, columns=wanted):
@@ -302,18 +312,23 @@ def _read_parquet(_form: Form, source: pa.NativeFile, place: str) -> Iterator[pa
 
 
 def _spelled_out(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    number = batch.schema.get_field_index("data")
-    data = batch.column(number)
-    if not pa.types.is_dictionary(data.type):
+    numbers = [at for at, field in enumerate(batch.schema) if pa.types.is_dictionary(field.type)]
+    if not numbers:
         yield batch
         return
-    ends = np.cumsum(pc.binary_length(data.dictionary).take(data.indices).fill_null(0).to_numpy().astype(np.int64))
+    lengths = np.zeros(batch.num_rows, np.int64)
+    for number in numbers:
+        column = batch.column(number)
+        lengths += pc.binary_length(column.dictionary).take(column.indices).fill_null(0).to_numpy()
+    ends = np.cumsum(lengths)
     start = 0
     while start < batch.num_rows:
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + TEXT_BLOCK_BYTES, "right")))
         part = batch.slice(start, stop - start)
-        yield part.set_column(number, "data", part.column(number).dictionary_decode())
+        for number in numbers:
+            part = part.set_column(number, part.schema.names[number], part.column(number).dictionary_decode())
+        yield part
         start = stop
 
 

@@ -218,6 +218,7 @@ class Total:
     size: int
     files: int
     rows: int
+    times: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,8 +332,9 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
         part = found.get(piece.partition)
         if part is None:
             found[piece.partition] = Total(
-                span=piece.span, data_bytes=piece.data_bytes, crc=piece.crc, size=piece.size, files=1, rows=piece.row_count
-            )
+                span=piece.span, data_bytes=piece.data_bytes, crc=piece.crc, size=piece.size, files=1, rows=piece.row_count,
+                times=piece.times,
+            )  # fmt: skip
             continue
         if piece.span.first != part.span.last + 1:
             raise ExportDamaged(
@@ -346,8 +348,13 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
             size=part.size + piece.size,
             files=part.files + 1,
             rows=part.rows + piece.row_count,
+            times=_joined_times(part.times, piece.times),
         )
     return found
+
+
+def _joined_times(before: tuple[int, int] | None, behind: tuple[int, int] | None) -> tuple[int, int] | None:
+    return (before[0], behind[1]) if before and behind else before or behind
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------
@@ -467,6 +474,7 @@ def total_json(part: Total) -> dict[str, Any]:
         "bytes": part.size,
         "files": part.files,
         **({"rows": part.rows} if part.rows != part.span.count else {}),
+        **({"times": {"first": part.times[0], "last": part.times[1]}} if part.times is not None else {}),
     }
 
 

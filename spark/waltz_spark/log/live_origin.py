@@ -31,6 +31,7 @@ from waltzd.errors import (
     BeyondLog,
     CannotConnect,
     LogUnreadable,
+    NeedsBatches,
     NoServerUp,
     NoSuchPartition,
     Retry,
@@ -175,12 +176,16 @@ class LiveOrigin:
                 yield from _gathered(runs, batch_bytes)
 
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
-        """Owners know it."""
+        """Owners know it, but for a log that is of format 0 to its end."""
         span = catalog.spans[partition]
         route = next((Route.decode(extent.place) for extent in catalog.extents if extent.partition == partition), None)
         if route is None:
             return span.first
-        return max(span.first, min(span.last, wait_for(self._mark_before(route, partition, time))) + 1)
+        try:
+            mark = wait_for(self._mark_before(route, partition, time))
+        except NeedsBatches:
+            mark = span.last
+        return max(span.first, min(span.last, mark) + 1)
 
     async def _mark_before(self, route: Route, number: int, time: int) -> int:
         where = Routes(route.servers, self._server, call_seconds=CALL_SECONDS)

@@ -13,11 +13,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from waltz_spark.log.origin import Span
-from waltzctl.shell import moment
 from waltzd.errors import BadArgument, BeyondLog, NoSuchPartition
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 
@@ -29,6 +28,7 @@ _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 _NOT_READ = "nothing was read"
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,18 +159,21 @@ def selection_of(options: Mapping[str, str], *, is_stream: bool = False) -> Sele
 
 
 def _time(name: str, text: str | None, ids: str | None) -> int | None:
+    """No length of time from now: Spark asks more than once, and it would be another moment each time."""
     if text is None:
         return None
     if ids is not None:
         raise BadArgument(
             f"{name} and an id say the same thing twice", not_done=_NOT_READ, next_step="leave one of them out"
         )
-    if moment.seconds(text.strip().removeprefix("-")) is not None:
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError as error:
         raise BadArgument(
-            f"{name} is {text!r}; Spark asks for it more than once, and it would mean another moment each time",
-            not_done=_NOT_READ, next_step="write it as 2026-11-23T14:00",
-        )  # fmt: skip
-    return moment.microseconds(text.strip(), datetime.fromtimestamp(0, UTC), name)
+            f"{name} is {text!r}, which is no time", not_done=_NOT_READ,
+            next_step="write it as 2026-11-23T14:00, in UTC unless it has a zone",
+        ) from error  # fmt: skip
+    return ((found if found.tzinfo is not None else found.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
 
 
 def partitions_of(text: str) -> tuple[int, ...]:
