@@ -21,6 +21,9 @@ from waltzd.protocol.role import Role
 
 MESSAGE_OVERHEAD_BYTES = 64 << 10
 """What a gRPC message has around its records, at most: columns, session, partition, lengths."""
+BATCH_OVERHEAD_BYTES = 2 << 20
+"""What a batch has besides its records: nine bytes for each lock of a transaction, of which a server allows a hundred
+thousand at most, or lengths and counts of many small transactions."""
 
 _ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 _NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
@@ -216,8 +219,8 @@ class StorageConfig(DaemonConfig):
 
     @property
     def message_bytes_max(self) -> int:
-        """The limit of gRPC: a record larger than a frame still has to travel."""
-        return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES
+        """Of one message: a record larger than a frame still has to travel, in a batch with its locks."""
+        return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         if self.name is not None:

@@ -351,7 +351,10 @@ class Stream:
         size, count = sum(len(run.data) for run in frame.runs), frame.records
         if count == 0 and isinstance(frame.content, Run):
             raise BadFrame("a frame without records")
-        if count > 1 and size > self._config.frame_bytes_max:
+        is_one = len(frame.pieces) == 1 and not isinstance(
+            frame.content, Run
+        )  # what cannot be cut may be as large as a record
+        if count > 1 and size > max(self._config.frame_bytes_max, self._config.record_bytes_max if is_one else 0):
             raise TooLarge(f"a frame has {size} bytes of records; {self._config.frame_bytes_max} are allowed")
         if count == 1 and size > self._config.record_bytes_max:
             first_id = frame.pieces[0].first_id

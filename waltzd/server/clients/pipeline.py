@@ -29,6 +29,7 @@ from waltzd.errors import (
     NeedsBatches,
     NotReady,
     SessionEnded,
+    TooLarge,
     TooManyCallers,
     WaltzError,
 )
@@ -53,9 +54,11 @@ high would keep the client out for good."""
 STEP_BYTES_MAX = 1 << 20
 """One step holds the loop for some milliseconds at most; the other partitions of this server need it, too. What one client
 wants to be together is not cut for that."""
-LOCKS_BYTES = 64 << 10
+GROUPS_BYTES_MAX = 8 << 20
+"""Of a message of a client with groups, whatever else the limits allow: every storage must take one that cannot be cut."""
+LOCKS_BYTES = 128 << 10
 """Of what is read of the log at a time to make a new lock table more exact."""
-LOCKS_READS_MAX = 1000
+LOCKS_READS_MAX = 4000
 """A log with few locks is not read back to its beginning for them."""
 
 
@@ -311,8 +314,12 @@ class Pipeline:
         check_seen(seen, max(self.settings.clock(), self._clock.last))
 
     def check_groups(self, batch: AppendBatch) -> None:
-        if self.session.format == 0 and batch.follows is not None and batch.follows.any():
+        if batch.follows is None or not batch.follows.any():
+            return
+        if self.session.format == 0:
             raise NeedsBatches(f"partition {self.session.partition} writes format 0, which has no groups of transactions")
+        if batch.bytes > GROUPS_BYTES_MAX:
+            raise TooLarge(f"a batch with groups has {batch.bytes} bytes; {GROUPS_BYTES_MAX} are allowed")
 
     # -- what mounts put in
 

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzd.daemon import config, config_file
-from waltzd.daemon.config import MESSAGE_OVERHEAD_BYTES, DaemonConfig, ServerConfig, StorageConfig, partitions_of
+from waltzd.daemon.config import (
+    BATCH_OVERHEAD_BYTES,
+    MESSAGE_OVERHEAD_BYTES,
+    DaemonConfig,
+    ServerConfig,
+    StorageConfig,
+    partitions_of,
+)
 from waltzd.daemon.config_file import TEXT_BYTES_MAX, resolved, show
 from waltzd.daemon.settings import declared, parse_size, spell_size
 from waltzd.errors import BadConfig
@@ -139,9 +146,10 @@ def test_both_daemon_addresses_may_leave_the_port_to_the_system() -> None:
 
 def test_the_message_limit_lets_the_largest_record_travel() -> None:
     usual = StorageConfig(directory="/data")
-    assert usual.message_bytes_max == usual.record_bytes_max + MESSAGE_OVERHEAD_BYTES
+    overhead = MESSAGE_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
+    assert usual.message_bytes_max == usual.record_bytes_max + overhead
     small = StorageConfig(directory="/data", record_bytes_max=1024)
-    assert small.message_bytes_max == small.frame_bytes_max + MESSAGE_OVERHEAD_BYTES
+    assert small.message_bytes_max == small.frame_bytes_max + overhead
 
 
 @given(st.integers(0, 1 << 50))

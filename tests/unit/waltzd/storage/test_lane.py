@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.batches import batches_of
+from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, SimDisk
-from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, WaltzError
+from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, TooLarge, WaltzError
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
-from waltzd.storage.lane import PARTS, Lane
+from waltzd.storage.lane import PARTS, Lane, Stream
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings
@@ -250,3 +252,14 @@ def test_a_wrong_batch_is_refused_behind_the_mark_of_the_right_ones() -> None:
         assert "batch at id 2" in sender.errors[0].message
 
     assert with_lane(test) == []
+
+
+def test_one_batch_may_be_as_large_as_a_record_because_nobody_cuts_it() -> None:
+    two = batches(2)
+    size = max(len(batch.run.data) for batch in two)
+    stream: Any = SimpleNamespace(_config=StorageConfig(directory="s", frame_bytes_max=size // 2, record_bytes_max=size))
+    for batch in two:
+        Stream._check(stream, RecordsFrame((batch,), -1))
+    for content in (tuple(two), two[0].run):
+        with pytest.raises(TooLarge):
+            Stream._check(stream, RecordsFrame(content, -1))

@@ -17,7 +17,7 @@ from waltzd.format.record import LockColumns
 from waltzd.protocol.batches import Committals, Feed, FeedMode, HeadFeed
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
-from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX
+from waltzd.server.clients.pipeline import GROUPS_BYTES_MAX, STEP_BYTES_MAX, STEP_ROWS_MAX
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.core.tail import RUN_BYTES
 
@@ -152,6 +152,21 @@ def test_a_group_larger_than_a_frame_is_refused() -> None:
         assert room.session.pieces == []
 
     in_room(test, newer(), clock=Clock())
+
+
+def test_a_group_that_no_storage_must_take_is_refused_whatever_the_limits_are() -> None:
+    async def test(room: Room) -> None:
+        one = await room.mount()
+        size = GROUPS_BYTES_MAX // 8
+        await one.say(batch_of(*[bytes(size)] * 8))
+        await one.until(lambda reader: len(reader.committed) == 8)
+        await one.say(batch_of(*[bytes(size)] * 8, first=8, groups=[8]))
+        await one.until(lambda reader: reader.end is not None)
+        assert isinstance(one.end, TooLarge)
+        assert one.untaken == 8
+
+    limits = replace(LIMITS, frame_bytes_max=64 << 20, payload_bytes_max=16 << 20)
+    in_room(test, newer(), limits=limits, clock=Clock(), mount_bytes_max=64 << 20, inflight_bytes_max=64 << 20)
 
 
 def test_format_0_has_no_groups() -> None:
