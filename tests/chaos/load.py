@@ -28,7 +28,16 @@ class Load(Race):
         self, folder: Path, servers: Sequence[str], *, tag: str, partitions: Sequence[int], seed: int, rate: int = RATE
     ) -> None:
         super().__init__(
-            folder, servers, tag=tag, partitions=partitions, clients=CLIENTS, callers=CALLERS, seed=seed, rate=rate
+            folder,
+            servers,
+            tag=tag,
+            partitions=partitions,
+            clients=CLIENTS,
+            callers=CALLERS,
+            seed=seed,
+            rate=rate,
+            has_groups=True,
+            are_clocks_right=False,
         )
         self.counts = dict.fromkeys(partitions, 0)
         """Committed, by partition."""

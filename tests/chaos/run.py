@@ -22,6 +22,8 @@ from tests.chaos.plan import Round, Strike, draw
 from tests.chaos.world import PARTITIONS, PATIENCE_SECONDS, World, remove
 
 CLUSTER_SECONDS = 300
+FORMATS = (1, 0)
+"""What clusters begin with, in turns, the first with 0; such a one goes over in the middle."""
 WARM_UP_SECONDS = 30
 END_SECONDS = 60
 """How long one strike may take to end."""
@@ -89,7 +91,7 @@ async def chaos(
         span = min(CLUSTER_SECONDS, seconds - number * CLUSTER_SECONDS)
         number += 1
         where = folder / f"cluster-{number}"
-        async with _world(where, report, patience) as world:
+        async with _world(where, report, patience, format=FORMATS[number % len(FORMATS)]) as world:
             await _play(world, report, rounds, span, rate)
         if not report.problems:
             remove(where)
@@ -122,8 +124,8 @@ async def kills(folder: Path, report: Report, *, count: int, rate: int = RATE, p
 
 
 @contextlib.asynccontextmanager
-async def _world(folder: Path, report: Report, patience: float) -> AsyncIterator[World]:
-    world = World(folder, report.seed, patience=patience)
+async def _world(folder: Path, report: Report, patience: float, *, format: int = 1) -> AsyncIterator[World]:
+    world = World(folder, report.seed, patience=patience, format=format)
     try:
         await world.start()
         yield world
@@ -149,8 +151,12 @@ async def _play(world: World, report: Report, rounds: Iterator[Round], seconds: 
     load = _load(world, "chaos", report.seed, rate)
     async with load.running():
         await _warm_up(world, load, report)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not report.problems:
+        begun = time.monotonic()
+        while (passed := time.monotonic() - begun) < seconds and not report.problems:
+            if world.format == 0 and passed > seconds / 2:
+                report.problems += await judgement.healthy(world, load)
+                await world.upgrade()
+                print(f"{'':4}  {passed:5.1f} s  the cluster has gone over to format 1", flush=True)
             await _play_one(world, load, report, next(rounds))
         if not report.problems:
             report.problems += await judgement.healthy(world, load)

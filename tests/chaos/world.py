@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,9 +51,11 @@ def placed(blueprint: Blueprint, hosts: Mapping[str, str]) -> Blueprint:
 
 
 class World:
-    def __init__(self, folder: Path, seed: int, *, patience: float = PATIENCE_SECONDS) -> None:
-        """`patience`: how long it may take to become whole when nothing is wrong any more; half of it, to commit again."""
+    def __init__(self, folder: Path, seed: int, *, patience: float = PATIENCE_SECONDS, format: int = 1) -> None:
+        """`patience`: how long it may take to become whole when nothing is wrong any more; half of it, to commit again.
+        `format`: of what the cluster writes at first."""
         self.folder = folder
+        self.format = format
         self.patience = patience
         self._seed = seed
         self._network: Network | None = None
@@ -110,7 +113,14 @@ class World:
         self._up = set(DAEMONS)
 
     def _lay_out(self, directory: Path) -> LocalCluster:
-        blueprint = draw(directory, partitions=len(PARTITIONS), replication=3, storages=len(STORAGES), servers=len(SERVERS))
+        blueprint = draw(
+            directory,
+            partitions=len(PARTITIONS),
+            replication=3,
+            storages=len(STORAGES),
+            servers=len(SERVERS),
+            format=self.format,
+        )
         anywhere: dict[str, object] = {}
         if self._network is not None:
             blueprint = placed(blueprint, {name: self._network.address(name) for name in DAEMONS})
@@ -191,6 +201,22 @@ class World:
         """Every daemon runs, and every partition is open with all its replicas."""
         self.look_for_deaths()
         await self.cluster.heal()
+
+    async def upgrade(self) -> None:
+        """The cluster goes over to format 1, while clients race."""
+        self.format = 1
+        hosts = self.cluster.local.coordinator_hosts
+        command = ("cluster", "set", "--format", "1", "--yes", "--timeout", str(self.patience), "--coordinator", hosts)
+        tool = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "waltzctl",
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await tool.communicate()
+        assert tool.returncode == 0, f"the cluster does not go over to format 1: {said.decode(errors='replace')}"
 
     def replica(self, name: str) -> ReplicaClient:
         return ReplicaClient(self.cluster.local.blueprint.addresses(name)[0], self.cluster.key)

@@ -71,12 +71,15 @@ class Recorder:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
         partitioner: Partitioner = partition_by_hash,
+        are_clocks_right: bool = True,
     ) -> None:
-        """`name`: of the client. `partitioner`: the one that the client uses."""
+        """`name`: of the client. `partitioner`: the one that the client uses. `are_clocks_right`: effects have to be behind
+        their causes by time; owners whose clocks are far behind are told none."""
         self.writer = writer
         self.name = name
         self.clock = clock
         self.partitioner = partitioner
+        self.are_clocks_right = are_clocks_right
         self.time_seen = UNTIMED
         """The highest time that the handler was given."""
 
@@ -121,7 +124,7 @@ class Recorder:
             header=header,
             crc=crc32(data),
             together=together,
-            time_seen=self.time_seen,
+            time_seen=self.time_seen if self.are_clocks_right else UNTIMED,
         )
         self.writer.invoked(operation)
         return operation

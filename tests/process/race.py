@@ -17,11 +17,11 @@ from uuid import UUID
 from tests.checker.history import Writer, load
 from tests.checker.recorder import Recorder, log_records
 from tests.checker.verdict import Verdict, judge
-from tests.workload import Attempt, View
+from tests.workload import Attempt, GroupView, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Declined
-from waltzd.errors import CannotConnect, NotOwner, NotReady, SessionEnded, WaltzError
+from waltzd.errors import CannotConnect, NeedsBatches, NotOwner, NotReady, SessionEnded, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected
@@ -31,6 +31,7 @@ from waltzd.wire.storages import ReplicaClient
 RATE = 250
 """Transactions in a second, of all clients together: what they do keeps no processor from the daemons, and a history stays
 small enough to be judged."""
+GROUPS_SHARE = 0.15
 
 
 class Race:
@@ -45,8 +46,11 @@ class Race:
         callers: int = 4,
         seed: int = 0,
         rate: int = RATE,
+        has_groups: bool = False,
+        are_clocks_right: bool = True,
     ) -> None:
-        """All races on one cluster share the folder: the history must know everything that is in the log."""
+        """All races on one cluster share the folder: the history must know everything that is in the log. With
+        `has_groups` some transactions come in groups, where the log is of format 1."""
         self._folder = folder
         self._tag = tag
         self._servers = list(servers)
@@ -54,6 +58,8 @@ class Race:
         self._clients = clients
         self._callers = callers
         self._seed = seed
+        self._has_groups = has_groups
+        self._are_clocks_right = are_clocks_right
         self._pause = clients * callers / rate
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,10 +96,10 @@ class Race:
 
     async def _client(self, number: int) -> None:
         with Writer(self._folder / f"{self._tag}-{number}.jsonl") as writer:
-            recorder = Recorder(writer, f"{self._tag}-{number}")
+            recorder = Recorder(writer, f"{self._tag}-{number}", are_clocks_right=self._are_clocks_right)
             client = Client(
                 servers=",".join(self._servers),
-                handler=recorder.handler(View()),
+                handler=recorder.handler(GroupView() if number % 2 else View()),
                 partitions=self._partitions,
                 settings=ClientSettings(close_seconds=1),  # each caller has its outcome by then, or is given up
             )
@@ -110,8 +116,15 @@ class Race:
             partition = pick.choice(self._partitions)
             waiting = f"{name} in partition {partition}"
             self.pending[waiting] = time.monotonic()
+            size = pick.randrange(2, 6) if self._has_groups and pick.random() < GROUPS_SHARE else 0
             try:
-                outcome = await client.submit(recorder.context(Attempt(name, count, pick, partition)))
+                if size:
+                    members = [Attempt(f"{name}:{number}", count, pick, partition) for number in range(size)]
+                    outcome = await client.submit_group(recorder.group(members))
+                else:
+                    outcome = await client.submit(recorder.context(Attempt(name, count, pick, partition)))
+            except NeedsBatches:
+                pass
             except WaltzError as error:
                 self._failed(f"client {number}, partition {partition}", error)
             else:
@@ -147,7 +160,7 @@ class Race:
                 address = client.topology.places[partition].address or self._servers[0]
                 async with ServerClient(address, key) as owner:
                     try:
-                        return [run async for run in owner.fetch(partition, 0)]
+                        return [run async for run in owner.fetch(partition, 0, with_locks=True)]
                     except (CannotConnect, NotOwner, NotReady, SessionEnded):
                         await asyncio.sleep(0.2)
 
