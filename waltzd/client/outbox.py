@@ -147,7 +147,7 @@ class Outbox:
         frames: list[AppendBatch] = []
         room = limits.frame_bytes_max
         while (frame := self._next(limits, format, room, floor, is_first=not frames)) is not None:
-            frames.append(replace(frame, seen_time=seen_time))
+            frames.append(replace(frame, seen_time=seen_time) if seen_time else frame)
             room = min(room, TOGETHER_BYTES) - self.sent[-1].bytes - FRAME_BYTES
         return frames
 
