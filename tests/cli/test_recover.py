@@ -52,7 +52,10 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def lossy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster whose disks are lost one after the other. Each test leaves it whole."""
-    settings = {"storage": dict[str, object](segment_bytes_max="64KiB", reserve_bytes="1MiB"), **LASTING}
+    settings = {
+        "storage": dict[str, object](segment_bytes_max="64KiB", reserve_bytes="1MiB"),
+        "server": LASTING["server"] | {"segment_bytes_max": "64KiB"},
+    }
     cluster = LocalCluster.make(tmp_path_factory.mktemp("recover") / "c", partitions=2, servers=1, settings=settings)
     ACKNOWLEDGED.clear()  # there may have been another one in this process
     try:
@@ -75,11 +78,14 @@ ACKNOWLEDGED: dict[int, str] = {}
 
 
 def append(cluster: LocalCluster, count: int) -> None:
+    """A hundred at a time: what is written in one step stands in one segment."""
     with BlockingClient(cluster.server_addresses) as client:
         texts = [f"transaction {number} behind {len(ACKNOWLEDGED)} ".ljust(100, ".") for number in range(count)]
-        found = client.append_many([text.encode() for text in texts], partition=0)
-        assert found.committed == count
-        ACKNOWLEDGED.update(zip(found.ids.tolist(), texts, strict=True))
+        for start in range(0, count, 100):
+            part = texts[start : start + 100]
+            found = client.append_many([text.encode() for text in part], partition=0)
+            assert found.committed == len(part)
+            ACKNOWLEDGED.update(zip(found.ids.tolist(), part, strict=True))
         assert isinstance(client.append(b"beside it", partition=1), Committed)
 
 
