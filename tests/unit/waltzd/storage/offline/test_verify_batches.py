@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,9 +29,14 @@ from tests.unit.waltzd.storage.offline.small import (
     put_promise,
 )
 from waltzd.disk.simulated import SimDisk
-from waltzd.format.batch import End
+from waltzd.errors import WaltzError
+from waltzd.format.batch import HEAD_BYTES, End
+from waltzd.format.checksum import crc32
 from waltzd.format.finding import FOOTER_CODES, INDEX_CODES, Code, Finding
 from waltzd.format.layout import HEADER_BYTES
+from waltzd.storage.offline.dump import dump
+from waltzd.storage.offline.reindex import rebuild
+from waltzd.storage.offline.transplant import State, carry_out, plan
 from waltzd.storage.offline.verify import Options, Target, verify, verify_partition
 
 FOLLOWS = [None, None, None, [False, True], None, None]
@@ -182,3 +189,59 @@ def test_each_kind_of_damage_has_its_code(damage: Callable[[SimDisk], None], exp
     assert all(
         finding.is_damage == (finding.code not in FOOTER_CODES | INDEX_CODES | {Code.TORN_TAIL}) for finding in findings
     )
+
+
+def _forged(disk: SimDisk, path: str, chance: random.Random) -> None:
+    """A head with a right checksum that says something else."""
+    content = bytes(disk.content(path))
+    at = content.find(b"WZB1", chance.choice([0, 200]))
+    if at < 0:
+        return
+    raw = bytearray(content[at : at + HEAD_BYTES])
+    for _ in range(chance.randrange(1, 3)):
+        field = chance.choice([4, 8, 16, 32, 40, 48, 52, 56, 60, 64])
+        raw[field : field + 4] = chance.choice([b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", chance.randbytes(4)])
+    raw[92:] = crc32(raw[:92]).to_bytes(4, "big")
+    disk.corrupt(path, at, bytes(raw))
+
+
+def _nonsense(disk: SimDisk, path: str, chance: random.Random) -> None:
+    size = len(disk.content(path))
+    match chance.randrange(5):
+        case 0:
+            cut(disk, path, chance.randrange(size))
+        case 1:
+            disk.corrupt(path, chance.randrange(size), chance.randbytes(chance.randrange(1, 100)))
+        case 2:
+            disk.corrupt(path, size, chance.randbytes(chance.randrange(1, 300)))
+        case 3:
+            start, to = chance.randrange(size), chance.randrange(size)
+            disk.corrupt(path, to, bytes(disk.content(path))[start : start + chance.randrange(1, 300)])
+        case _:
+            _forged(disk, path, chance)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nonsense_ends_with_findings(seed: int) -> None:
+    """Whatever stands in the files: no other exception, nothing written by what only reads, and what a rebuild of indexes
+    leaves is right."""
+    chance = random.Random(seed)
+    for _ in range(10):
+        disk = mixed()
+        for _ in range(chance.randrange(1, 4)):
+            _nonsense(disk, chance.choice([SEG3, SEG6, SEG9, IDX3, IDX6, IDX9]), chance)
+        findings = found(disk)
+        for path in (SEG3, SEG6, SEG9):
+            dump(disk, path, lambda item: None)
+        rebuild(disk, [Target(storage="s")])
+        left = found(disk)
+        refused = {finding.path for finding in left if finding.is_damage}
+        assert [one for one in left if one.code in INDEX_CODES and one.path.replace("idx", "seg") not in refused] == []
+        assert [one for one in left if one.code not in INDEX_CODES] == [
+            one for one in findings if one.code not in INDEX_CODES
+        ]
+        disk.make_directory("t")
+        with contextlib.suppress(WaltzError):
+            [graft] = carry_out(disk, plan(disk, "s", "t", [0])).grafts
+            if graft.state is State.TAKEN:
+                assert verify(disk, [Target(storage="t")], Options(is_deep=True)).findings == []
