@@ -19,7 +19,7 @@ from waltzd.format.layout import index_name, segment_name
 from waltzd.format.scan import Survey, Tail
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import PromiseFile
-from waltzd.storage.replica.segment import Segment, Suspect
+from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 
 SEEDS = 40
@@ -145,16 +145,77 @@ def forgets_that_a_cut_lowers_what_is_durable(patch: pytest.MonkeyPatch) -> None
     patch.setattr(PromiseFile, "change", change)
 
 
+BATCH_MUTANTS: dict[str, Patch] = {}
+
+
+def batch_mutant(patch: Patch) -> Patch:
+    BATCH_MUTANTS[patch.__name__.replace("_", " ")] = patch
+    return patch
+
+
+for right_in_both in (
+    acknowledges_before_the_data_is_flushed,
+    writes_no_index_entries,
+    takes_a_torn_tail_for_damage,
+    leaves_a_torn_tail_where_it_is,
+    does_not_flush_what_it_cut,
+    forgets_that_a_cut_lowers_what_is_durable,
+):
+    batch_mutant(right_in_both)
+
+
+@batch_mutant
+def splits_a_batch_at_a_cut(patch: pytest.MonkeyPatch) -> None:
+    def end_of(self: BatchSegment, id_: int) -> tuple[int, int]:
+        batch = self.batch_with(id_)
+        place = self.start_of(id_) + batch.head.lead
+        return place + int(batch.run.bounds[id_ + 1 - batch.first_id]), id_ + 1
+
+    patch.setattr(BatchSegment, "end_of", end_of)
+
+
+@batch_mutant
+def leaves_the_footer_behind_a_cut(patch: pytest.MonkeyPatch) -> None:
+    def cut(self: BatchSegment, *, end: int, next_id: int) -> None:
+        footer = self.data.read(self.end, 1 << 20)
+        right(self, end=end, next_id=next_id)
+        self.data.write(end, footer)
+        self.data.flush()
+
+    right = BatchSegment.cut
+    patch.setattr(BatchSegment, "cut", cut)
+
+
+@batch_mutant
+def makes_no_footer_at_a_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "stand", lambda self: None)
+
+
+@batch_mutant
+def goes_on_from_the_batch_that_was_cut(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shelf, "look_back", lambda self: None)
+
+
+@batch_mutant
+def begins_a_segment_before_the_footer_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
+    def finish(self: Shelf) -> None:
+        active = self.active
+        if isinstance(active, BatchSegment) and active.is_full:
+            active.has_footer = True
+
+    patch.setattr(Shelf, "finish", finish)
+
+
 @pytest.fixture
 def patch() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as context:
         yield context
 
 
-def seed_that_catches() -> int | None:
+def seed_that_catches(version: int = 0) -> int | None:
     for seed in range(SEEDS):
         try:
-            run_seed(seed, every=EVERY)
+            run_seed(seed, every=EVERY, version=version)
         except (AssertionError, WaltzError, Suspect):  # something lost, a refused opening, a record that is not found
             return seed
     return None
@@ -164,6 +225,12 @@ def seed_that_catches() -> int | None:
 def test_the_harness_catches_an_engine_that(name: str, patch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](patch)
     assert seed_that_catches() is not None, f"{SEEDS} seeds found nothing wrong with an engine that {name}"
+
+
+@pytest.mark.parametrize("name", sorted(BATCH_MUTANTS))
+def test_the_harness_of_batches_catches_an_engine_that(name: str, patch: pytest.MonkeyPatch) -> None:
+    BATCH_MUTANTS[name](patch)
+    assert seed_that_catches(1) is not None, f"{SEEDS} seeds found nothing wrong with an engine that {name}"
 
 
 def test_the_harness_finds_nothing_wrong_with_the_engine_as_it_is() -> None:
