@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from waltzd.daemon.config import StorageConfig
 from waltzd.errors import BadFrame, DiskFull, Draining, FlushFailed, TooLarge, WaltzError
-from waltzd.format.batch import Piece, why_wrong
+from waltzd.format.batch import Batch, Piece, why_wrong
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import Link, RecordsFrame
@@ -58,6 +58,10 @@ class _Group:
     appender: Appender
     frames: list[RecordsFrame] = field(default_factory=list)
     bytes: int = 0
+
+    @property
+    def ends_segment(self) -> bool:
+        return any(isinstance(piece, Batch) and piece.head.is_last for frame in self.frames for piece in frame.pieces)
 
     def bytes_between(self, above: int, up_to: int) -> int:
         """Of the records with these ids, each counted once."""
@@ -98,6 +102,8 @@ class Lane:
         self._appenders: list[Appender] = []
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._hashing: asyncio.Future[None] | None = None
+        """What was flushed last, for a footer: beside the next group, which does not wait for it unless a segment ends."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"lane of partition {self.partition.number}")
@@ -165,6 +171,7 @@ class Lane:
         while True:
             if not self._queue:
                 if self._is_closing:
+                    await self._hashed()
                     return
                 self._work.clear()
                 await self._work.wait()
@@ -172,15 +179,26 @@ class Lane:
             item = self._queue.popleft()
             try:
                 if isinstance(item, _Call):
+                    await self._hashed()
                     await self._answer(item)
                 else:
+                    if item.ends_segment:
+                        await self._hashed()
                     await self._write(item)
+                    await self._hashed()
+                if self._hashing is None and self.partition.wants_hashing:
+                    self._hashing = asyncio.ensure_future(self._run_blocking(self.partition.hash_flushed))
                 if self.partition.wants_checkpoint:
                     self._statistics.checkpoints += 1
                     await self._run_blocking(self.partition.checkpoint)
             except FlushFailed as error:
                 self._on_fatal(error)
                 return
+
+    async def _hashed(self) -> None:
+        if self._hashing is not None:
+            hashing, self._hashing = self._hashing, None
+            await hashing
 
     async def _answer(self, call: _Call) -> None:
         try:

@@ -58,6 +58,8 @@ from waltzd.storage.replica.site import Room, Site
 from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
 
 T = TypeVar("T")
+HASH_BYTES_MIN = 64 << 10
+"""So much is hashed beside the next append: less costs less than a turn on another thread."""
 
 
 class Partition:
@@ -219,6 +221,16 @@ class Partition:
             with self._fatal():
                 self._promise.note(committed=known)
         return self.last_id
+
+    @property
+    def wants_hashing(self) -> bool:
+        active = self._shelf.active
+        return isinstance(active, BatchSegment) and active.unhashed_bytes >= HASH_BYTES_MIN
+
+    def hash_flushed(self) -> None:
+        """Prepare the footer of the segment that is written; see `BatchSegment.hash_flushed`."""
+        if isinstance(self._shelf.active, BatchSegment):
+            self._shelf.active.hash_flushed()
 
     def _only_new(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Records of format 0 may stand in front of batches, never behind them."""

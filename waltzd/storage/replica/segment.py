@@ -11,6 +11,7 @@ behind the last batch then, never before that is on the disk.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -309,8 +310,11 @@ class BatchSegment(Segment):
         """Of the last batch of a segment that is written on; None where it has none."""
         self.has_footer = False
         self._builder: FooterBuilder | None = None
-        """Has all that is flushed. None: an earlier process began the segment."""
-        self._unhashed: list[Batch] = []
+        """Of a footer: it has all that is flushed but what is `_unhashed`. None: an earlier process began the segment."""
+        self._unflushed: list[Batch] = []
+        self._unhashed: deque[Batch] = deque()
+        self._hashed_to = end
+        """Where the last of these ends."""
 
     @property
     def is_full(self) -> bool:
@@ -362,28 +366,41 @@ class BatchSegment(Segment):
         self._put(pieces, np.concatenate(entries), end=end, next_id=next_id)
         head = batches[-1].head
         self.log_end = End(crc=head.crc, time=head.time, segment_bytes=0 if head.is_last else end)
-        self._unhashed += batches
+        self._unflushed += batches
 
     def flush(self) -> None:
         super().flush()
         if self._builder is not None:
-            for batch in self._unhashed:
-                self._builder.add(batch.head, batch.pieces)
-        self._unhashed = []
+            self._unhashed += self._unflushed
+            self._hashed_to = self.end
+        self._unflushed = []
+
+    @property
+    def unhashed_bytes(self) -> int:
+        return 0 if self._builder is None else self._hashed_to - self._builder.offset
+
+    def hash_flushed(self) -> None:
+        """Bring the footer to be up to what is flushed. It may run beside the next append, which costs less then: only one
+        that fills the segment, and a cut, must wait for its end."""
+        builder, batches = self._builder, self._unhashed
+        while batches and builder is not None:
+            batch = batches.popleft()
+            builder.add(batch.head, batch.pieces)
 
     def cut(self, *, end: int, next_id: int) -> None:
         """With the footer, which belongs to all of its batches."""
         self.has_footer = False
         super().cut(end=end, next_id=next_id)
-        self._unhashed = []
-        if self._builder is not None and self._builder.offset != end:
-            self._builder = None
+        self._unflushed = []
+        if self._hashed_to != end:
+            self._builder, self._unhashed = None, deque()
         self.log_end = self.found_log_end()
 
     def write_footer(self, before: bytes) -> None:
         """Behind the last batch, which is on the disk. `before`: the hash of the footer in front."""
         assert self.is_full
         assert self._flushed == (self.end, self.next_id), "a footer never goes to the disk before its data"
+        self.hash_flushed()
         builder = self._builder or self._caught_up()
         assert builder.offset == self.end
         try:

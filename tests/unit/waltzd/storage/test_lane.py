@@ -11,11 +11,12 @@ from uuid import UUID
 
 import pytest
 
-from tests.batches import batches_of
+from tests.batches import batches_of, segment_raw
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import BadFrame, DiskFull, FlushFailed, NotNextId, StaleSession, TooLarge, WaltzError
 from waltzd.format.batch import Batch, Piece
+from waltzd.format.layout import segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
@@ -263,3 +264,17 @@ def test_one_batch_may_be_as_large_as_a_record_because_nobody_cuts_it() -> None:
     for content in (tuple(two), two[0].run):
         with pytest.raises(TooLarge):
             Stream._check(stream, RecordsFrame(content, -1))
+
+
+def test_a_footer_is_prepared_beside_the_appends_and_comes_out_the_same() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        log = batches_of([[b"x" * 30_000] * 3] * 8, cuts=[5])
+        for batch in log:
+            await lane.append(sender, RecordsFrame((batch,), -1))
+            await lane.call(lambda: None) if batch.first_id % 2 else await asyncio.sleep(0)
+        await lane.call(lambda: None)
+        path = f"s/0/{segment_name(0)}"
+        assert disk.open(path).read(0, disk.size(path)) == segment_raw(log[:6], key=UUID(int=1))[0]
+        assert (sender.marks[-1], sender.errors) == (23, [])
+
+    assert with_lane(test) == []
