@@ -8,7 +8,7 @@ from typing import Any
 from tests.simulation.mutant import BUSY, TWO_OWNERS, Aim, Patches, mutant
 from waltzd.errors import FlushFailed
 from waltzd.format import scan
-from waltzd.format.layout import index_entries
+from waltzd.format.layout import FileHeader, index_entries
 from waltzd.format.scan import Survey, Tail
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.storage.lane import Lane
@@ -72,10 +72,10 @@ def does_not_flush_the_name_of_a_new_segment(patches: Patches) -> None:
     """A segment is rolled without a flush of its directory."""
 
     def make(right: Any) -> Any:
-        def start_segment(self: Shelf) -> Segment:
+        def start_segment(self: Shelf, header: FileHeader) -> Segment:
             disk, self._disk = self._disk, _NamesUnflushed(self._disk)
             try:
-                new: Segment = right(self)
+                new: Segment = right(self, header)
             finally:
                 self._disk = disk
             return new
