@@ -98,7 +98,7 @@ class _Teller:
         await self._stream.send(run, run.last_id)
 
 
-@mutant(5, 14, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
+@mutant(2, 6, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
 def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> None:
     """A link that is connected again goes on behind what it had sent before, and counts that."""
 
