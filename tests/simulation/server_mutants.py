@@ -77,7 +77,7 @@ def does_not_save_who_joins(patches: Patches) -> None:
     patches.wrap(Session, "_save", make)
 
 
-@mutant(4, 66, aim=TWO_OWNERS)
+@mutant(0, 1, aim=LONELY)
 def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     """The committed mark that goes with the records is the last id that was sent."""
 

@@ -22,6 +22,7 @@ from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.shelf import Shelf
 
 POWER = Aim(faults=("power",), setup=BUSY)
+LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 SMALL_SEGMENTS = {**BUSY, "segment_bytes": 1500}
 
@@ -210,7 +211,7 @@ def does_not_end_streams_of_a_session_that_is_over(patches: Patches) -> None:
     patches.wrap(Partition, "append", make)
 
 
-@mutant(4, 66, aim=TWO_OWNERS)
+@mutant(0, 1, aim=LONELY)
 def takes_what_it_holds_for_committed(patches: Patches) -> None:
     """A storage raises its committed mark to the last id that it has written."""
 
