@@ -28,7 +28,7 @@ from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
 
 SCHEMA = 1
-FORMAT = 0
+FORMAT = 1
 """What new clusters write where nobody says otherwise."""
 GENERATION_MAX = (1 << 31) - 1
 NESTING_MAX = 8
