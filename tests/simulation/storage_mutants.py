@@ -181,7 +181,7 @@ def says_that_it_is_sound_when_it_is_damaged(patches: Patches) -> None:
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-@mutant(2, 6, aim=TWO_OWNERS)
+@mutant(13, aim=TWO_OWNERS)
 def takes_appends_of_a_session_that_is_over(patches: Patches) -> None:
     """An older session than the promised one is served like the promised one."""
 
