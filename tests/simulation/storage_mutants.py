@@ -195,7 +195,7 @@ def takes_appends_of_a_session_that_is_over(patches: Patches) -> None:
     patches.wrap(Partition, "check_session", make)
 
 
-@mutant(2, 6, aim=TWO_OWNERS)
+@mutant(13, aim=TWO_OWNERS)
 def does_not_end_streams_of_a_session_that_is_over(patches: Patches) -> None:
     """A newer session is opened, and the appender of the older one goes on: what is in its stream is taken."""
     patches.set(Lane, "fence", lambda self: None)
