@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.batches import batches_of
 from tests.unit.mounting import batch_of, mount_request
 from waltzd.errors import BadFrame, NotOwner
-from waltzd.format.record import encode_payloads, first_bad, heads
+from waltzd.format.batch import Batch
+from waltzd.format.record import Run, encode_payloads, first_bad, heads, join_locks, join_runs
 from waltzd.protocol.batches import (
     AppendBatch,
     ClientFrame,
@@ -33,11 +35,17 @@ from waltzd.protocol.batches import (
     Topology,
 )
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.peers import LockHistory
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
     bytes_of,
+    checked_pieces,
+    checked_run,
     client_frames,
     client_message,
+    lock_history_message,
+    lock_history_of,
+    pieces_message,
     run_message,
     server_frames,
     server_message,
@@ -232,3 +240,66 @@ BROKEN_ANSWERS: list[tuple[str, wire.ServerFrame]] = [
 def test_a_server_message_that_does_not_hold_together(message: wire.ServerFrame) -> None:
     with pytest.raises(BadFrame):
         server_frames(message)
+
+
+# -- what stands beside records ----------------------------------------------------------------------------------------
+
+
+def beside() -> list[Batch]:
+    return batches_of(
+        [[b"a", b"bb", b""], [b"c"]],
+        first_id=7,
+        locks=[[[(1, 1)], [], [(2, 2), ((1 << 64) - 1, 3)]], None],
+        follows=[[False, True, False], None],
+    )
+
+
+def same_beside(one: Run, other: Run) -> bool:
+    return (
+        columns(one.locks) == columns(other.locks)
+        and np.array_equal(one.times, other.times)  # type: ignore[arg-type]
+        and np.array_equal(one.follows, other.follows)  # type: ignore[arg-type]
+    )
+
+
+def test_times_groups_and_locks_travel_with_records() -> None:
+    run = join_runs([batch.run_with_locks for batch in beside()])
+    back = checked_run(wire.RunFrame.FromString(run_message(run).SerializeToString()), "there")
+    assert (back.first_id, bytes(back.data)) == (7, bytes(run.data))
+    assert same_beside(back, run)
+
+
+def test_whole_batches_travel_between_replicas() -> None:
+    sent = beside()
+    message = wire.RunFrame.FromString(pieces_message(sent).SerializeToString())
+    back = checked_pieces(message, "there")
+    assert all(isinstance(one, Batch) and one.is_same_as(two) for one, two in zip(back, sent, strict=True))
+    with pytest.raises(BadFrame, match="in the place of records"):
+        checked_run(message, "there")
+    message.records = message.records[:-1] + b"?"
+    with pytest.raises(BadFrame, match="damaged on the way"):
+        checked_pieces(message, "there")
+    run = encode_payloads(3, [b"x"])
+    [plain] = checked_pieces(wire.RunFrame.FromString(pieces_message([run]).SerializeToString()), "there")
+    assert isinstance(plain, Run)
+    assert bytes(plain.data) == bytes(run.data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("times", b"\0" * 8), ("follows", b"\0\0"), ("locks", b"\0\0\0\0\1"), ("time_counts", b"\0\0\0\1")]
+)
+def test_what_stands_beside_records_fits_them(field: str, value: bytes) -> None:
+    message = run_message(join_runs([batch.run_with_locks for batch in beside()]))
+    setattr(message, field, value)
+    with pytest.raises(BadFrame):
+        checked_run(message, "there")
+
+
+def test_histories_of_locks_travel() -> None:
+    locks = join_locks([batch.locks for batch in beside()])
+    back = lock_history_of(lock_history_message(LockHistory(7, locks)))
+    assert back is not None
+    assert (back.first_id, columns(back.locks)) == (7, columns(locks))
+    assert lock_history_of(lock_history_message(None)) is None
+    with pytest.raises(BadFrame, match="none that can be read"):
+        lock_history_of(wire.LocksReply(first_id=0, records=0))

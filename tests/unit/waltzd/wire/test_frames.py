@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.batches import batches_of as encoded_batches
 from tests.simulation.loop import SimLoop
 from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition
+from waltzd.format.batch import Batch, why_wrong
 from waltzd.format.record import encode_payloads
 from waltzd.wire.codec import packed_error, unpacked_error
 from waltzd.wire.frames import (
@@ -26,6 +28,8 @@ from waltzd.wire.frames import (
     Connection,
     Hello,
     Kind,
+    batches_of,
+    batches_parts,
     mark_bytes,
     mark_of,
     records_of,
@@ -348,13 +352,39 @@ def test_who_is_asked_answers_by_itself() -> None:
 def test_records_travel_as_they_are(first_id: int, payloads: list[bytes], committed: int) -> None:
     run_ = encode_payloads(first_id, payloads)
     frame = records_of(b"".join(records_parts(run_, committed)))
-    assert (frame.run.first_id, bytes(frame.run.data), frame.committed) == (first_id, bytes(run_.data), committed)
-    assert frame.run.bounds.tolist() == run_.bounds.tolist()
+    [found] = frame.runs
+    assert (found.first_id, bytes(found.data), frame.committed) == (first_id, bytes(run_.data), committed)
+    assert found.bounds.tolist() == run_.bounds.tolist()
+
+
+BATCHES = st.lists(st.lists(st.binary(max_size=50), min_size=1, max_size=5), max_size=4)
+
+
+@given(BATCHES, st.integers(-1, 1 << 40))
+def test_batches_travel_as_they_are(payloads: list[list[bytes]], committed: int) -> None:
+    sent = encoded_batches(payloads)
+    frame = batches_of(b"".join(batches_parts(sent, committed)))
+    assert frame.committed == committed
+    assert [type(piece) for piece in frame.pieces] == [Batch] * len(sent)
+    assert all(one.is_same_as(two) for one, two in zip(frame.pieces, sent, strict=True))  # type: ignore[union-attr]
+    assert (frame.records, frame.bytes) == (sum(map(len, sent)), sum(batch.size for batch in sent))
+
+
+@given(BATCHES, st.data())
+def test_batches_that_were_changed_are_refused_or_found_wrong(payloads: list[list[bytes]], data: st.DataObject) -> None:
+    raw = bytearray(b"".join(batches_parts(encoded_batches(payloads), 7)))
+    at = data.draw(st.integers(8, len(raw) - 1))  # in front of that is the mark
+    raw[at] ^= data.draw(st.integers(1, 255))
+    try:
+        frame = batches_of(raw[: data.draw(st.integers(len(raw) - 1, len(raw)))])
+    except BadFrame:
+        return
+    assert any(why_wrong(batch) for batch in frame.pieces if isinstance(batch, Batch))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_records_or_refused(raw: bytes) -> None:
-    for read in (records_of, mark_of, Hello.decode):
+    for read in (records_of, batches_of, mark_of, Hello.decode):
         try:
             read(raw)
         except BadFrame:
