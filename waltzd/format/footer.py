@@ -22,9 +22,12 @@ from hashlib import sha256
 
 import numpy as np
 
-from waltzd.disk.seam import Buffer
-from waltzd.format.batch import Head
+from waltzd.disk.seam import Buffer, File
+from waltzd.format.batch import HEAD_BYTES, Head
 from waltzd.format.checksum import I64, crc32
+from waltzd.format.layout import HEADER_BYTES
+from waltzd.format.record import OVERHEAD_BYTES
+from waltzd.format.stretch import Stretch
 
 MAGIC = b"WZF1"
 _END_MAGIC = b"WZFE"
@@ -114,6 +117,14 @@ class FooterBuilder:
             self._hash.update(piece)
             self._offset += len(piece)
 
+    def add_stretch(self, stretch: Stretch) -> None:
+        """The next batches."""
+        count = stretch.count
+        self._batches += (stretch.at[:count] + self._offset).tolist()
+        self._first, self._last = self._first or stretch.head_of(0), stretch.head_of(count - 1)
+        self._hash.update(stretch.bytes)
+        self._offset += len(stretch.bytes)
+
     @property
     def offset(self) -> int:
         """Where the next batch would begin, or the footer."""
@@ -127,3 +138,25 @@ class FooterBuilder:
             last_time=self._last.time, offset=self._offset, digest=self._hash.digest(), before=before,
             batches=np.array(self._batches, np.int64),
         )  # fmt: skip
+
+
+def footer_at(file: File, offset: int, end: int) -> Footer | None:
+    """The footer that fills the bytes from `offset` to `end`; None where they are no sound one of this place."""
+    size = end - offset
+    if not FRONT_BYTES + END_BYTES <= size <= FRONT_BYTES + END_BYTES + offset:
+        return None
+    found = Footer.decode(file.read(offset, size))
+    return found if found is not None and found.offset == offset and _has_places(found) else None
+
+
+def _has_places(footer: Footer) -> bool:
+    """The batches follow each other, and each has room for one record."""
+    ends = np.append(footer.batches, footer.offset)
+    return len(ends) > 1 and ends[0] == HEADER_BYTES and bool((np.diff(ends) >= HEAD_BYTES + OVERHEAD_BYTES).all())
+
+
+def read_footer(file: File) -> Footer | None:
+    """By the end of the file: of a segment that is not read. None where no sound footer stands there."""
+    end = file.size()
+    size = footer_bytes(file.read(max(0, end - END_BYTES), END_BYTES))
+    return None if size is None or size > end - HEADER_BYTES else footer_at(file, end - size, end)

@@ -67,7 +67,10 @@ class IndexWriter:
             raise
 
     def add(self, offset: int, run: Run) -> None:
-        write_entries(self._file, run.first_id - self._first_id, offsets_of(offset, run))
+        self.add_entries(run.first_id, offsets_of(offset, run))
+
+    def add_entries(self, first_id: int, entries: I64) -> None:
+        write_entries(self._file, first_id - self._first_id, entries)
 
     def finish(self, next_id: int) -> None:
         """The entries end in front of `next_id`; those never added are 0."""
@@ -94,6 +97,9 @@ class IndexChecker:
         self.is_right = True
 
     def add(self, offset: int, run: Run) -> None:
+        self.add_entries(run.first_id, offsets_of(offset, run))
+
+    def add_entries(self, first_id: int, entries: I64) -> None:
         if self.is_right:
-            found = read_index(self._index, run.first_id - self._first_id, len(run))
-            self.is_right = bool(np.array_equal(found, offsets_of(offset, run)))
+            found = read_index(self._index, first_id - self._first_id, len(entries))
+            self.is_right = bool(np.array_equal(found, entries))

@@ -10,49 +10,23 @@ As in format 0, the index is a hint: without it, the lengths of records are foll
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from waltz_spark.log.origin import Span
 from waltzd.disk.seam import File
-from waltzd.format.batch import HEAD_BYTES, LAST, MAGIC, Flags, Head, are_locks, decode_groups, decode_locks
-from waltzd.format.checksum import I64, crc32, crc_of_rows
+from waltzd.format.batch import HEAD_BYTES, Flags, Head, are_locks, decode_groups, decode_locks
+from waltzd.format.checksum import I64, crc32
+from waltzd.format.footer import read_footer
 from waltzd.format.index import places_of, read_index
 from waltzd.format.layout import HEADER_BYTES
-from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, walk
-from waltzd.format.scan import read_footer
+from waltzd.format.record import LockColumns, Run
+from waltzd.format.stretch import Stretch, whole_batches
 
-_FRONT = struct.Struct(">4sIqI")
-_HEAD = np.dtype(
-    [
-        ("magic", "S4"),
-        ("size", ">u4"),
-        ("first_id", ">i8"),
-        ("records", ">i4"),
-        ("session", ">i8"),
-        ("generation", ">i4"),
-        ("committed", ">i8"),
-        ("time", ">i8"),
-        ("lock_bytes", ">u4"),
-        ("group_bytes", ">u4"),
-        ("record_bytes", ">u4"),
-        ("flags", ">u4"),
-        ("before", ">u4"),
-        ("section_crc", ">u4"),
-        ("record_crc", ">u4"),
-        ("zeros", "V16"),
-        ("crc", ">u4"),
-    ]
-)
-assert _HEAD.itemsize == HEAD_BYTES
 _ONE_BYTES = 5
 """In front of the ids of locks, where all records have as many: the form of the counts, and the count."""
-_ROWS_MIN = 16
-"""Below this, the checksums of heads one by one are cheaper than as columns."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +59,7 @@ class Batches:
         window = bytes_max
         while next_id <= span.last:
             raw = memoryview(self._file.read(offset, min(window, self._size - offset)))
-            at, size_of_next = _whole(raw, span.last)
+            at, size_of_next = whole_batches(raw, span.last)
             if len(at) == 1:
                 if size_of_next <= window or offset + size_of_next > self._size:
                     yield Bad(offset, max(next_id, span.first))
@@ -114,22 +88,15 @@ class Batches:
 
     def _run(self, stretch: _Stretch, offset: int, *, with_locks: bool) -> Run | None:
         """The records of the sound batches of a stretch, of fewer where lengths or ids show that an owner was wrong."""
-        bounds = self._bounds_by_index(stretch, offset)
-        if bounds is None:
-            bounds = stretch.bounds_by_walk()
-        return None if bounds is None else stretch.run(bounds, with_locks=with_locks)
+        starts = stretch.starts(self._hint(stretch, offset))
+        return None if starts is None else stretch.columns(starts, with_locks=with_locks)
 
-    def _bounds_by_index(self, stretch: _Stretch, offset: int) -> I64 | None:
-        """Where each record starts in the stretch, if the index says so and all lengths agree."""
+    def _hint(self, stretch: Stretch, offset: int) -> I64 | None:
+        """Where each record starts in the stretch, as the index says."""
         if self._index is None:
             return None
-        head = stretch.head[: stretch.count]
-        first_id, count = int(head["first_id"][0]), int(head["records"].sum())
-        entries = read_index(self._index, first_id - self._first_id, count)
-        if len(entries) != count:
-            return None
-        starts = places_of(entries)[0] - offset
-        return starts if stretch.are_starts(starts) else None
+        entries = read_index(self._index, stretch.first_id - self._first_id, stretch.next_id - stretch.first_id)
+        return places_of(entries)[0] - offset
 
     # -- finding
 
@@ -213,122 +180,16 @@ class Batches:
         return next((head.first_id for _, head in self.heads(HEADER_BYTES, bytes_max) if head.time >= time), None)
 
 
-def _whole(raw: memoryview, last_id: int) -> tuple[list[int], int]:
-    """Where each whole batch begins and where the last one ends, up to that with the id; and the size of the next one."""
-    at, place, size = [0], 0, HEAD_BYTES + OVERHEAD_BYTES
-    while place + HEAD_BYTES <= len(raw):
-        magic, size, first_id, records = _FRONT.unpack_from(raw, place)
-        if magic != MAGIC or size < HEAD_BYTES + OVERHEAD_BYTES:
-            return at, 0
-        if place + size > len(raw):
-            break
-        place += size
-        at.append(place)
-        if first_id + records > last_id:
-            break
-    return at, size
+class _Stretch(Stretch):
+    """As one run, with what stands beside the records."""
 
-
-class _Stretch:
-    """Whole batches back to back, as their heads say. `count` of them are sound and fit to each other."""
-
-    def __init__(self, raw: memoryview, at: I64, before: tuple[int, int] | None) -> None:
-        """`before`: the checksum and the time of the head in front, where it is known."""
-        self.raw = raw
-        self.at = at
-        every = np.ndarray((len(raw) - HEAD_BYTES + 1,), f"V{HEAD_BYTES}", buffer=raw, strides=(1,))
-        self.rows: NDArray[np.void] = every[at[:-1]]
-        self.head: NDArray[np.void] = self.rows.view(_HEAD)
-        self.lead = HEAD_BYTES + self.head["lock_bytes"].astype(np.int64) + self.head["group_bytes"]
-        self.count = self._sound(before)
-
-    @property
-    def last(self) -> tuple[int, int]:
-        head = self.head[self.count - 1]
-        return int(head["crc"]), int(head["time"])
-
-    def _sound(self, before: tuple[int, int] | None) -> int:
-        head, sizes = self.head, np.diff(self.at)
-        crcs, times, records = head["crc"], head["time"], head["records"].astype(np.int64)
-        right = self._head_crcs() == crcs
-        right &= (head["zeros"] == np.void(bytes(16))) & (head["flags"] & ~np.uint32(LAST) == 0)
-        right &= (self.lead + head["record_bytes"] == sizes) & (records > 0) & (head["first_id"] >= 0)
-        right &= head["record_bytes"] >= records * OVERHEAD_BYTES
-        right[1:] &= (head["first_id"][1:] == head["first_id"][:-1] + records[:-1]) & (times[1:] >= times[:-1])
-        right[1:] &= head["before"][1:] == crcs[:-1]
-        if before is not None:
-            right[0] &= head["before"][0] == before[0] and times[0] >= before[1]
-        sound = len(right) if right.all() else int(np.argmin(right))
-        at, leads = self.at.tolist(), self.lead.tolist()
-        wanted = zip(head["record_crc"].tolist(), head["section_crc"].tolist(), range(sound), strict=False)
-        for record_crc, section_crc, number in wanted:
-            start, lead = at[number], leads[number]
-            if crc32(self.raw[start + lead : at[number + 1]]) != record_crc:
-                return number
-            sections = self.raw[start + HEAD_BYTES : start + lead]
-            if (crc32(sections) if lead > HEAD_BYTES else 0) != section_crc:
-                return number
-        return sound
-
-    def _head_crcs(self) -> NDArray[np.uint32]:
-        if len(self.rows) < _ROWS_MIN:
-            starts = self.at[:-1].tolist()
-            found = [crc32(self.raw[start : start + HEAD_BYTES - 4]) for start in starts]
-            return np.array(found, np.uint32)
-        return crc_of_rows(self.rows.view(np.uint8).reshape(-1, HEAD_BYTES)[:, :-4])
-
-    # -- where records start
-
-    def are_starts(self, starts: I64) -> bool:
-        """Whether the records that start there fill the sound batches, one behind the other, and have their ids."""
-        head = self.head[: self.count]
-        counts = head["records"].astype(np.int64)
-        firsts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-        end = int(self.at[self.count])
-        if (starts < HEAD_BYTES).any() or (starts > end - OVERHEAD_BYTES).any():
-            return False
-        every = np.ndarray((end - 31,), ">i4", buffer=self.raw[28:end], strides=(1,))
-        ends = starts + every[starts].astype(np.int64) + OVERHEAD_BYTES
-        expected = np.append(starts[1:], 0)
-        expected[firsts + counts - 1] = self.at[1 : self.count + 1]
-        is_right = np.array_equal(ends, expected)
-        is_right &= np.array_equal(starts[firsts], self.at[: self.count] + self.lead[: self.count])
-        ids = np.ndarray((end - 7,), ">i8", buffer=self.raw[:end], strides=(1,))[starts]
-        first_id = int(head["first_id"][0])
-        return bool(is_right and (ids == np.arange(first_id, first_id + len(starts))).all())
-
-    def bounds_by_walk(self) -> I64 | None:
-        """The twin: by the lengths alone. Of fewer batches where an owner was wrong; None where the first one is."""
-        starts: list[I64] = []
-        at, leads = self.at.tolist(), self.lead.tolist()
-        for number, records in enumerate(self.head["records"][: self.count].tolist()):
-            start, end = at[number] + leads[number], at[number + 1]
-            bounds = walk(self.raw[start:end])
-            if len(bounds) != records + 1 or bounds[-1] != end - start:
-                self.count = number
-                break
-            starts.append(bounds[:-1] + start)
-        if not starts:
-            return None
-        found = np.concatenate(starts)
-        return found if self.are_starts(found) else None
-
-    # -- as one run
-
-    def run(self, starts: I64, *, with_locks: bool) -> Run | None:
-        head, count = self.head[: self.count], self.count
-        records = head["records"].astype(np.int64)
-        at, leads = self.at.tolist(), self.lead.tolist()
-        pieces = [self.raw[at[number] + leads[number] : at[number + 1]] for number in range(count)]
-        data = pieces[0] if count == 1 else memoryview(b"".join(pieces))
-        # Where each record starts once the leads are taken out.
-        bounds = np.append(starts - np.repeat(np.cumsum(self.lead[:count]), records), len(data))
-        follows = self._follows(records)
+    def columns(self, starts: I64, *, with_locks: bool) -> Run | None:
+        head, records = self.head[: self.count], self.records
         locks = self._locks(records) if with_locks else None
         if with_locks and locks is None:
             return None
         times = np.repeat(head["time"].astype(np.int64), records)
-        return Run(int(head["first_id"][0]), data, bounds, times=times, follows=follows, locks=locks)
+        return replace(self.run(starts), times=times, follows=self._follows(records), locks=locks)
 
     def _follows(self, records: I64) -> Flags | None:
         head = self.head[: self.count]

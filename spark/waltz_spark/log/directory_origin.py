@@ -45,7 +45,7 @@ from waltzd.errors import (
     UnknownVersion,
     WaltzError,
 )
-from waltzd.format.footer import Footer
+from waltzd.format.footer import Footer, read_footer
 from waltzd.format.index import read_index
 from waltzd.format.layout import (
     BATCHES,
@@ -66,7 +66,7 @@ from waltzd.format.layout import (
     segment_name,
 )
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
-from waltzd.format.scan import Tail, judge_tail, read_footer, scan, survey
+from waltzd.format.scan import Tail, judge_tail, scan, survey
 from waltzd.storage.offline.verify import partition_of
 from waltzd.storage.replica.control import Ledger, read_ledger
 from waltzd.storage.replica.promise import floor_of, read_promise

@@ -36,11 +36,11 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import HEAD_BYTES, Batch, End, Head, batch_at, why_wrong
 from waltzd.format.checksum import crc32
-from waltzd.format.footer import END_BYTES, FRONT_BYTES, HASH_BYTES, FooterBuilder
+from waltzd.format.footer import END_BYTES, FRONT_BYTES, HASH_BYTES, FooterBuilder, read_footer
 from waltzd.format.index import offsets_of, read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name
 from waltzd.format.record import OVERHEAD_BYTES, Run, join_runs
-from waltzd.format.scan import read_footer, scan
+from waltzd.format.scan import scan
 
 MARKER = "waltz-restore.json"
 """Says which export is being restored here."""

@@ -26,7 +26,7 @@ from uuid import UUID
 from waltzd.disk.seam import Disk, File, join, opened, read_whole
 from waltzd.errors import PathMissing, ReadFailed, WaltzError
 from waltzd.format.finding import INDEX_CODES, Code, Finding
-from waltzd.format.footer import Footer
+from waltzd.format.footer import Footer, read_footer
 from waltzd.format.index import IndexChecker, IndexWriter, install_index
 from waltzd.format.layout import (
     BATCHES,
@@ -40,7 +40,7 @@ from waltzd.format.layout import (
     read_header,
     segment_name,
 )
-from waltzd.format.scan import follow_footer, read_footer, survey
+from waltzd.format.scan import follow_footer, survey
 from waltzd.storage.offline.inspection import SegmentReport, SegmentTask, inspect_segment
 from waltzd.storage.offline.verify import OnProgress, Report, Target, plans, wanted_targets
 from waltzd.storage.offline.workers import run
@@ -273,6 +273,9 @@ def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> Non
             survey(
                 data, first_id=task.first_id, end=report.bytes, version=report.header.version,
                 id_limit=task.next_first_id, on_run=writer.add,
+                on_stretch=lambda offset, stretch, starts: writer.add_entries(
+                    stretch.first_id, stretch.entries(starts, offset)
+                ),
             )  # fmt: skip
             writer.seal(ends)
         except BaseException:

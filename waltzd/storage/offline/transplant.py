@@ -39,7 +39,7 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import Batch, End, Head
-from waltzd.format.footer import NO_HASH, Footer, FooterBuilder
+from waltzd.format.footer import NO_HASH, Footer, FooterBuilder, footer_at
 from waltzd.format.index import IndexChecker, IndexWriter
 from waltzd.format.layout import (
     BATCHES,
@@ -63,7 +63,7 @@ from waltzd.format.layout import (
     segment_name,
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run
-from waltzd.format.scan import Stop, footer_at, scan
+from waltzd.format.scan import Stop, scan
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
 from waltzd.storage.offline.verify import is_held
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity

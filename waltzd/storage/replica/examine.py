@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from waltzd.disk.seam import File, join
 from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion, WaltzError
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
-from waltzd.format.batch import Batch, End, Head
+from waltzd.format.batch import End, Head
+from waltzd.format.checksum import I64
 from waltzd.format.finding import Code, Finding
 from waltzd.format.footer import FooterBuilder
 from waltzd.format.index import IndexChecker, IndexWriter, offsets_of
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, read_header
-from waltzd.format.scan import Gap, OnBatch, OnRun, Survey, survey
+from waltzd.format.scan import Gap, Survey, survey
+from waltzd.format.stretch import Stretch
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.site import Site
 
@@ -197,13 +199,10 @@ def examine_segment(
         _write_header(site, active.data if active else site.disk.open(path, write=True), header)
     front, builder = front or Front(), FooterBuilder(header.encode())
 
-    def add(offset: int, batch: Batch) -> None:
-        builder.add(batch.head, batch.pieces)
-
     if active:
-        found = _survey_active(site, active, header, front.end, add)
+        found = _survey_active(site, active, header, front.end, builder)
     else:
-        found = _survey_sealed(site, data, header, next_id, front.end, add)
+        found = _survey_sealed(site, data, header, next_id, front.end, builder)
     if found.is_sealed and found.next_id == next_id and not found.tail_bytes and not found.gaps:
         return _examine_footer(site, active, path, found, builder, front.footer)
     findings = [gap_finding(site, path, gap, next_id) for gap in found.gaps]
@@ -248,27 +247,37 @@ def _examine_footer(
     return []
 
 
-def _survey_active(site: Site, active: Segment, header: FileHeader, before: End | None, on_batch: OnBatch) -> Survey:
+def _survey_active(site: Site, active: Segment, header: FileHeader, before: End | None, builder: FooterBuilder) -> Survey:
     """Its index is open for writing, and is written over."""
     data, index = active.data, active.index
     if not _has_right_header(index, header):
         _write_header(site, active.index, header)
+
+    def on_stretch(offset: int, stretch: Stretch, starts: I64) -> None:
+        builder.add_stretch(stretch)
+        active.write_index(stretch.first_id, stretch.entries(starts, offset))
+
     return survey(
         data, first_id=header.first_id, end=data.size(), version=header.version, before=before, index=index,
-        on_batch=on_batch, on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
+        on_stretch=on_stretch, on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
     )  # fmt: skip
 
 
 def _survey_sealed(
-    site: Site, data: File, header: FileHeader, next_id: int, before: End | None, on_batch: OnBatch
+    site: Site, data: File, header: FileHeader, next_id: int, before: End | None, builder: FooterBuilder
 ) -> Survey:
     """A right index stays; another one takes the place of a wrong one."""
     disk, first_id = site.disk, header.first_id
 
-    def look(index: File | None, on_run: OnRun, on_batch: OnBatch | None = None) -> Survey:
+    def look(index: File | None, entries: IndexChecker | IndexWriter, builder: FooterBuilder | None = None) -> Survey:
+        def on_stretch(offset: int, stretch: Stretch, starts: I64) -> None:
+            entries.add_entries(stretch.first_id, stretch.entries(starts, offset))
+            if builder is not None:
+                builder.add_stretch(stretch)
+
         return survey(
             data, first_id=first_id, end=data.size(), version=header.version, before=before, id_limit=next_id, index=index,
-            on_run=on_run, on_batch=on_batch,
+            on_run=entries.add, on_stretch=on_stretch,
         )  # fmt: skip
 
     path = join(site.directory, index_name(first_id))
@@ -280,12 +289,12 @@ def _survey_sealed(
             index = None  # its entries are no hint either
         if index is not None:
             checker = IndexChecker(index, first_id)
-            found = look(index, checker.add, on_batch)
+            found = look(index, checker, builder)
             if checker.is_right and index_entries(index.size()) == found.next_id - first_id:
                 return found
         is_first = index is None
         writer = IndexWriter(disk, site.directory, header)
-        found = look(index, writer.add, on_batch if is_first else None)
+        found = look(index, writer, builder if is_first else None)
         # It ends where the data ends, also when more was expected: the next start sees by its size that ids are missing.
         writer.finish(found.next_id)
     except DiskFull:

@@ -22,7 +22,8 @@ from waltzd.disk.seam import Buffer, File, join
 from waltzd.errors import HeaderDamaged, NotNextId, TooLarge, UnfitSegment, WaltzError
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
-from waltzd.format.footer import Footer, FooterBuilder
+from waltzd.format.checksum import I64
+from waltzd.format.footer import Footer, FooterBuilder, footer_at
 from waltzd.format.index import offsets_of, places_of, read_index, write_entries
 from waltzd.format.layout import (
     BATCHES,
@@ -35,7 +36,8 @@ from waltzd.format.layout import (
     index_offset,
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run, first_bad, id_and_length
-from waltzd.format.scan import Stop, footer_at, scan
+from waltzd.format.scan import Stop, scan
+from waltzd.format.stretch import Stretch
 from waltzd.storage.replica.examine import Front, Quarantine, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
@@ -109,6 +111,12 @@ class Installation:
         self._data.write(0, raw)  # without damage in the part of it that means nothing
         self._index.write(0, raw)
         builder = FooterBuilder(raw)
+
+        def add(offset: int, stretch: Stretch, starts: I64) -> None:
+            self._check(stretch.run(starts), deeply=True)
+            write_entries(self._index, stretch.first_id - self.first_id, stretch.entries(starts, offset))
+            builder.add_stretch(stretch)
+
         stop = scan(
             self._data,
             segment_first_id=self.first_id,
@@ -117,7 +125,7 @@ class Installation:
             end=self._size,
             version=header.version,
             on_run=self._add,
-            on_batch=lambda offset, batch: builder.add(batch.head, batch.pieces),
+            on_stretch=add,
             record_bytes_max=None if header.version == BATCHES else self._record_bytes_max,
         )
         if stop.offset != self._size and not stop.is_sealed:
@@ -177,14 +185,18 @@ class Installation:
         return TooLarge(f"record {id_} has {size} bytes; {self._record_bytes_max} are allowed")
 
     def _add(self, offset: int, run: Run) -> None:
-        bad = first_bad(run) if run.lead else None  # the checksum of its batch says the same, if its owner was right
+        self._check(run, deeply=False)
+        write_entries(self._index, run.first_id - self.first_id, offsets_of(offset, run))
+
+    def _check(self, run: Run, *, deeply: bool) -> None:
+        """`deeply`: the checksums of batches say the same, if their owner was right."""
+        bad = first_bad(run) if deeply else None
         if bad is not None:
             raise self._unfit(f"has no sound record {run.first_id + bad}")
         sizes = np.diff(run.bounds)
         largest = int(sizes.argmax())
         if sizes[largest] > self._record_bytes_max:
             raise self._too_large(run.first_id + largest, int(sizes[largest]))
-        write_entries(self._index, run.first_id - self.first_id, offsets_of(offset, run))
 
     def leave_out(self, next_id: int) -> None:
         """Cut from this id on: another segment has it."""

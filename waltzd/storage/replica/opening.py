@@ -34,6 +34,7 @@ from typing import Any
 
 from waltzd.disk.seam import File, join
 from waltzd.errors import PartitionDamaged, PathMissing
+from waltzd.format.checksum import I64
 from waltzd.format.finding import Finding
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import (
@@ -51,6 +52,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import Run
 from waltzd.format.scan import Survey, Tail, judge_tail, survey
+from waltzd.format.stretch import Stretch
 from waltzd.storage.replica.examine import (
     Quarantine,
     examine_segment,
@@ -244,6 +246,9 @@ class _Opening:
         def put(offset: int, run: Run) -> None:
             segment.write_index(run.first_id, offsets_of(offset, run))
 
+        def put_batches(offset: int, stretch: Stretch, starts: I64) -> None:
+            segment.write_index(stretch.first_id, stretch.entries(starts, offset))
+
         if self._promise.value.newest == segment.first_id and anchor >= segment.first_id:
             offset, first_id = segment.anchor(anchor)
             if first_id is not None:
@@ -255,10 +260,19 @@ class _Opening:
                     next_id=first_id,
                     offset=offset,
                     on_run=put,
+                    on_stretch=put_batches,
                 )
                 if found.next_id > anchor and not found.gaps:
                     return found, first_id
-        found = survey(segment.data, first_id=segment.first_id, end=end, version=version, index=segment.index, on_run=put)
+        found = survey(
+            segment.data,
+            first_id=segment.first_id,
+            end=end,
+            version=version,
+            index=segment.index,
+            on_run=put,
+            on_stretch=put_batches,
+        )
         return found, segment.first_id
 
     def _judge(self, segment: Segment, found: Survey, start_id: int) -> _Found:

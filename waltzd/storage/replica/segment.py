@@ -30,7 +30,7 @@ from waltzd.errors import (
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import Batch, End, Head, batch_at, decode_locks, why_wrong
 from waltzd.format.checksum import I64, crc32
-from waltzd.format.footer import FooterBuilder
+from waltzd.format.footer import FooterBuilder, read_footer
 from waltzd.format.index import offsets_of, places_of, read_index, write_entries
 from waltzd.format.layout import (
     BATCHES,
@@ -53,7 +53,7 @@ from waltzd.format.record import (
     id_and_length,
     join_runs,
 )
-from waltzd.format.scan import read_footer, scan_batches
+from waltzd.format.scan import scan_stretches
 
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
@@ -413,12 +413,12 @@ class BatchSegment(Segment):
 
     def _caught_up(self) -> FooterBuilder:
         builder = FooterBuilder(self.data.read(0, HEADER_BYTES))
-        stop = scan_batches(
+        stop = scan_stretches(
             self.data,
             next_id=self.first_id,
             offset=HEADER_BYTES,
             end=self.end,
-            on_batch=lambda offset, batch: builder.add(batch.head, batch.pieces),
+            on_stretch=lambda offset, stretch, starts: builder.add_stretch(stretch),
         )
         if stop.offset != self.end:
             raise Suspect(self.first_id)

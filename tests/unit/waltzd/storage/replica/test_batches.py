@@ -16,8 +16,8 @@ from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import BadFrame, BelowFloor, DiskFull, Diverged, NotNextId, PartitionDamaged, WaltzError
 from waltzd.format.batch import HEAD_BYTES, Batch, End, Piece, encode_batch
 from waltzd.format.finding import Code
+from waltzd.format.footer import read_footer
 from waltzd.format.layout import HEADER_BYTES
-from waltzd.format.scan import read_footer
 from waltzd.storage.replica.partition import Partition
 
 HOME = f"{ROOT}/0"

@@ -1,0 +1,212 @@
+"""Many batches of format 1 at a time.
+
+A log that is quiet has a batch for each transaction, so the heads of a stretch are checked as columns: for each batch alone
+there is a native pass over its bytes, and little else. The twin is `waltzd.format.batch.why_wrong`, which looks at one
+batch. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waltzd.format.batch import HEAD_BYTES, LAST, MAGIC, Head, are_locks, decode_groups, encode_groups
+from waltzd.format.checksum import I64, crc32, crc_of_rows
+from waltzd.format.index import LEAD_BITS
+from waltzd.format.layout import ID_MAX
+from waltzd.format.record import OVERHEAD_BYTES, Run, walk
+
+_FRONT = struct.Struct(">4sIqI")
+_HEAD = np.dtype(
+    [
+        ("magic", "S4"),
+        ("size", ">u4"),
+        ("first_id", ">i8"),
+        ("records", ">i4"),
+        ("session", ">i8"),
+        ("generation", ">i4"),
+        ("committed", ">i8"),
+        ("time", ">i8"),
+        ("lock_bytes", ">u4"),
+        ("group_bytes", ">u4"),
+        ("record_bytes", ">u4"),
+        ("flags", ">u4"),
+        ("before", ">u4"),
+        ("section_crc", ">u4"),
+        ("record_crc", ">u4"),
+        ("zeros", "V16"),
+        ("crc", ">u4"),
+    ]
+)
+assert _HEAD.itemsize == HEAD_BYTES
+_ROWS_MIN = 16
+"""Below this, the checksums of heads one by one are cheaper than as columns."""
+
+
+def whole_batches(raw: memoryview, last_id: int = ID_MAX) -> tuple[list[int], int]:
+    """Where each whole batch begins and where the last one ends, up to that with the id; and the size of the next one. The
+    heads are believed."""
+    at, place, size = [0], 0, HEAD_BYTES + OVERHEAD_BYTES
+    while place + HEAD_BYTES <= len(raw):
+        magic, size, first_id, records = _FRONT.unpack_from(raw, place)
+        if magic != MAGIC or size < HEAD_BYTES + OVERHEAD_BYTES:
+            return at, 0
+        if place + size > len(raw):
+            break
+        place += size
+        at.append(place)
+        if first_id + records > last_id:
+            break
+    return at, size
+
+
+class Stretch:
+    """Whole batches back to back, as their heads say. `count` of them are sound and fit to each other."""
+
+    def __init__(self, raw: memoryview, at: I64, before: tuple[int, int] | None) -> None:
+        """`at`: where each begins, and where the last one ends. `before`: the checksum and the time of the head in front,
+        where it is known."""
+        assert len(at) > 1
+        self.raw = raw
+        self.at = at
+        every = np.ndarray((len(raw) - HEAD_BYTES + 1,), f"V{HEAD_BYTES}", buffer=raw, strides=(1,))
+        self.rows: NDArray[np.void] = every[at[:-1]]
+        self.head: NDArray[np.void] = self.rows.view(_HEAD)
+        self.lead = HEAD_BYTES + self.head["lock_bytes"].astype(np.int64) + self.head["group_bytes"]
+        self.count = self._sound(before)
+
+    @property
+    def first_id(self) -> int:
+        return int(self.head["first_id"][0])
+
+    @property
+    def next_id(self) -> int:
+        return self.first_id + int(self.records.sum())
+
+    @property
+    def records(self) -> I64:
+        """Of each sound batch."""
+        return self.head["records"][: self.count].astype(np.int64)
+
+    @property
+    def bytes(self) -> memoryview:
+        """Of the sound batches."""
+        return self.raw[: int(self.at[self.count])]
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """The checksum and the time of the last sound head."""
+        head = self.head[self.count - 1]
+        return int(head["crc"]), int(head["time"])
+
+    def keep_to(self, bytes_max: int) -> None:
+        """Leave out what stands behind the last batch of a segment, and a batch that is too large with all behind it."""
+        is_end = np.flatnonzero(self.head["flags"][: self.count] & LAST)
+        too_large = np.flatnonzero(np.diff(self.at)[: self.count] > bytes_max)
+        self.count = min([self.count, *(is_end[:1] + 1).tolist(), *too_large[:1].tolist()])
+
+    def head_of(self, number: int) -> Head:
+        found = Head.decode(self.raw, int(self.at[number]))
+        assert found is not None, "it was checked"
+        return found
+
+    def _sound(self, before: tuple[int, int] | None) -> int:
+        head, sizes = self.head, np.diff(self.at)
+        crcs, times, records = head["crc"], head["time"], head["records"].astype(np.int64)
+        right = self._head_crcs() == crcs
+        right &= (head["zeros"] == np.void(bytes(16))) & (head["flags"] & ~np.uint32(LAST) == 0)
+        right &= (self.lead + head["record_bytes"] == sizes) & (records > 0)
+        right &= (head["first_id"] >= 0) & (head["first_id"] <= ID_MAX - records)
+        right &= head["record_bytes"] >= records * OVERHEAD_BYTES
+        right &= (head["group_bytes"] == 0) | (head["group_bytes"] == (records + 7) // 8)
+        right[1:] &= (head["first_id"][1:] == head["first_id"][:-1] + records[:-1]) & (times[1:] >= times[:-1])
+        right[1:] &= head["before"][1:] == crcs[:-1]
+        if before is not None:
+            right[0] &= head["before"][0] == before[0] and times[0] >= before[1]
+        sound = len(right) if right.all() else int(np.argmin(right))
+        at, leads = self.at.tolist(), self.lead.tolist()
+        wanted = zip(head["record_crc"].tolist(), head["section_crc"].tolist(), range(sound), strict=False)
+        for record_crc, section_crc, number in wanted:
+            start, lead = at[number], leads[number]
+            if crc32(self.raw[start + lead : at[number + 1]]) != record_crc:
+                return number
+            if lead == HEAD_BYTES:
+                if section_crc:
+                    return number
+            elif not self._are_sections(number, self.raw[start + HEAD_BYTES : start + lead], section_crc):
+                return number
+        return sound
+
+    def _head_crcs(self) -> NDArray[np.uint32]:
+        if len(self.rows) < _ROWS_MIN:
+            starts = self.at[:-1].tolist()
+            found = [crc32(self.raw[start : start + HEAD_BYTES - 4]) for start in starts]
+            return np.array(found, np.uint32)
+        return crc_of_rows(self.rows.view(np.uint8).reshape(-1, HEAD_BYTES)[:, :-4])
+
+    def _are_sections(self, number: int, raw: memoryview, crc: int) -> bool:
+        if crc32(raw) != crc:
+            return False
+        head = self.head[number]
+        records, locks = int(head["records"]), int(head["lock_bytes"])
+        if not are_locks(raw[:locks], records):
+            return False
+        follows = decode_groups(raw[locks:], records)
+        return follows is None or not (follows[0] or encode_groups(follows) != raw[locks:])
+
+    # -- where records start
+
+    def starts(self, hint: I64 | None = None) -> I64 | None:
+        """Where each record of the sound batches starts: as the hint says, where all lengths agree, else by the lengths
+        alone. Of fewer batches where lengths or ids show that an owner was wrong; None where the first one does."""
+        records = self.records
+        if (records == 1).all():
+            hint = self.at[: self.count] + self.lead[: self.count]
+        if hint is not None and len(hint) == int(records.sum()) and self._are_starts(hint):
+            return hint
+        found: list[I64] = []
+        at, leads = self.at.tolist(), self.lead.tolist()
+        for number, count in enumerate(records.tolist()):
+            start, end = at[number] + leads[number], at[number + 1]
+            bounds = walk(self.raw[start:end])
+            ids = np.ndarray((end - start - 7,), ">i8", buffer=self.raw[start:end], strides=(1,))
+            first_id = int(self.head["first_id"][number])
+            if (
+                len(bounds) != count + 1
+                or bounds[-1] != end - start
+                or (ids[bounds[:-1]] != np.arange(first_id, first_id + count)).any()
+            ):
+                self.count = number
+                break
+            found.append(bounds[:-1] + start)
+        return np.concatenate(found) if found else None
+
+    def _are_starts(self, starts: I64) -> bool:
+        """Whether the records that start there fill the sound batches, one behind the other, and have their ids."""
+        counts = self.records
+        firsts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+        end = int(self.at[self.count])
+        if (starts < HEAD_BYTES).any() or (starts > end - OVERHEAD_BYTES).any():
+            return False
+        every = np.ndarray((end - 31,), ">i4", buffer=self.raw[28:end], strides=(1,))
+        ends = starts + every[starts].astype(np.int64) + OVERHEAD_BYTES
+        expected = np.append(starts[1:], 0)
+        expected[firsts + counts - 1] = self.at[1 : self.count + 1]
+        is_right = np.array_equal(ends, expected)
+        is_right &= np.array_equal(starts[firsts], self.at[: self.count] + self.lead[: self.count])
+        ids = np.ndarray((end - 7,), ">i8", buffer=self.raw[:end], strides=(1,))[starts]
+        return bool(is_right and (ids == np.arange(self.first_id, self.first_id + len(starts))).all())
+
+    def run(self, starts: I64) -> Run:
+        """The records that start there as one run, without what stands between them."""
+        at, leads = self.at.tolist(), self.lead.tolist()
+        pieces = [self.raw[at[number] + leads[number] : at[number + 1]] for number in range(self.count)]
+        data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+        bounds = np.append(starts - np.repeat(np.cumsum(self.lead[: self.count]), self.records), len(data))
+        return Run(self.first_id, data, bounds)
+
+    def entries(self, starts: I64, offset: int) -> I64:
+        """The index entries of the records that start there, in a file that has the stretch at `offset`."""
+        return (starts + offset) | (starts - np.repeat(self.at[: self.count], self.records)) << LEAD_BITS
