@@ -356,6 +356,9 @@ class Recovery:
             what, known = f"has begun session {begun}", self._begun_max
         elif promised >= self.session:
             what, known = f"has promised itself to session {promised}", self.session - 1
+        elif begun > self.meta.opened and status.last_id > status.low_mark and self._given_up(status) is None:
+            # It began with its low-water mark, and nothing is written before a session is open.
+            what, known = f"has written in session {begun}", self.meta.opened
         else:
             return None
         return MetadataBehind(

@@ -107,6 +107,21 @@ def test_all_small_cases_are_decided_as_by_trying_everything_that_may_have_been_
     assert decisions > 10
 
 
+@pytest.mark.parametrize(("last_id", "is_refused"), [(4, False), (5, True)])
+def test_who_has_written_in_a_session_that_was_never_opened_proves_that_the_document_went_back(
+    last_id: int, is_refused: bool
+) -> None:
+    """The closing mark of session 1 was saved by session 2, which a storage may have begun with that mark. More it can hold
+    only when session 2 was opened, and the document does not say so."""
+    before = replace(meta(decision=Decision(mark=4, session=2)), session=3)
+    core = Recovery(before, dict.fromkeys("ABC", Membership.MEMBER), is_taken=False)
+    core.asked("A", holds("A", last_id, session=2, low_mark=4, promised_session=2))
+    assert isinstance(core.refusal, MetadataBehind) == is_refused
+    core.is_taken = True
+    core.opened("A", holds("A", last_id, session=2, low_mark=4, promised_session=3))
+    assert isinstance(core.refusal, MetadataBehind) == is_refused
+
+
 @pytest.mark.parametrize("decision", [None, Decision(mark=9, session=1)], ids=["undecided", "decided"])
 @pytest.mark.parametrize(("promised", "is_refused"), [(1, False), (2, True), (7, True)])
 def test_a_promise_that_was_made_before_ours_is_measured_by_what_was_known_then(
