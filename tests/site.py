@@ -26,7 +26,7 @@ API = {
         *("waltzd.Decision", "waltzd.Declined"),
     ),
     "Locks and outcomes": (
-        *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock"),
+        *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
         *("waltzd.Outcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
     ),
     "SQL views": ("waltzd.sql",),

@@ -42,7 +42,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
             assert "everything that was acknowledged is on the disk" in done.stderr
         if "waltzctl up" in block:
             assert "4 partitions open, on 2 servers and 3 storages" in done.stdout
-            assert ("Committed(id=0)" if "BlockingClient" in block else "committed: partition 0, id 0") in done.stdout
+            assert ("Committed(id=0" if "BlockingClient" in block else "committed: partition 0, id 0") in done.stdout
         if "waltzctl reset" in block:
             assert "6 processes stopped" in done.stdout
             assert not (tmp_path / "local" / "cluster").exists()

@@ -280,8 +280,16 @@ class Healing:
         short = self._quarantine.short
         if short is not None and self._shelf.first_ids[-1] not in found:
             assert short.first_id is not None
-            found.add(short.first_id)
+            found.add(self._shelf.first_ids[-1] if self._is_cut_short else short.first_id)
         return tuple(sorted(found))
+
+    @property
+    def _is_cut_short(self) -> bool:
+        """The log ends too early within a segment of format 1. What is missing belongs into that one, because owners say
+        where segments end."""
+        active = self._shelf.active
+        is_begun = isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id
+        return self._quarantine.short is not None and is_begun
 
     # -- segment files
 
@@ -302,7 +310,9 @@ class Healing:
             position = shelf.first_ids.index(first_id)
             next_first = None if first_id == last_first else shelf.first_ids[position + 1]
             last_id = shelf.last_id_of(position)
-            if quarantine.holds(self._site.path(first_id)) or (next_first is None and last_id < first_id):
+            is_empty = next_first is None and last_id < first_id
+            is_short = next_first is None and self._is_cut_short
+            if quarantine.holds(self._site.path(first_id)) or is_empty or is_short:
                 least_id = quarantine.last_sound(first_id, last_id)
                 if cut_floor is not None:
                     least_id = min(least_id, cut_floor)
