@@ -201,6 +201,7 @@ def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: di
         wait_until(partial(is_gone, pid), f"process {pid} lives on after the export")
     assert logs(noise) == killed_logs, "a run that was told to end leaves none"
     assert sorted(os.listdir(out / "_waltz/tmp")) == sorted(os.listdir(out / "_waltz/plan")) == []
+    append(cluster, 30)  # however much was published before
     code, shown, err = done(*line, environment=noise)
     assert (code, [said for said in err.splitlines() if " %: " not in said]) == (0, []), "how far it is, and nothing else"
     assert shown.splitlines()[-2].startswith("Exported ")
