@@ -14,6 +14,7 @@ from tests.unit.keeping import begun
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import BeyondLog, NotNextId, PartitionDamaged, UnfitSegment
 from waltzd.format.batch import Batch
+from waltzd.format.finding import Code
 from waltzd.format.footer import FooterBuilder
 from waltzd.format.layout import HEADER_BYTES, segment_name
 from waltzd.storage.replica.partition import Partition
@@ -159,6 +160,32 @@ def test_a_last_batch_that_rots_is_damaged_and_stays() -> None:
             bring_level(partition, log, random.Random(at))
             log.check(partition)
             log.check_files(disk, HOME, KEY)
+
+
+def test_a_log_that_ends_early_within_a_segment_is_healed_by_that_segment() -> None:
+    """Owners say where segments end, so none begins behind one that is not full."""
+    log = in_an_open_segment()
+    while len(segments_of(log.batches)[-1]) < 3 or log.end is None or log.end.segment_bytes == 0:
+        log.batches += log.draw(1)
+    own = segments_of(log.batches)[-1]
+    disk, partition = written(log)
+    partition.open_session(4)
+    partition.set_low_mark(4, log.last_id)
+    disk.kill()
+    path = f"{HOME}/{segment_name(own[0].first_id)}"
+    disk.open(path, write=True).truncate(HEADER_BYTES + own[0].size + own[1].size)
+    partition = open_directory(disk).partition(0)
+    [finding] = partition.status().findings
+    assert (finding.code, finding.first_id) == (Code.SHORT_LOG, own[2].first_id)
+    assert partition.status().damaged_segments == (own[0].first_id,)
+    partition.open_session(4)
+    with pytest.raises(UnfitSegment, match="ends at id"):
+        install(partition, own[0].first_id, header_of(own, key=KEY).encode() + raw(own[:1]))
+    content = log.files(KEY)[segment_name(own[0].first_id)]
+    install(partition, own[0].first_id, content)
+    assert partition.status().is_sound
+    log.check(partition)
+    log.check_files(disk, HOME, KEY)
 
 
 @pytest.mark.parametrize("seed", range(8))
