@@ -46,8 +46,9 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run, encode_payloads
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.frames import HEAD, Hello, Kind, piece_parts, records_parts, whole_bytes
+from waltzd.wire.frames import HEAD, Kind
 from waltzd.wire.storages import AdminClient, ReplicaClient
+from waltzd.wire.streams import Hello, piece_parts, records_parts, whole_bytes
 
 CALLS, ADMIN_CALLS, STREAMS, FILES = 250, 75, 200, 65
 GARBAGE, FLOODS = 125, 1

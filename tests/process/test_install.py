@@ -29,8 +29,9 @@ from waltzd.errors import (
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import unpacked_error
-from waltzd.wire.frames import Hello, Kind, piece_parts, whole_bytes
+from waltzd.wire.frames import Kind
 from waltzd.wire.storages import ReplicaClient, connect
+from waltzd.wire.streams import Hello, piece_parts, whole_bytes
 
 MakeDaemon = Callable[..., Daemon]
 SETTINGS = {"segment_bytes_max": "20KiB", "read_chunk_bytes": "4KiB"}

@@ -16,7 +16,8 @@ from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY, Daemon
 from tests.process.unfinished import Unfinished
 from waltzd.protocol.role import Role
-from waltzd.wire.frames import HEAD, Hello, Kind
+from waltzd.wire.frames import HEAD, Kind
+from waltzd.wire.streams import Hello
 
 MIB = 1 << 20
 GROWTH_BYTES_MAX = 48 * MIB

@@ -32,9 +32,9 @@ from waltzd.errors import CannotConnect, NoSuchPartition, WaltzError
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.role import Role
-from waltzd.wire.frames import Hello
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import AdminClient, AppendStream, ReplicaClient
+from waltzd.wire.streams import Hello
 
 MakeDaemon = Callable[..., Daemon]
 MakeServer = Callable[..., ServerDaemon]

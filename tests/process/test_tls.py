@@ -28,11 +28,12 @@ from waltzd.protocol.role import RIGHTS, Identity, Role
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire import wire_pb2_grpc as services
 from waltzd.wire.codec import unpacked_error
-from waltzd.wire.frames import HEAD, Hello, Kind
+from waltzd.wire.frames import HEAD, Kind
 from waltzd.wire.grpc import Channel, error_of
 from waltzd.wire.listener import create_server, listen
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import AdminClient, AppendStream, ReplicaClient
+from waltzd.wire.streams import Hello
 from waltzd.wire.tls import Tls
 
 MakeDaemon = Callable[..., Daemon]

@@ -51,7 +51,7 @@ from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import check_jump
 from waltzd.storage.replica.segment import Suspect
 from waltzd.wire.budget import Budget
-from waltzd.wire.frames import PIECE_BYTES
+from waltzd.wire.streams import PIECE_BYTES
 
 T = TypeVar("T")
 PIECE_SECONDS = 60.0

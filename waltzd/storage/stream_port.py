@@ -19,17 +19,8 @@ from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.lane import refuse
 from waltzd.wire.codec import packed_error, packed_status
-from waltzd.wire.frames import (
-    FIRST_BYTES,
-    Connection,
-    FileSender,
-    Hello,
-    Kind,
-    batches_of,
-    mark_bytes,
-    received,
-    records_of,
-)
+from waltzd.wire.frames import Connection, Kind
+from waltzd.wire.streams import FIRST_BYTES, FileSender, Hello, batches_of, mark_bytes, received, records_of
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 

@@ -1,4 +1,4 @@
-"""Frames over a plain connection, a length, a kind and bytes each: records as they are appended, and segment files.
+"""Frames over a plain connection, a length, a kind and bytes each.
 
 gRPC costs some hundred microseconds a message, which is more than a storage needs to write it; this costs a tenth. A large
 frame is received straight into memory of its own, and sent without being copied. There is no flow control besides that of
@@ -6,10 +6,6 @@ the connection: an end that does not take frames stops reading, and the sender w
 
 A quiet connection is asked for a heartbeat, and lost when none comes: a process that was stopped keeps its connections, and
 a cable that was cut is silent.
-
-Segment files travel a piece at a time. The receiver gives leave for each piece, so that only a few are in memory at either
-end however slow one of them is, and both keep reading: an end that does not read gives no heartbeat. The sender of a file
-hears at once when the other side wants no more of it.
 """
 
 from __future__ import annotations
@@ -18,21 +14,12 @@ import asyncio
 import enum
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import cast
-from uuid import UUID
-
-import numpy as np
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
-from waltzd.format.batch import Batch, parse_batches
-from waltzd.format.checksum import crc32
-from waltzd.format.record import Run, bounds_of
-from waltzd.protocol.peers import RecordsFrame, run_of
 from waltzd.protocol.role import Identity
-from waltzd.wire.codec import unpacked_error
 from waltzd.wire.tls import Tls, certificate_of, identity_of
 
 HEAD = struct.Struct(">IB")
@@ -72,6 +59,16 @@ class Kind(enum.IntEnum):
     """All pieces were sent."""
     STATUS = 13
     """The last frame: what the replica is with the file in its place."""
+    CHECK = 14
+    """On an append stream: whether the session still holds here; with a number,"""
+    CHECKED = 15
+    """and so it does; the same number. In order with marks, and nothing is flushed for it."""
+    MOUNT = 16
+    """At a server, in the place of HELLO: a client that mounts a partition."""
+    CLIENT = 17
+    """What a client says in its mount: one message of the gRPC service,"""
+    SERVER = 18
+    """and what the server says."""
 
 
 _KINDS = frozenset(Kind)
@@ -324,217 +321,3 @@ class Connection(asyncio.BufferedProtocol):
             self._alarm.cancel()
         self._came.set()
         self._may_write.set()
-
-
-# -- what the frames of a storage's streams hold -----------------------------------------------------------------------
-
-
-VERSION = 1
-_HELLO = struct.Struct(">B16siqq64sqq")
-_RECORDS = struct.Struct(">qqI")
-_BATCHES = struct.Struct(">qI")
-_MARK = struct.Struct(">q")
-_PIECE = struct.Struct(">qI")
-_WHOLE = struct.Struct(">q")
-FIRST_BYTES = _HELLO.size
-"""Of the frame that a stream begins with."""
-PIECE_BYTES = 500 << 10
-"""Of a segment file at once. Two of them and what belongs to them are not more than a connection takes in before it stops
-reading: an end that stops reading gives no sign of life."""
-PIECES_AHEAD = 2
-"""So many may be on their way before the receiver has taken the first."""
-
-
-@dataclass(frozen=True)
-class Hello:
-    """Who calls, and for what."""
-
-    key: UUID
-    partition: int
-    session: int
-    contact: int = 0
-    """Of the answer to `Open`; 0: the present one, whichever it is."""
-    storage: str = ""
-    """The name of the storage that is meant; empty where the caller does not know it."""
-    first_id: int = 0
-    """Of the segment, for the stream of a file."""
-    file_bytes: int = 0
-    """How large a file that comes will be; 0 where the sender does not know."""
-
-    def encode(self) -> bytes:
-        name = self.storage.encode("ascii")
-        return _HELLO.pack(
-            VERSION, self.key.bytes, self.partition, self.session, self.contact, name, self.first_id, self.file_bytes
-        )
-
-    @staticmethod
-    def decode(content: Buffer) -> Hello:
-        if len(content) != _HELLO.size:
-            raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls, and for what")
-        version, key, partition, session, contact, storage, first_id, file_bytes = _HELLO.unpack(content)
-        if version != VERSION:
-            raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
-        if not storage.isascii():
-            raise BadFrame("a stream begins with a name that is none")
-        if first_id < 0 or file_bytes < 0:
-            raise BadFrame(f"no segment file begins at the id {first_id} and has {file_bytes} bytes")
-        name = storage.rstrip(b"\0").decode("ascii")
-        return Hello(UUID(bytes=key), partition, session, contact, name, first_id, file_bytes)
-
-
-def records_parts(run: Run, committed: int) -> list[Buffer]:
-    return [_RECORDS.pack(run.first_id, committed, len(run)), run.sent_lengths, run.data]
-
-
-def batches_parts(batches: Sequence[Batch], committed: int) -> list[Buffer]:
-    lengths = [batch.run.sent_lengths for batch in batches]
-    pieces = [piece for batch in batches for piece in batch.pieces]
-    return [_BATCHES.pack(committed, sum(map(len, batches))), *lengths, *pieces]
-
-
-def batches_of(content: Buffer) -> RecordsFrame:
-    if len(content) < _BATCHES.size:
-        raise BadFrame(f"a frame of batches has {len(content)} bytes; its head alone has {_BATCHES.size}")
-    committed, count = _BATCHES.unpack_from(content)
-    view = memoryview(content)
-    behind = _BATCHES.size + 4 * count
-    if behind > len(content):
-        raise BadFrame(f"a frame says that it has {count} records, and has {len(content)} bytes")
-    lengths = np.frombuffer(view[_BATCHES.size : behind], ">u4").astype(np.int64)
-    found = parse_batches(view[behind:], bounds_of(lengths))
-    if sum(map(len, found)) != count:
-        raise BadFrame(f"a frame says that it has {count} records, and has batches of {sum(map(len, found))}")
-    return RecordsFrame(found, committed)
-
-
-def records_of(content: Buffer) -> RecordsFrame:
-    if len(content) < _RECORDS.size:
-        raise BadFrame(f"a frame of records has {len(content)} bytes; its head alone has {_RECORDS.size}")
-    first_id, committed, count = _RECORDS.unpack_from(content)
-    view = memoryview(content)
-    behind = _RECORDS.size + 4 * count
-    if behind > len(content):
-        raise BadFrame(f"a frame says that it has {count} records, and has {len(content)} bytes")
-    return RecordsFrame(run_of(first_id, view[_RECORDS.size : behind], view[behind:]), committed)
-
-
-def mark_bytes(mark: int) -> bytes:
-    return _MARK.pack(mark)
-
-
-def mark_of(content: Buffer) -> int:
-    if len(content) != _MARK.size:
-        raise BadFrame(f"a mark has {len(content)} bytes")
-    return int(_MARK.unpack(content)[0])
-
-
-def piece_parts(offset: int, data: Buffer) -> list[Buffer]:
-    return [_PIECE.pack(offset, crc32(data)), data]
-
-
-def piece_of(content: Buffer, offset: int) -> memoryview:
-    """The bytes that stand at this offset of the file. Refuses those that were damaged on the way."""
-    if len(content) <= _PIECE.size:
-        raise BadFrame(f"a piece of a segment file has {len(content)} bytes")
-    at, crc = _PIECE.unpack_from(content)
-    data = memoryview(content)[_PIECE.size :]
-    if at != offset or crc32(data) != crc:
-        raise BadFrame(f"a segment file was damaged on the way, at byte {offset}")
-    return data
-
-
-def whole_bytes(size: int) -> bytes:
-    return _WHOLE.pack(size)
-
-
-def check_whole(content: Buffer, size: int) -> None:
-    if len(content) != _WHOLE.size or _WHOLE.unpack(content)[0] != size:
-        raise BadFrame(f"a segment file ended early, at byte {size}")
-
-
-async def received(connection: Connection) -> AsyncGenerator[Buffer, None]:
-    """The bytes of a file, checked. Raises what the sender said, or that it ended early."""
-    offset = 0
-    for _ in range(PIECES_AHEAD):
-        await connection.send(Kind.GO_ON)
-    while True:
-        match await connection.receive():
-            case Kind.PIECE, content:
-                piece = piece_of(content, offset)
-                offset += len(piece)
-                yield piece
-                await connection.send(Kind.GO_ON)
-            case Kind.WHOLE, content:
-                check_whole(content, offset)
-                return
-            case Kind.REFUSED, content:
-                raise unpacked_error(content)
-            case None:
-                raise BadFrame(f"a segment file ended early, at byte {offset}")
-            case kind, _:
-                raise BadFrame(f"a frame of the kind {kind.name} in the place of a piece of a file")
-
-
-class FileSender:
-    def __init__(self, connection: Connection, *, receiver: str, seconds: float | None = None) -> None:
-        """`seconds`: how long the receiver may take for a piece, and for its answer; None for as long as it lives."""
-        self._connection = connection
-        self._receiver = receiver
-        self._seconds = seconds
-        self._leave = asyncio.Semaphore(0)
-
-    async def send(self, pieces: AsyncIterator[Buffer]) -> tuple[Kind, Buffer] | None:
-        """The receiver's last frame, which may come before all was sent; None when it has closed the connection. The
-        first piece is asked for when the receiver has given leave. What is wrong with the pieces is raised as it is."""
-        listening = asyncio.create_task(self._listen())
-        sending = asyncio.create_task(self._send(pieces))
-        try:
-            await asyncio.wait((listening, sending), return_when=asyncio.FIRST_COMPLETED)
-            if not listening.done():
-                sending.result()
-                await asyncio.wait((listening,), timeout=self._seconds)
-                if not listening.done():
-                    raise self._too_slow()
-            return listening.result()
-        finally:
-            listening.cancel()
-            sending.cancel()
-            await asyncio.gather(listening, sending, return_exceptions=True)
-
-    async def _listen(self) -> tuple[Kind, Buffer] | None:
-        while (found := await self._connection.receive()) is not None:
-            if found[0] is not Kind.GO_ON:
-                return found
-            self._leave.release()
-        return None
-
-    async def _send(self, pieces: AsyncIterator[Buffer]) -> None:
-        offset = 0
-        await self._may_go_on()
-        async for data in pieces:
-            view = memoryview(data)
-            for at in range(0, len(view), PIECE_BYTES):
-                part = view[at : at + PIECE_BYTES]
-                if not await self._put(Kind.PIECE, piece_parts(offset, part)):
-                    return
-                offset += len(part)
-                await self._may_go_on()
-        await self._put(Kind.WHOLE, (whole_bytes(offset),))
-
-    async def _put(self, kind: Kind, parts: list[Buffer] | tuple[Buffer, ...]) -> bool:
-        """Whether it can be sent. Why not is heard by who listens."""
-        try:
-            await self._connection.send(kind, parts)
-        except CannotConnect:
-            return False
-        return True
-
-    async def _may_go_on(self) -> None:
-        try:
-            async with asyncio.timeout(self._seconds):
-                await self._leave.acquire()
-        except TimeoutError:
-            raise self._too_slow() from None
-
-    def _too_slow(self) -> CannotConnect:
-        return CannotConnect(f"{self._receiver} did not go on with a segment file for {self._seconds or 0:.0f} seconds")

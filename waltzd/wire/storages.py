@@ -25,8 +25,9 @@ from waltzd.protocol.peers import Content, LockHistory
 from waltzd.protocol.role import Role, dns_name
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import checked_pieces, checked_run, error_of_detail, lock_history_of, to_value, unpacked_error
-from waltzd.wire.frames import Connection, FileSender, Hello, Kind, batches_parts, mark_of, received, records_parts
+from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.grpc import Caller
+from waltzd.wire.streams import FileSender, Hello, batches_parts, mark_of, received, records_parts
 from waltzd.wire.tls import Tls, check_peer
 from waltzd.wire.wire_pb2_grpc import ReplicaStub, StorageAdminStub
 

@@ -15,8 +15,8 @@ from waltzd.errors import CannotConnect
 from waltzd.protocol.address import Address
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
-from waltzd.wire.frames import Hello
 from waltzd.wire.storages import AppendStream
+from waltzd.wire.streams import Hello
 
 Opened = Callable[[], AppendStream]
 

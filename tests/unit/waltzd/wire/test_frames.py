@@ -19,22 +19,8 @@ from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition
 from waltzd.format.batch import Batch, why_wrong
 from waltzd.format.record import encode_payloads
 from waltzd.wire.codec import packed_error, unpacked_error
-from waltzd.wire.frames import (
-    FRAME_COST,
-    HEAD,
-    QUIET_SECONDS,
-    SMALL_BYTES,
-    WAITING_MAX,
-    Connection,
-    Hello,
-    Kind,
-    batches_of,
-    batches_parts,
-    mark_bytes,
-    mark_of,
-    records_of,
-    records_parts,
-)
+from waltzd.wire.frames import FRAME_COST, HEAD, QUIET_SECONDS, SMALL_BYTES, WAITING_MAX, Connection, Kind
+from waltzd.wire.streams import Hello, batches_of, batches_parts, mark_bytes, mark_of, records_of, records_parts
 
 BYTES_MAX = 4 << 20
 Frames = list[tuple[Kind, bytes]]

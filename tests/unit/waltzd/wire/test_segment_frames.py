@@ -15,18 +15,8 @@ import pytest
 from tests.simulation.loop import SimLoop
 from waltzd.errors import BadFrame, CannotConnect, DiskFull
 from waltzd.wire.codec import packed_error
-from waltzd.wire.frames import (
-    FRAME_COST,
-    PIECE_BYTES,
-    PIECES_AHEAD,
-    WAITING_MAX,
-    Connection,
-    FileSender,
-    Kind,
-    piece_parts,
-    received,
-    whole_bytes,
-)
+from waltzd.wire.frames import FRAME_COST, WAITING_MAX, Connection, Kind
+from waltzd.wire.streams import PIECE_BYTES, PIECES_AHEAD, FileSender, piece_parts, received, whole_bytes
 
 CONTENT = random.Random(7).randbytes(3 * PIECE_BYTES + 17)
 

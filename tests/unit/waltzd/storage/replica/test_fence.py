@@ -19,8 +19,9 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import FIRST_SESSION_MAX, SESSIONS_MAX
 from waltzd.storage.stream_port import StreamPort
-from waltzd.wire.frames import FileSender, Hello, Kind
+from waltzd.wire.frames import Kind
 from waltzd.wire.storages import AppendStream, connect
+from waltzd.wire.streams import FileSender, Hello
 
 SESSION = 7
 
