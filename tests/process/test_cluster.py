@@ -24,6 +24,8 @@ RACED = (0, 1, 2)
 QUIET = 3
 """The partition for stories that are not recorded: the checker must know everything that is in the others."""
 LOCK = [write_lock("X")]
+SESSION_SECONDS = 40
+"""Of the coordinator, where the test must not wait for its end."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,49 @@ def test_the_owner_is_killed(cluster: Cluster, folder: tuple[Path, str], times: 
             await race.more(100)
 
     race(cluster, folder, story)
+
+
+def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path: Path) -> None:
+    """The sessions of the coordinator outlast the test: what it forgets plays no part. A server that is only paused is
+    replaced by nobody."""
+    cluster = Cluster.make(tmp_path, partitions=PARTITIONS, servers=3, session_seconds=SESSION_SECONDS)
+
+    async def owners() -> list[str]:
+        return [await cluster.owner(number) for number in range(PARTITIONS)]
+
+    async def append(client: Client) -> None:
+        for number in range(PARTITIONS):
+            while not isinstance(await client.append(b"x", partition=number), Committed):
+                pass  # what was under way when its owner died is lost, or unknown
+
+    async def story() -> None:
+        await cluster.settled()
+        async with Client(servers=cluster.servers, feed=FeedMode.NONE) as client:
+            await append(client)
+            before = await owners()
+            cluster.pause(before[0])
+            await asyncio.sleep(3.0)
+            found = await cluster.local.picture()
+            assert [view.owner for view in found.partitions] == before, "silence is no suspicion"
+            cluster.resume(before[0])
+            for is_leader in (False, True, True):
+                await cluster.settled()
+                found = await cluster.local.picture()
+                name = next(name for name in await owners() if (name == found.leader) is is_leader)
+                cluster.kill(name)
+                clock = asyncio.get_running_loop()
+                began = clock.time()
+                await append(client)
+                print(f"{name} is killed, leader: {is_leader}; silence {clock.time() - began:.3f} s")
+                assert name not in await owners()
+                assert clock.time() - began < SESSION_SECONDS / 2, "the coordinator goes on believing that it is there"
+                cluster.spawn(name)
+
+    cluster.start()
+    try:
+        run(story())
+    finally:
+        cluster.close()
 
 
 def test_a_storage_is_killed_and_comes_back(cluster: Cluster, folder: tuple[Path, str]) -> None:

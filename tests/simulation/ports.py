@@ -127,6 +127,9 @@ class SimReplicaPort(_Port[StorageCalls]):
     async def status(self, partition: int) -> ReplicaStatus:
         return await self._ask(lambda calls: calls.status(partition))
 
+    async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
+        return await self._ask(lambda calls: calls.quiet(partitions))
+
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:

@@ -248,7 +248,8 @@ class ServerConfig(DaemonConfig):
     )
     cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
     session_seconds: int = setting(
-        "How long ZooKeeper waits for a heartbeat before it declares this server dead and its partitions move.",
+        "How long ZooKeeper waits for a heartbeat before it declares this server dead and its partitions move. Those of a "
+        "process that has ended move earlier, when its port refuses connections and the storages confirm it.",
         default=6,
         bounds=(1, 60),
         unit="seconds",

@@ -111,6 +111,10 @@ class ReplicaPort(Protocol):
         """Where the replica stands. It is bound to nothing by that, and proves nothing."""
         ...
 
+    async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
+        """Those of these partitions that are here and have no append stream at the moment."""
+        ...
+
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:

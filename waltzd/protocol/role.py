@@ -74,6 +74,7 @@ _APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
 
 RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/Open": _SERVERS,
+    "/waltz.v1.Replica/Quiet": _SERVERS,
     "/waltz.v1.Replica/SetLowMark": _SERVERS,
     "/waltz.v1.Replica/Truncate": _SERVERS,
     "/waltz.v1.Replica/Read": _READERS,

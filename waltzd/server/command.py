@@ -41,6 +41,7 @@ from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.service import add_log_service
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
+from waltzd.server.lookout import Lookout, dial
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OwnedLog
@@ -190,8 +191,17 @@ class _Daemon:
             segment_bytes_max=config.segment_bytes_max,
         )
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
-        self.election = Election(cluster, config.name, meta.partitions)
-        self.owner: PartitionOwner = PartitionOwner(cluster, meta, self.registration, make_owned_log=self._make_owned_log)
+        self._lookout = Lookout(
+            cluster, config.name, dial=dial, ask_storage=lambda storage, numbers: self._connect(storage).quiet(numbers)
+        )
+        self.election = Election(cluster, config.name, meta.partitions, self._lookout)
+        self.owner: PartitionOwner = PartitionOwner(
+            cluster,
+            meta,
+            self.registration,
+            make_owned_log=self._make_owned_log,
+            is_gone=self._lookout.is_gone,
+        )
 
     async def live(self, supervisor: Supervisor) -> None:
         """Until told to stop, or not to go on."""
@@ -207,6 +217,7 @@ class _Daemon:
                 following = [
                     tasks.create_task(self.registration.reconciler.run(), name="registration"),
                     tasks.create_task(self.election.reconciler.run(), name="election"),
+                    tasks.create_task(self._lookout.run(), name="lookout"),
                     tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
                     tasks.create_task(self.expiry.run(), name="certificate"),

@@ -7,21 +7,29 @@ both believe they lead, neither can undo the other's work without having read it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
 from waltzd.cluster.assignment import NO_PREFERENCES, moved, plan
-from waltzd.cluster.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster
+from waltzd.cluster.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster, Leadership
 from waltzd.cluster.documents import Assignment, Preferences, ServerMeta
 from waltzd.errors import BadMetadata
+from waltzd.server.lookout import Lookout
 from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")
+TURN_SECONDS = 0.1
+"""Before it takes the place of a suspected leader, each server waits so much longer than the one before it by name."""
 
 
 class Election:
-    def __init__(self, cluster: Cluster, name: str, partitions: int) -> None:
-        """`name` must be announced already, which proves that no other living process has it."""
+    def __init__(self, cluster: Cluster, name: str, partitions: int, lookout: Lookout | None = None) -> None:
+        """`name` must be announced already, which proves that no other living process has it. With a `lookout`, servers
+        that it suspects are left out before the coordinator has noticed that they are gone."""
+        self._lookout = lookout
+        self._rings = 0
+        """Of the lookout, when it was looked at last."""
         self._cluster = cluster
         self._name = name
         self._partitions = partitions
@@ -33,7 +41,7 @@ class Election:
         """Of operators, as they were read last."""
         self.reconciler = Reconciler(
             "assignment",
-            wait=lambda seen: cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT, PREFERRED], seen),
+            wait=self._wait,
             act=self.take_part,
         )
 
@@ -42,8 +50,24 @@ class Election:
         coordinator = self._cluster.coordinator
         return coordinator.is_connected and self._led_in == coordinator.session
 
+    async def _wait(self, seen: object | None) -> object:
+        """Until a document changes, or the lookout sees something else."""
+        changing = self._cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT, PREFERRED], seen)
+        if self._lookout is None or seen is None:
+            return await changing
+        document = asyncio.ensure_future(changing)
+        bell = asyncio.ensure_future(self._lookout.changed.wait(self._rings))
+        try:
+            await asyncio.wait((document, bell), return_when=asyncio.FIRST_COMPLETED)
+            return document.result() if document.done() else seen
+        finally:
+            for task in (document, bell):
+                task.cancel()
+
     async def take_part(self) -> None:
         """Become the leader if there is none, and do the leader's work if we are it."""
+        if self._lookout is not None:
+            self._rings = self._lookout.changed.rings
         session = self._cluster.coordinator.session
         if not await self._leads():
             self._led_in = self._known = None
@@ -61,10 +85,28 @@ class Election:
             return True
         if found.name == self._name:  # left behind by an earlier process or coordinator session of this server
             return await self._cluster.become_leader(self._name, over=found.version)
+        if found.name in self._suspected:
+            return await self._take_the_place(found)
         return False
 
+    @property
+    def _suspected(self) -> Mapping[str, str]:
+        return {} if self._lookout is None else self._lookout.suspected
+
+    async def _take_the_place(self, found: Leadership) -> bool:
+        """Of a leader that is suspected. One server after the other tries, so that not all do it at once."""
+        others = sorted(name for name in await self._cluster.servers() if name not in self._suspected)
+        await asyncio.sleep(TURN_SECONDS * (others.index(self._name) if self._name in others else len(others)))
+        why = self._suspected.get(found.name)
+        if why is None or await self._cluster.leader() != found:
+            return False
+        is_ours = await self._cluster.become_leader(self._name, over=found.version)
+        if is_ours:
+            log.warning("server %s leads in the place of server %s: %s", self._name, found.name, why)
+        return is_ours
+
     async def _assign(self) -> None:
-        servers = await self._cluster.servers()
+        servers = self._without_suspects(await self._cluster.servers())
         preferences = await self._read_preferences()
         current, version = await self._cluster.assignment()
         check_length(current, self._partitions)
@@ -79,6 +121,11 @@ class Election:
         elif why:
             log.info("%s: every partition stays where it is", why)
         self._known, self._preferences = servers, preferences
+
+    def _without_suspects(self, servers: Mapping[str, ServerMeta]) -> Mapping[str, ServerMeta]:
+        """Who is suspected keeps what it has when nobody could take it over."""
+        rest = {name: server for name, server in servers.items() if name not in self._suspected}
+        return rest if any(not server.is_draining for server in rest.values()) else servers
 
     async def _read_preferences(self) -> Preferences:
         """A document of preferences that cannot be understood must not leave the partitions of a lost server without an

@@ -56,9 +56,12 @@ class PartitionOwner:
         registration: Registration,
         *,
         make_owned_log: Callable[[int, int, bool], OwnedLog[Pipeline]],
+        is_gone: Callable[[ServerMeta], bool] = lambda server: False,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        """`make_owned_log` is given a partition, our generation of it, and whether the owner before us is alive."""
+        """`make_owned_log` is given a partition, our generation of it, and whether the owner before us is alive. `is_gone`:
+        whether nothing listens where a server did that is still in the list."""
+        self._is_gone = is_gone
         self.meta = meta
         self.name = registration.server.name
         self.reconciler = Reconciler("ownership", wait=cluster.wait_for_assignment, act=self._look_at_assignment)
@@ -263,7 +266,8 @@ class PartitionOwner:
                 self._tasks.create_task(self._hold(partition, tenancy), name=f"tenancy of partition {partition}")
             if tenancy.wanted != wanted:
                 previous = before.owners[partition].server if before is not None else None
-                is_alive = previous is not None and previous != self.name and previous in self._servers
+                known = None if previous is None or previous == self.name else self._servers.get(previous)
+                is_alive = known is not None and not self._is_gone(known)
                 tenancy.want(wanted, previous_owner_alive=is_alive)
 
     async def _hold(self, partition: int, tenancy: _Tenancy) -> None:

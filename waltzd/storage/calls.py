@@ -34,6 +34,7 @@ from waltzd.errors import (
     NoSuchPartition,
     PartitionDamaged,
     ReadFailed,
+    TooLarge,
     TooManyCallers,
     WaltzError,
 )
@@ -202,6 +203,18 @@ class StorageCalls:
     def status(self, number: int) -> ReplicaStatus:
         """Where the replica stands. It promises nothing by that, and proves nothing."""
         return self._lane(number).partition.status()
+
+    def quiet(self, numbers: Sequence[int]) -> list[int]:
+        """Those that are here and have no append stream at the moment. A server asks about another one that it takes for
+        dead."""
+        if len(numbers) > self._directory.control.header.partitions:
+            raise TooLarge(f"{len(numbers)} partitions were named; the cluster has fewer")
+        found = {number: self._lanes.get(number) for number in numbers}
+        return [
+            number
+            for number, lane in found.items()
+            if lane is not None and not any(stream.is_of(lane) for stream in self._streams)
+        ]
 
     async def open_session(
         self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0

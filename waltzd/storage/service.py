@@ -133,6 +133,11 @@ class ReplicaService(_Service, ReplicaServicer):
         return message
 
     @_answered
+    async def Quiet(self, request: wire.QuietRequest, context: Context) -> wire.QuietReply:
+        self._check(request.cluster_key, context)
+        return wire.QuietReply(partitions=self._calls.quiet(request.partitions))
+
+    @_answered
     async def SetLowMark(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
         return await self._mark(self._calls.set_low_mark, request, context)
 

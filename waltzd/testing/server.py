@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib.metadata import version
 from typing import Any
 from uuid import UUID
@@ -16,6 +16,7 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.election import Election
+from waltzd.server.lookout import Dial, Lookout
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OwnedLog
@@ -47,8 +48,10 @@ class LocalServer:
         on_fatal: Callable[[BaseException], None],
         pipeline: PipelineSettings | None = None,
         is_alive: Callable[[ServerMeta], Awaitable[bool]] = _never_alive,
+        dial: Dial | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
+        """Without `dial` it does not look out for servers that have died."""
         self.name = name
         self.meta = ServerMeta(
             name=name, listen=address, admin_listen=f"{name} admin", instance=instance, version=version("waltzd")
@@ -63,9 +66,14 @@ class LocalServer:
         self._ticker = Ticker(TICK_SECONDS)
         self.owned_logs: list[OwnedLog[Pipeline]] = []
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
-        self._election = Election(self._cluster, name, meta.partitions)
+        self._lookout = None if dial is None else Lookout(self._cluster, name, dial=dial, ask_storage=self._ask_storage)
+        self._election = Election(self._cluster, name, meta.partitions, self._lookout)
         self.owner: PartitionOwner = PartitionOwner(
-            self._cluster, meta, self._registration, make_owned_log=self._make_owned_log
+            self._cluster,
+            meta,
+            self._registration,
+            make_owned_log=self._make_owned_log,
+            is_gone=(lambda server: False) if self._lookout is None else self._lookout.is_gone,
         )
         self.calls = ServerCalls(self.owner)
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,6 +86,8 @@ class LocalServer:
             self._task(self._registration.reconciler.run(), "registration"),
             self._task(self._election.reconciler.run(), "election"),
         ]
+        if self._lookout is not None:
+            self._tasks.append(self._task(self._lookout.run(), "lookout"))
         self._hosting = self._task(self.owner.run(), "ownership")
 
     def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
@@ -127,6 +137,9 @@ class LocalServer:
         )
         self.owned_logs.append(owned)
         return owned
+
+    async def _ask_storage(self, storage: StorageMeta, numbers: Sequence[int]) -> Sequence[int]:
+        return await self._connect(storage).quiet(numbers)
 
     def _make_pipeline(self, session: Log) -> Pipeline:
         return Pipeline(session, self._pipeline, self._capacity, on_fatal=self._on_fatal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -98,6 +98,9 @@ class StoragePort:
 
     async def status(self, partition: int) -> ReplicaStatus:
         return await self._answer((await self._calls()).status(partition))
+
+    async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
+        return await self._answer((await self._calls()).quiet(partitions))
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None

@@ -75,6 +75,12 @@ class ReplicaClient(Caller):
             ReplicaStatus, await self._call(self._stub.Open, wire.OpenRequest(target=self._target(partition, None)))
         )
 
+    async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
+        """Those of these partitions that are here and have no append stream at the moment."""
+        request = wire.QuietRequest(cluster_key=self._key.bytes, partitions=partitions)
+        reply: wire.QuietReply = await self._call(self._stub.Quiet, request)
+        return tuple(reply.partitions)
+
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:

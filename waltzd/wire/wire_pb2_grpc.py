@@ -41,6 +41,11 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.OpenRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
                 _registered_method=True)
+        self.Quiet = channel.unary_unary(
+                '/waltz.v1.Replica/Quiet',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.QuietRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.QuietReply.FromString,
+                _registered_method=True)
         self.SetLowMark = channel.unary_unary(
                 '/waltz.v1.Replica/SetLowMark',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.MarkRequest.SerializeToString,
@@ -80,6 +85,13 @@ class ReplicaServicer:
 
     def Open(self, request, context):
         """Fences every lower session, durably, before it answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Quiet(self, request, context):
+        """Which of these partitions are here and have no append stream at the moment: what a server asks about another one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,6 +143,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.OpenRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.SerializeToString,
+            ),
+            'Quiet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quiet,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.QuietRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.QuietReply.SerializeToString,
             ),
             'SetLowMark': grpc.unary_unary_rpc_method_handler(
                     servicer.SetLowMark,
@@ -192,6 +209,33 @@ class Replica:
             '/waltz.v1.Replica/Open',
             waltzd_dot_wire_dot_wire__pb2.OpenRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quiet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/Quiet',
+            waltzd_dot_wire_dot_wire__pb2.QuietRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.QuietReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class ReplicaStub:
     def __new__(cls, channel: _aio.Channel) -> ReplicaAsyncStub: ...
     Open: _grpc.UnaryUnaryMultiCallable[_wire_pb2.OpenRequest, _wire_pb2.ReplicaStatus]
     """Fences every lower session, durably, before it answers."""
+    Quiet: _grpc.UnaryUnaryMultiCallable[_wire_pb2.QuietRequest, _wire_pb2.QuietReply]
+    """Which of these partitions are here and have no append stream at the moment: what a server asks about another one."""
     SetLowMark: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     Truncate: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     Read: _grpc.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]
@@ -60,6 +62,8 @@ class ReplicaAsyncStub(ReplicaStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Open: _aio.UnaryUnaryMultiCallable[_wire_pb2.OpenRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     """Fences every lower session, durably, before it answers."""
+    Quiet: _aio.UnaryUnaryMultiCallable[_wire_pb2.QuietRequest, _wire_pb2.QuietReply]  # type: ignore[assignment]
+    """Which of these partitions are here and have no append stream at the moment: what a server asks about another one."""
     SetLowMark: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     Truncate: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     Read: _aio.UnaryStreamMultiCallable[_wire_pb2.ReadRequest, _wire_pb2.RunFrame]  # type: ignore[assignment]
@@ -82,6 +86,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
         """Fences every lower session, durably, before it answers."""
+
+    @_abc_1.abstractmethod
+    def Quiet(
+        self,
+        request: _wire_pb2.QuietRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.QuietReply, _abc.Awaitable[_wire_pb2.QuietReply]]:
+        """Which of these partitions are here and have no append stream at the moment: what a server asks about another one."""
 
     @_abc_1.abstractmethod
     def SetLowMark(

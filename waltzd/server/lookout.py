@@ -1,0 +1,204 @@
+"""Looks out for servers that have died: a silent connection to each of them, whose end is noticed at once.
+
+When a connection ends, it is made again. When that is refused, the storages of what that server owns are asked, and the
+core decides (`waltzd.server.core.suspicion`). Whether anything follows from a suspicion is for `election` to say. Every
+server looks out, because each may have to lead. While the coordinator is silent nobody is suspected: nothing could begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import Membership, ServerMeta, StorageMeta
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.protocol.address import parse_address
+from waltzd.server.core.suspicion import Suspicions
+from waltzd.server.reconcile import Reconciler
+from waltzd.server.session.wake import Bell
+
+log = logging.getLogger("waltz.server")
+DIAL_SECONDS = 1.0
+ASK_SECONDS = 0.5
+AGAIN_SECONDS = 0.1
+"""Before a server whose port refused is looked at again; and the least between two connections."""
+UNREACHABLE_SECONDS = 1.0
+"""The same after silence, which proves nothing."""
+
+
+class Line(Protocol):
+    """A connection on which nothing is said."""
+
+    async def ended(self) -> None:
+        """Return when the other side has ended it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Dial: TypeAlias = Callable[[ServerMeta], Awaitable[Line]]
+"""Raises `ConnectionRefusedError` where nothing listens, and `CannotConnect` where that is not known."""
+AskStorage: TypeAlias = Callable[[StorageMeta, Sequence[int]], Awaitable[Sequence[int]]]
+"""Of which of these partitions no append stream stands at the storage."""
+
+
+class Lookout:
+    def __init__(self, cluster: Cluster, name: str, *, dial: Dial, ask_storage: AskStorage) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._dial = dial
+        self._ask_storage = ask_storage
+        self._core = Suspicions()
+        self._refusing: dict[str, ServerMeta] = {}
+        """Whose port refused when it was tried last."""
+        self._watched: dict[str, tuple[ServerMeta, asyncio.Task[None]]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self.changed = Bell()
+        """Rings when a suspicion begins or ends."""
+        self.reconciler = Reconciler("lookout", wait=cluster.wait_for_servers, act=self._look)
+
+    @property
+    def suspected(self) -> Mapping[str, str]:
+        """Name → why."""
+        return {name: held.why for name, held in self._core.suspected.items()}
+
+    def is_gone(self, server: ServerMeta) -> bool:
+        """Nothing listened where this process did, when that was tried last."""
+        found = self._refusing.get(server.name)
+        return found is not None and found.instance == server.instance
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self.reconciler.run(), name=self.reconciler.name)
+
+    async def _look(self) -> None:
+        assert self._tasks is not None, "`run` looks"
+        servers = await self._cluster.servers()
+        for name, (server, task) in list(self._watched.items()):
+            now = servers.get(name)
+            if now is None or (now.instance, now.listen) != (server.instance, server.listen):
+                del self._watched[name]
+                self._refusing.pop(name, None)
+                task.cancel()
+        for name, server in servers.items():
+            if name != self._name and name not in self._watched:
+                self._watched[name] = server, self._tasks.create_task(self._watch(server), name=f"lookout for {name}")
+        if self._core.seen({name: server.instance for name, server in servers.items()}):
+            self.changed.ring()
+
+    async def _watch(self, server: ServerMeta) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(DIAL_SECONDS):
+                    line = await self._dial(server)
+            except ConnectionRefusedError:
+                self._refusing[server.name] = server
+                await self._suspect(server)
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            except (CannotConnect, TimeoutError):
+                self._refusing.pop(server.name, None)
+                await asyncio.sleep(UNREACHABLE_SECONDS)
+                continue
+            try:
+                self._answered(server)
+                began = asyncio.get_running_loop().time()
+                await line.ended()
+                if asyncio.get_running_loop().time() - began < AGAIN_SECONDS:
+                    await asyncio.sleep(AGAIN_SECONDS)
+            finally:
+                line.close()
+
+    def _answered(self, server: ServerMeta) -> None:
+        self._refusing.pop(server.name, None)
+        if self._core.answered(server.name):
+            log.info("server %s listens after all: it is not suspected any more", server.name)
+            self.changed.ring()
+
+    async def _suspect(self, server: ServerMeta) -> None:
+        clock = asyncio.get_running_loop()
+        name, instance = server.name, server.instance
+        if not self._cluster.coordinator.is_connected or not self._core.may_suspect(name, instance, clock.time()):
+            return
+        try:
+            members = await self._members(name)
+            quiet = await self._quiet(members)
+        except WaltzError as error:
+            log.debug("server %s refuses connections; what its storages say is not known: %s", name, error.message)
+            return
+        if not self._cluster.coordinator.is_connected:
+            return
+        if self._core.judge(name, instance, clock.time(), refuses=True, members=members, quiet=quiet):
+            log.warning("server %s is suspected to be dead: %s", name, self._core.suspected[name].why)
+            self.changed.ring()
+
+    async def _members(self, name: str) -> dict[int, list[str]]:
+        """Of each partition that the server owns."""
+        assignment, _ = await self._cluster.assignment()
+        owned = [number for number, owner in enumerate(assignment.owners) if owner.server == name]
+        found = await self._cluster.each(owned, self._cluster.replica_set)
+        return {
+            number: [storage for storage, role in roles.items() if role is Membership.MEMBER]
+            for number, (roles, _) in zip(owned, found, strict=True)
+        }
+
+    async def _quiet(self, members: Mapping[int, Sequence[str]]) -> dict[str, Sequence[int]]:
+        wanted: dict[str, list[int]] = {}
+        for number, names in members.items():
+            for name in names:
+                wanted.setdefault(name, []).append(number)
+        storages = await self._cluster.storages() if wanted else {}
+
+        async def ask(name: str) -> Sequence[int]:
+            try:
+                async with asyncio.timeout(ASK_SECONDS):
+                    return await self._ask_storage(storages[name], wanted[name])
+            except (WaltzError, TimeoutError):
+                return ()  # it does not say so
+
+        asked = [name for name in wanted if name in storages]
+        return dict(zip(asked, await self._cluster.each(asked, ask), strict=True))
+
+
+class _Silence(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.is_over = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.is_over.done():
+            self.is_over.set_result(None)
+
+    async def ended(self) -> None:
+        await self.is_over
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def dial(server: ServerMeta) -> Line:
+    """A plain connection. Who listens is not asked: that somebody does is enough to leave the server alone."""
+    loop, address = asyncio.get_running_loop(), parse_address(server.listen)
+    failures: list[OSError] = []
+    try:
+        places = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        for *_, place in places:
+            try:
+                _, line = await loop.create_connection(_Silence, str(place[0]), int(place[1]))
+                return line
+            except OSError as error:
+                failures.append(error)
+    except OSError as error:
+        raise CannotConnect(f"{server.listen} cannot be looked up: {error}") from error
+    if failures and all(error.errno == errno.ECONNREFUSED for error in failures):
+        raise ConnectionRefusedError(f"nothing listens at {server.listen}")
+    raise CannotConnect(f"cannot connect to {server.listen}: {failures[0] if failures else 'no address'}")
