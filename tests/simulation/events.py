@@ -107,6 +107,8 @@ _TO_NETWORK: dict[str, Callable[[Simulation, Event], None]] = {
     "mend": _mend_way,
     "slow": lambda world, event: world.network.slow_down(event.who, event.amount),
     "reset": lambda world, event: world.network.break_connections(event.who),
+    "refuse": lambda world, event: world.network.refuse(event.who),
+    "accept": lambda world, event: world.network.accept(event.who),
     "die at message": _die_at_message,
     "remember": _documents,
     "go back": _documents,

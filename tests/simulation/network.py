@@ -48,6 +48,7 @@ class Network:
         self._pick = random.Random(seed)
         self._cut: dict[tuple[str, str], None] = {}
         self._slow: dict[str, float] = {}
+        self._refusing: dict[str, None] = {}
         self._lives: dict[str, Life] = {}
         self._connections: dict[tuple[str, str], Connection] = {}
 
@@ -82,10 +83,19 @@ class Network:
         for source, target in list(self._cut):
             self.mend(source, target)
         self._slow.clear()
+        self._refusing.clear()
 
     def slow_down(self, name: str, seconds: float) -> None:
         """Messages to this one take up to so much longer; 0 for no longer."""
         self._slow[name] = seconds
+
+    def refuse(self, name: str) -> None:
+        """Its connections break, and new ones to it are refused, though the process lives: a rule of a firewall."""
+        self._refusing[name] = None
+        self.break_connections(name)
+
+    def accept(self, name: str) -> None:
+        self._refusing.pop(name, None)
 
     def break_connections(self, name: str) -> None:
         for connection in [one for one in self._connections.values() if name in (one.ends[0].name, one.ends[1].name)]:
@@ -109,7 +119,7 @@ class Network:
         found = self._connections.get((caller.name, name))
         if found is not None and found.ends[0] is caller:
             return found
-        life = self._lives.get(name)
+        life = None if name in self._refusing else self._lives.get(name)
         if life is None and self.is_open(caller.name, name) and self.is_open(name, caller.name):
             raise CannotConnect(f"nobody listens at {name}")
         connection = Connection(self, caller, life or Life(name))

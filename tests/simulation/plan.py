@@ -39,6 +39,7 @@ FAULTS = (
     "skew",
     "upgrade",
     "groups",
+    "suspicion",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -49,12 +50,16 @@ operator deletes some of them, or writes nonsense there. `rot`: bytes of the vic
 while it is down, or while it runs, and then it is verified. `restore`: its directory goes back in place or as a volume.
 `skew`: what clocks show as the time of day differs between servers, by seconds or by a day, and jumps; a client passes on
 a time that it never saw. `upgrade`: an operator has the cluster go over to format 1 in the middle. `groups`: clients submit
-groups of transactions."""
+groups of transactions. `suspicion`: servers look out for each other, and replace one that died before its coordinator
+session ends; ports refuse for a while though the process lives; leader and owner are killed together."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
 NEWEST = ("skew", "upgrade", "groups")
 """Likewise, each."""
+YOUNGEST = ("suspicion",)
+"""Likewise; and not in the first seeds, by which edits are caught."""
+OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
 """They may leave a partition to an operator, and a run ends there."""
 REPLICAS_MIN = 3
@@ -154,12 +159,16 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    chosen = tuple(fault for fault in FAULTS if fault not in LATER + LAST + NEWEST and pick.random() < 0.5) or ("crash",)
+    chosen = tuple(fault for fault in FAULTS if fault not in LATER + LAST + NEWEST + YOUNGEST and pick.random() < 0.5) or (
+        "crash",
+    )
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
     chosen += tuple(fault for fault in LAST if last.random() < 0.25)
     newest = random.Random(f"newest {seed}")
     chosen += tuple(fault for fault in NEWEST if newest.random() < 0.4)
+    youngest = random.Random(f"youngest {seed}")
+    chosen += tuple(fault for fault in YOUNGEST if seed >= OLD_SEEDS and youngest.random() < 0.5)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -187,7 +196,10 @@ def make_plan(
     weather = _Weather(pick, setup)
     drawn = _events(weather, setup)
     weather.pick = newest
-    events = tuple(sorted(drawn + _events_beside(weather, setup), key=lambda event: event.at))
+    drawn += _events_beside(weather, setup, BESIDE)
+    weather.pick = youngest
+    drawn += _events_beside(weather, setup, YOUNG_BESIDE)
+    events = tuple(sorted(drawn, key=lambda event: event.at))
     if chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
     return Plan(seed=seed, setup=setup, events=events)
@@ -215,11 +227,11 @@ def _events(weather: _Weather, setup: Setup) -> list[Event]:
     return sorted(weather.events, key=lambda event: event.at)
 
 
-def _events_beside(weather: _Weather, setup: Setup) -> list[Event]:
+def _events_beside(weather: _Weather, setup: Setup, makers: dict[str, Callable[[_Weather], None]]) -> list[Event]:
     """Beside all others, and not in the place of one of them."""
     weather.events = []
-    for kind in (fault for fault in setup.faults if fault in BESIDE):
-        BESIDE[kind](weather)
+    for kind in (fault for fault in setup.faults if fault in makers):
+        makers[kind](weather)
     return weather.events
 
 
@@ -537,8 +549,28 @@ def _upgrade(weather: _Weather) -> None:
         _new_session(weather, at + pick.choice((0.0, 0.3, 1.0)))
 
 
+def _suspicion(weather: _Weather) -> None:
+    pick = weather.pick
+    at = weather.setup.seconds * pick.random() * 0.3
+    while at < weather.setup.seconds:
+        who = pick.sample(weather.servers, pick.choice((1, 1, 1, len(weather.servers))))
+        for name in who:
+            begins = at + 0.02 * pick.random() * (len(who) > 1)
+            if pick.random() < 0.5:
+                weather.add(begins, "kill", name)
+                weather.add(begins + pick.choice((0.05, 0.3, 1.0, 5.0)) * (0.5 + pick.random()), "start", name)
+            else:
+                for _ in range(pick.choice((1, 1, 5))):
+                    lasts = pick.choice((0.05, 0.3, 2.0)) * (0.5 + pick.random())
+                    weather.add(begins, "refuse", name)
+                    weather.add(begins + lasts, "accept", name)
+                    begins += 2 * lasts
+        at += pick.choice((0.5, 3.0)) * (0.5 + pick.random())
+
+
 BESIDE: dict[str, Callable[[_Weather], None]] = {"skew": _skew, "upgrade": _upgrade}
 """Kinds that come once in a run, or a few times."""
+YOUNG_BESIDE: dict[str, Callable[[_Weather], None]] = {"suspicion": _suspicion}
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -559,4 +591,4 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-assert {*MAKERS, *BESIDE, "clock", "linger", "marks", "groups"} == set(FAULTS)
+assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, "clock", "linger", "marks", "groups"} == set(FAULTS)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from uuid import UUID
 
 from tests.simulation.coordinator import Session
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World, server_address
+from tests.simulation.network import Serve, Stream
 from tests.simulation.ports import SimReplicaPort
 from waltzd.cluster.documents import ServerMeta, StorageMeta
-from waltzd.errors import WaltzError
+from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import Limits
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import PipelineSettings
@@ -77,9 +79,12 @@ class ServerMachine(Machine):
             ),
             on_fatal=lambda error: self._on_fatal(life, error),
             is_alive=self._is_alive,
+            dial=(lambda found: self._dial(life, found)) if "suspicion" in setup.faults else None,
             say=lambda sentence: world.say(self.name, sentence),
         )
         self.server = server
+        if "suspicion" in setup.faults:
+            world.network.joined(life)  # its port listens before it announces itself
         await server.start()
         world.network.joined(life)
 
@@ -105,6 +110,29 @@ class ServerMachine(Machine):
         """Whether the process that announced this still answers."""
         await asyncio.sleep(self.world.network.seconds(found.name))
         return self.is_up and found.instance == self._instance
+
+    async def _dial(self, life: Life, found: ServerMeta) -> _Line:
+        machine = self.world.servers[found.name]
+
+        async def listen(stream: Stream) -> None:
+            await stream.called.send("here")
+            while not stream.called.is_over:
+                await stream.called.receive()
+
+        def find(there: Life) -> Serve | None:
+            return listen if machine.life is there else None
+
+        try:
+            connection = self.world.network.connection(life, found.name)
+        except CannotConnect as error:
+            raise ConnectionRefusedError from error
+        stream = connection.open(find)
+        try:
+            await stream.caller.receive()
+        except BaseException:
+            stream.cancel()
+            raise
+        return _Line(stream)
 
     def serving(self, life: Life) -> ServerCalls | None:
         return self.server.calls if self.life is life and self.server is not None else None
@@ -145,6 +173,18 @@ class ServerMachine(Machine):
     def end(self, why: str) -> None:
         self.server = None
         super().end(why)
+
+
+class _Line:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def ended(self) -> None:
+        with contextlib.suppress(WaltzError):
+            await self._stream.caller.receive()
+
+    def close(self) -> None:
+        self._stream.cancel()
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
