@@ -109,7 +109,8 @@ class ServerMachine(Machine):
     async def _is_alive(self, found: ServerMeta) -> bool:
         """Whether the process that announced this still answers."""
         await asyncio.sleep(self.world.network.seconds(found.name))
-        return self.is_up and found.instance == self._instance
+        machine = self.world.servers[found.name]
+        return machine.is_up and found.instance == machine._instance
 
     async def _dial(self, life: Life, found: ServerMeta) -> _Line:
         machine = self.world.servers[found.name]

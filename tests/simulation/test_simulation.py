@@ -55,6 +55,19 @@ def test_nothing_is_lost_when_partitions_are_handed_over_in_order(seed: int) -> 
     assert [line for line in outcome.trace if "is rejected: LOST" in line] == []
 
 
+def test_leader_and_owner_that_are_killed_together_are_replaced_before_the_coordinator_misses_them() -> None:
+    plan = make_plan(1, faults=("suspicion",), servers=3, storages=3, clients=2, seconds=6.0)
+    setup = replace(plan.setup, session_seconds=40.0, partitions=2, rate=40.0, never_mended=())
+    events = tuple(
+        Event(at=at, what=what, who=f"server-{number}") for at, what in ((2.0, "kill"), (5.0, "start")) for number in (1, 2)
+    )
+    outcome = simulate(replace(plan, setup=setup, events=events))
+    assert outcome.kind == "", outcome.story
+    taken = [line for line in outcome.trace if "taken over in generation 2" in line]
+    assert [float(line.partition(" ")[0]) < 5.0 for line in taken] == [True, True]
+    assert any("leads in the place of" in line for line in outcome.trace)
+
+
 def test_two_majorities_that_share_one_storage_which_loses_its_power() -> None:
     """Two are frozen, one loses what it did not flush, the other two are frozen while the first two wake up: what the first
     majority acknowledged rests on what that one has on its disk."""

@@ -192,7 +192,11 @@ class _Daemon:
         )
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self._lookout = Lookout(
-            cluster, config.name, dial=dial, ask_storage=lambda storage, numbers: self._connect(storage).quiet(numbers)
+            cluster,
+            config.name,
+            dial=dial,
+            ask_storage=lambda storage, numbers: self._connect(storage).quiet(numbers),
+            is_alive=self._is_alive,
         )
         self.election = Election(cluster, config.name, meta.partitions, self._lookout)
         self.owner: PartitionOwner = PartitionOwner(

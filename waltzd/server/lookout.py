@@ -48,7 +48,17 @@ AskStorage: TypeAlias = Callable[[StorageMeta, Sequence[int]], Awaitable[Sequenc
 
 
 class Lookout:
-    def __init__(self, cluster: Cluster, name: str, *, dial: Dial, ask_storage: AskStorage) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        dial: Dial,
+        ask_storage: AskStorage,
+        is_alive: Callable[[ServerMeta], Awaitable[bool]],
+    ) -> None:
+        """`is_alive`: whether this very process answers; another one may listen at its address by now."""
+        self._is_alive = is_alive
         self._cluster = cluster
         self._name = name
         self._dial = dial
@@ -105,19 +115,25 @@ class Lookout:
                 self._refusing.pop(server.name, None)
                 await asyncio.sleep(UNREACHABLE_SECONDS)
                 continue
+            self._refusing.pop(server.name, None)
+            began = asyncio.get_running_loop().time()
+            ending = asyncio.ensure_future(line.ended())
             try:
-                self._answered(server)
-                began = asyncio.get_running_loop().time()
-                await line.ended()
-                if asyncio.get_running_loop().time() - began < AGAIN_SECONDS:
-                    await asyncio.sleep(AGAIN_SECONDS)
+                while server.name in self._core.suspected and not ending.done():
+                    if await self._is_alive(server):
+                        self._answered(server)
+                    else:
+                        await asyncio.wait((ending,), timeout=UNREACHABLE_SECONDS)
+                await ending
             finally:
+                ending.cancel()
                 line.close()
+            if asyncio.get_running_loop().time() - began < AGAIN_SECONDS:
+                await asyncio.sleep(AGAIN_SECONDS)
 
     def _answered(self, server: ServerMeta) -> None:
-        self._refusing.pop(server.name, None)
         if self._core.answered(server.name):
-            log.info("server %s listens after all: it is not suspected any more", server.name)
+            log.info("server %s answers after all: it is not suspected any more", server.name)
             self.changed.ring()
 
     async def _suspect(self, server: ServerMeta) -> None:
@@ -186,7 +202,7 @@ class _Silence(asyncio.Protocol):
 
 
 async def dial(server: ServerMeta) -> Line:
-    """A plain connection. Who listens is not asked: that somebody does is enough to leave the server alone."""
+    """A plain connection. Who listens is not asked: that somebody does is enough to suspect nobody."""
     loop, address = asyncio.get_running_loop(), parse_address(server.listen)
     failures: list[OSError] = []
     try:

@@ -66,7 +66,11 @@ class LocalServer:
         self._ticker = Ticker(TICK_SECONDS)
         self.owned_logs: list[OwnedLog[Pipeline]] = []
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
-        self._lookout = None if dial is None else Lookout(self._cluster, name, dial=dial, ask_storage=self._ask_storage)
+        self._lookout = (
+            None
+            if dial is None
+            else Lookout(self._cluster, name, dial=dial, ask_storage=self._ask_storage, is_alive=is_alive)
+        )
         self._election = Election(self._cluster, name, meta.partitions, self._lookout)
         self.owner: PartitionOwner = PartitionOwner(
             self._cluster,

@@ -30,6 +30,8 @@ class Way:
 
     is_refusing: bool = False
     is_silent: bool = False
+    is_taken: bool = False
+    """Another process listens at the address."""
     lines: list[asyncio.Event] = field(default_factory=list)
 
     async def ended(self) -> None:
@@ -62,6 +64,10 @@ class Network:
             raise CannotConnect("silence")
         return way
 
+    async def is_alive(self, server: ServerMeta) -> bool:
+        await asyncio.sleep(0)
+        return not self.ways[server.name].is_taken
+
     async def ask(self, storage: StorageMeta, numbers: Sequence[int]) -> Sequence[int]:
         self.asked += 1
         return numbers if self.quiet[storage.name] else ()
@@ -72,7 +78,7 @@ class Network:
         self.coordinators.append(self.tree.connect())
         cluster = Cluster(self.coordinators[-1])
         meta = ServerMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", instance=UUID(int=instance), version="1")
-        looking = Lookout(cluster, name, dial=self.dial, ask_storage=self.ask)
+        looking = Lookout(cluster, name, dial=self.dial, ask_storage=self.ask, is_alive=self.is_alive)
         registration = Registration(cluster, meta, is_alive=never)
         await registration.announce()
         electing = Election(cluster, name, META.partitions, looking)
@@ -192,6 +198,23 @@ def test_who_was_suspected_wrongly_takes_part_again_and_is_left_alone_for_a_whil
                 network.ways["two"].cut()
                 await settle()
             assert (await trio.cluster.assignment())[1] == version, "a way that comes and goes moves nothing"
+
+    run(work())
+
+
+def test_a_stranger_at_the_address_of_a_dead_server_is_given_nothing() -> None:
+    async def work() -> None:
+        trio = Trio()
+        async with trio.running() as network:
+            network.ways["two"].cut(is_refusing=True)
+            await settle()
+            network.ways["two"].is_taken = True
+            network.ways["two"].cut()
+            await settle()
+            assert await trio.owners() == {"one", "three"}
+            network.ways["two"].is_taken = False
+            await settle()
+            assert await trio.owners() == {"one", "two", "three"}
 
     run(work())
 
