@@ -30,6 +30,7 @@ from waltzd.errors import (
     ForeignCluster,
     NoSuchPartition,
     PartitionDamaged,
+    TooLarge,
     TooManyCallers,
     WaltzError,
 )
@@ -355,6 +356,27 @@ def test_damage_that_a_verification_finds_is_known_from_then_on(which: int, how:
                 await serving  # the owner is told, although it sends nothing
 
     with_calls(disk, test)
+
+
+def test_a_partition_is_quiet_while_no_append_stream_stands() -> None:
+    """And one that is not here is not said to be quiet."""
+
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        elsewhere = PARTITIONS - 1
+        assert calls.quiet([0]) == [0]
+        link = QuietLink()
+        serving = asyncio.create_task(calls.append(0, 7, link))
+        await asyncio.sleep(0)
+        assert calls.quiet([0]) == []
+        assert elsewhere not in calls.quiet([0, elsewhere])
+        link._hung_up.set()
+        await serving
+        assert calls.quiet([0]) == [0]
+        with pytest.raises(TooLarge):
+            calls.quiet(range(PARTITIONS + 1))
+
+    with_calls(sample(6), test)
 
 
 def test_a_newest_segment_that_is_healed_for_less_than_it_had_is_not_level() -> None:
