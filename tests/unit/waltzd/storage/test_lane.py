@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from waltzd.format.layout import segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
-from waltzd.storage.lane import PARTS, Lane, Stream
+from waltzd.storage.lane import PARTS, Lane, RunBlocking, Stream
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings
@@ -51,6 +52,7 @@ def with_lane(
     test: Callable[[Lane, Sender, SimDisk], Coroutine[Any, Any, None]],
     *,
     queue_bytes_max: int = 1 << 20,
+    run_blocking: RunBlocking = at_once,
     ends_badly: bool = False,
 ) -> list[BaseException]:
     """Runs the test against a begun session on a simulated disk; what was called fatal comes back."""
@@ -71,7 +73,7 @@ def with_lane(
 
         lane = Lane(
             partition,
-            run_blocking=at_once,
+            run_blocking=run_blocking,
             on_fatal=on_fatal,
             statistics=Statistics(),
             budget=Budget(PARTS * queue_bytes_max),
@@ -158,6 +160,62 @@ def test_a_newer_session_ends_the_older_streams() -> None:
         assert [type(error) for error in sender.errors] == [StaleSession]
 
     assert with_lane(test) == []
+
+
+def test_an_append_behind_a_fence_is_judged_in_its_turn() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        fenced = asyncio.ensure_future(lane.call(lambda: lane.partition.fence(2)))
+        await asyncio.sleep(0)  # the fence is queued, and the session still holds
+        lane.partition.check_session(sender.session)
+        await lane.append(sender, frame(0))
+        await fenced
+        await lane.call(lambda: None)
+        assert (sender.marks, [type(error) for error in sender.errors]) == ([], [StaleSession])
+        assert lane.partition.last_id == -1
+
+    assert with_lane(test) == []
+
+
+def test_each_appender_has_the_mark_of_its_own_records() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        other = Sender()
+        lane.join(other)
+        await lane.append(sender, frame(0))
+        await lane.append(other, frame(1))
+        await lane.append(sender, frame(2))
+        await lane.call(lambda: None)
+        assert (sender.marks, other.marks) == ([0, 2], [1])
+
+    assert with_lane(test) == []
+
+
+def test_a_call_finds_what_was_appended_before_it() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await lane.append(sender, frame(0))
+        assert await lane.call(lambda: lane.partition.last_id) == 0
+
+    assert with_lane(test) == []
+
+
+def test_while_a_flush_hangs_the_replica_still_says_where_it_stands() -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        def hang(kind: str, path: str) -> None:
+            if kind == "flush" and path.endswith(".seg"):
+                began.set()
+                goes_on.wait(10)
+
+        disk.observer = hang
+        await lane.append(sender, frame(0))
+        await asyncio.to_thread(began.wait, 10)
+        assert lane.partition.status().last_id == -1
+        assert sender.marks == []
+        goes_on.set()
+        await lane.call(lambda: None)
+        assert (sender.marks, lane.partition.status().last_id) == ([0], 0)
+
+    assert with_lane(test, run_blocking=asyncio.to_thread) == []
 
 
 def test_what_a_caller_left_in_the_queue_goes_with_it() -> None:
