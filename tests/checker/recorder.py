@@ -101,10 +101,10 @@ class Recorder:
         self.returned(attempt, outcome)
         return outcome
 
-    async def high_water_mark(self, client: Any, partition: int) -> int:
+    async def high_water_mark(self, client: Any, partition: int, *, confirmed: bool = True) -> int:
         invoked = self.clock()
-        mark: int = await client.high_water_mark(partition)
-        self.writer.observed(Observed(self.name, partition, invoked, self.clock(), mark, is_confirmed=False))
+        mark: int = await client.high_water_mark(partition, confirmed=confirmed)
+        self.writer.observed(Observed(self.name, partition, invoked, self.clock(), mark, is_confirmed=confirmed))
         return mark
 
     # -- attempts

@@ -93,7 +93,8 @@ class ClientMachine(Machine):
         pick = random.Random(f"{world.plan.seed} {name} marks")
         while world.is_racing:
             try:
-                await recorder.high_water_mark(client, pick.randrange(world.setup.partitions))
+                partition, confirmed = pick.randrange(world.setup.partitions), pick.random() < 0.8
+                await recorder.high_water_mark(client, partition, confirmed=confirmed)
             except WaltzError as error:
                 world.say(name, f"{error.code} {error.message}")
             await asyncio.sleep(pick.choice((0.02, 0.1, 0.5)) * pick.random())

@@ -383,9 +383,9 @@ class SimServerPort(_Port[ServerCalls]):
 
         return SimMount(lambda: self._open(work), f"the mount at {self.name}")
 
-    async def high_water_mark(self, partition: int) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         key = await self._known_key()
-        return await self._ask(lambda calls: calls.high_water_mark(key, partition))
+        return await self._ask(lambda calls: calls.high_water_mark(key, partition, confirmed=confirmed))
 
     async def find_time(self, partition: int, time: int) -> int:
         key = await self._known_key()

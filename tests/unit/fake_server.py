@@ -354,7 +354,7 @@ class FakeServer:
             raise NotReady("recovering")
         return partition
 
-    async def high_water_mark(self, partition: int) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         return (await self._owned(partition)).committed
 
     async def find_time(self, partition: int, time: int) -> int:

@@ -275,9 +275,9 @@ class BlockingClient:
 
     # -- reading
 
-    def high_water_mark(self, partition: int) -> int:
+    def high_water_mark(self, partition: int, *, confirmed: bool = True) -> int:
         """As `Client.high_water_mark`."""
-        return self._thread.run(self._client.high_water_mark(partition))
+        return self._thread.run(self._client.high_water_mark(partition, confirmed=confirmed))
 
     def mark_at(self, partition: int, time: datetime | int) -> int:
         """As `Client.mark_at`."""

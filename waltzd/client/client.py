@@ -584,8 +584,12 @@ class Client:
 
     # -- reading
 
-    async def high_water_mark(self, partition: int) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = True) -> int:
         """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
+
+        It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
+        whether it was replaced. With `confirmed=False` it answers what it knows, which is faster, and old when it was
+        paused and replaced.
 
         Raises:
             CannotConnect: The owner did not answer within `submit_seconds`.
@@ -593,7 +597,7 @@ class Client:
         """
         self._check_open()
         self._check_number(partition)
-        return await self._reader.high_water_mark(partition)
+        return await self._reader.high_water_mark(partition, confirmed=confirmed)
 
     async def mark_at(self, partition: int, time: datetime | int) -> int:
         """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.

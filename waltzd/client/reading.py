@@ -24,9 +24,9 @@ class Reader:
         self._seen = seen
         self._seconds = seconds
 
-    async def high_water_mark(self, partition: int) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = True) -> int:
         return await self._routes.ask(
-            partition, "HighWaterMark", lambda port: port.high_water_mark(partition), self._seconds
+            partition, "HighWaterMark", lambda port: port.high_water_mark(partition, confirmed=confirmed), self._seconds
         )
 
     async def mark_at(self, partition: int, time: datetime | int) -> int:

@@ -134,9 +134,9 @@ class ServerPort:
     def mount(self) -> DirectMount:
         return DirectMount(self._find)
 
-    async def high_water_mark(self, partition: int) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         await asyncio.sleep(0)
-        return self._find().calls.high_water_mark(self._known_key(), partition)
+        return await self._find().calls.high_water_mark(self._known_key(), partition, confirmed=confirmed)
 
     async def find_time(self, partition: int, time: int) -> int:
         return await self._find().calls.find_time(self._known_key(), partition, time)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import grpc.aio
 
-from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, WaltzError
+from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import ClientFrame, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import Events, ServerDescription
@@ -70,9 +70,15 @@ class ServerClient(Caller):
         await self._channel.prove(self._seconds)
         return self._stub.Mount()
 
-    async def high_water_mark(self, partition: int) -> int:
-        request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition)
-        return int((await self._call(self._stub.HighWaterMark, request)).mark)
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
+        request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition, confirmed=confirmed)
+        found = await self._call(self._stub.HighWaterMark, request)
+        if confirmed and not found.confirmed:
+            raise BadArgument(
+                f"the server at {self.address} is of an older version, which cannot confirm a mark",
+                next_step="update the servers, or ask with `confirmed=False`",
+            )
+        return int(found.mark)
 
     async def find_time(self, partition: int, time: int) -> int:
         request = wire.FindTimeRequest(cluster_key=await self._known_key(), partition=partition, time=time)

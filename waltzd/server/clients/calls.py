@@ -73,9 +73,13 @@ class ServerCalls:
                 next_step="register for a client id, with the certificate that mounts it, and mount with its token",
             )
 
-    def high_water_mark(self, key: UUID, partition: int) -> int:
+    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False) -> int:
+        """`confirmed`: not below any id that was acknowledged to anybody before this call."""
         self._check_key(key)
-        return self._owner.pipeline(partition, None).committed
+        pipeline = self._owner.pipeline(partition, None)
+        if confirmed:
+            await pipeline.confirm()
+        return pipeline.committed
 
     async def find_time(self, key: UUID, partition: int, time: int) -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""

@@ -43,6 +43,7 @@ from waltzd.server.clients.feed import ColdReader, records
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build, groups_of, locks_of
+from waltzd.server.session.confirming import Confirming
 from waltzd.server.session.replica import Log
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure
@@ -232,6 +233,7 @@ class Pipeline:
         self._time = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
         self._on_fatal = on_fatal
+        self._confirming = Confirming(session)
         session.on_commit(self._on_commit)
         session.on_rise = self._on_rise
         self._task = asyncio.create_task(self._work(), name=f"pipeline of partition {session.partition}")
@@ -464,6 +466,13 @@ class Pipeline:
             )
 
     # -- reading by id
+
+    async def confirm(self) -> None:
+        """Afterwards `committed` is not below any id that was acknowledged to anybody before this call."""
+        if self.ended is None:
+            await self._confirming.confirm()
+        if self.ended is not None:
+            raise self.ended
 
     async def read(self, first_id: int, last_id: int | None, *, with_locks: bool = False) -> AsyncGenerator[Run, None]:
         """Committed records; without `last_id`, up to the high-water mark of this moment."""

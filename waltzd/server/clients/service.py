@@ -72,7 +72,9 @@ class LogService(LogServicer):
 
     async def HighWaterMark(self, request: wire.PartitionRequest, context: Context) -> wire.MarkReply:
         try:
-            return wire.MarkReply(mark=self._calls.high_water_mark(key_of(request.cluster_key), request.partition))
+            key, confirmed = key_of(request.cluster_key), request.confirmed
+            mark = await self._calls.high_water_mark(key, request.partition, confirmed=confirmed)
+            return wire.MarkReply(mark=mark, confirmed=confirmed)
         except WaltzError as error:
             await abort(context, error)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority, reached
@@ -52,6 +53,12 @@ class Progress:
             assert self.status is None or self.durable <= self.held, "what counts is on its disk"
 
 
+def is_bound(status: ReplicaStatus, incarnation: UUID | None, session: int) -> bool:
+    """Whether it has joined this session, and has promised itself to no newer one. One whose disk was replaced may have
+    forgotten a promise."""
+    return status.promised_session == session == status.session and status.incarnation == incarnation
+
+
 class Marks:
     def __init__(self, progress: Mapping[str, Progress], joined: Sequence[str], low_mark: int) -> None:
         """`progress` is that of the members."""
@@ -83,6 +90,10 @@ class Marks:
             return ""
         others = [name for name in self.members if name not in writable]
         return f"no majority takes appends: {', '.join(others)} of {', '.join(self.members)} do not"
+
+    def confirms(self, bound: Collection[str]) -> bool:
+        """Whether these are so many that no newer session had opened when they said that they are bound to this one."""
+        return sum(name in bound for name in self.counted) >= majority(len(self.members))
 
     def join(self, name: str, mark: int) -> bool:
         """Saved: it counts from now on, and has this much on disk. True when the committed mark rose."""

@@ -277,6 +277,7 @@ class Session:
             finally:
                 log.sending_up_to = None
                 log.appended.ring()
+                log.decided.ring()
 
     # -- the ends
 

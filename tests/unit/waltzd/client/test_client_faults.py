@@ -269,7 +269,7 @@ def test_an_owner_that_does_not_say_what_is_committed_is_asked_less_and_less() -
         def connect(address: str, key: UUID | None) -> Any:
             port: Any = fake.connect(address, key)
 
-            async def refuse(partition: int) -> int:
+            async def refuse(partition: int, *, confirmed: bool = False) -> int:
                 nonlocal asked
                 asked += 1
                 raise CannotConnect("its certificate has expired")

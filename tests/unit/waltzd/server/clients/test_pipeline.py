@@ -18,6 +18,7 @@ from waltzd.errors import (
     ForeignCluster,
     NotOwner,
     NotPermitted,
+    NotReady,
     SessionEnded,
     TooLarge,
     TooManyCallers,
@@ -29,7 +30,7 @@ from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedM
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.mounts import FRAME_COST
-from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX
+from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX, Pipeline
 
 WRITE = Mode.WRITE
 
@@ -675,15 +676,15 @@ def test_calls_of_its_cluster_only_are_answered() -> None:
         key, foreign = room.topology().cluster_key, UUID(int=9)
         assert room.calls.locate() == room.topology()
         assert [(await room.calls.register(key)).client for _ in range(2)] == [1, 2]
-        assert room.calls.high_water_mark(key, 3) == 6
+        assert await room.calls.high_water_mark(key, 3) == 6
         with pytest.raises(ForeignCluster):
             await room.calls.register(foreign)
         with pytest.raises(ForeignCluster):
-            room.calls.high_water_mark(foreign, 3)
+            await room.calls.high_water_mark(foreign, 3)
         with pytest.raises(ForeignCluster):
             await anext(aiter(room.calls.fetch(foreign, 3, 0, None)))
         with pytest.raises(NotOwner):
-            room.calls.high_water_mark(key, 1)
+            await room.calls.high_water_mark(key, 1)
 
     in_room(test, lambda: slow(next_id=7))
 
@@ -728,5 +729,19 @@ def test_what_is_told_of_a_pipeline() -> None:
         assert room.pipe.counters.refused == {reason: int(reason is Reason.IN_FLIGHT) for reason in Reason}
         with pytest.raises(ClientAhead):
             room.pipe.check_mark(9)
+
+    in_room(test, lambda: slow(next_id=7))
+
+
+def test_a_confirmed_mark_is_not_answered_by_who_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(room: Room) -> None:
+        async def refuse(_pipeline: Pipeline) -> None:
+            raise NotReady("no majority confirmed", partition=3)
+
+        monkeypatch.setattr(Pipeline, "confirm", refuse)
+        key = room.topology().cluster_key
+        with pytest.raises(NotReady):
+            await room.calls.high_water_mark(key, 3, confirmed=True)
+        assert await room.calls.high_water_mark(key, 3) == 6
 
     in_room(test, lambda: slow(next_id=7))

@@ -1,0 +1,104 @@
+"""Whether a session still holds: a round to its storages, shared by all that want to know.
+
+How to think about it. An owner that was paused and replaced does not know that. Whoever replaced it had a majority of the
+members promise themselves to a newer session first. So when a majority, of members that count, says after a read came in
+that its promise is still to this session, nobody had replaced us when it came in, and our committed mark was the mark.
+An answer to a question that was asked before the read came in proves nothing: who comes during a round waits for the next.
+
+One case needs care: the same owner gives way to its next session by one write to its document, and that session may have
+other members. From that write on a replacement need not ask the members of this session. No round begins before that is
+over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from waltzd.errors import NotReady, SessionEnded, WaltzError
+from waltzd.server.core.progress import is_bound
+from waltzd.server.session.replica import Log
+from waltzd.server.session.wake import Bell
+
+CONFIRM_SECONDS = 2.0
+"""How long a majority may take to say that the session still holds."""
+
+
+class Confirming:
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._current: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        """It has not asked anybody yet: whoever comes now may share it."""
+
+    async def confirm(self) -> None:
+        """Return when a majority has said, after this was called, that it is bound to our session; raises otherwise."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._wait_and_ask(self._current))
+            self._next.add_done_callback(_look_at)
+        await asyncio.shield(self._next)
+
+    async def _wait_and_ask(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._current, self._next = self._next, None
+        log, problems = self._log, dict[str, str]()
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                seen = log.decided.rings
+                while not await self._ask(problems):
+                    await log.decided.wait(seen)
+                    seen = log.decided.rings
+        except TimeoutError:
+            self._check()
+            why = "; ".join(problems.values()) or "it gives way to another session"
+            raise NotReady(
+                f"no majority confirmed within {CONFIRM_SECONDS:g} seconds that session {log.session} of partition "
+                f"{log.partition} still holds: {why}",
+                partition=log.partition,
+            ) from None
+
+    def _check(self) -> None:
+        if self._log.ended is not None:
+            raise SessionEnded(f"session {self._log.session} of partition {self._log.partition} has ended")
+
+    async def _ask(self, problems: dict[str, str]) -> bool:
+        """One round; False when it cannot confirm anything before something has changed."""
+        log = self._log
+        self._check()
+        if log.marks is None or log.sending_up_to is not None:
+            return False
+        marks, session, meta = log.marks, log.session, log.core.meta
+        bound: dict[str, None] = {}
+        answered, came = 0, Bell()
+
+        async def ask(name: str) -> None:
+            nonlocal answered
+            try:
+                status = await log.port(name).status(log.partition)
+                if is_bound(status, meta.replicas[name].incarnation if name in meta.replicas else None, session):
+                    bound[name] = None
+                else:
+                    problems[name] = f"{name} has promised itself to session {status.promised_session}"
+            except WaltzError as error:
+                problems[name] = f"{name}: {error.message}"
+            finally:
+                answered += 1
+                came.ring()
+
+        problems.clear()
+        asking = [asyncio.create_task(ask(name)) for name in marks.members]
+        try:
+            while not marks.confirms(bound) and answered < len(asking):
+                await came.wait(came.rings)
+                self._check()
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        return marks.confirms(bound)
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Those who waited were told; when all of them have gone nobody is left to be."""
+    if not task.cancelled():
+        task.exception()
