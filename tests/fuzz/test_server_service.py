@@ -37,6 +37,7 @@ from waltzd.protocol.batches import Credit
 from waltzd.protocol.locks import Mode
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_message
+from waltzd.wire.frames import HEAD, Kind
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import AdminClient
 
@@ -88,6 +89,17 @@ class Caller:
             chance.shuffle(frames)
         return "/waltz.v1.Log/Mount", frames
 
+    def any_stream(self, chance: random.Random) -> list[bytes]:
+        """The same as frames on a plain connection, some of them of another kind, damaged, or with a length that lies."""
+        _, messages = self.any_mount(chance)
+        kinds = [Kind.MOUNT, *[Kind.CLIENT] * (len(messages) - 1)]
+        pieces = []
+        for kind, message in zip(kinds, messages, strict=True):
+            sent = message if chance.random() < 0.9 else mutated(chance, message)
+            length = len(sent) if chance.random() < 0.95 else chance.choice([0, 5000, (1 << 32) - 1])
+            pieces.append(HEAD.pack(length, kind if chance.random() < 0.9 else chance.choice([0, 255, *Kind])) + sent)
+        return pieces
+
     def _request(self, chance: random.Random) -> wire.ClientFrame:
         partition = chance.choice([SPARED, PLAYED, PLAYED, PLAYED, PLAYED, PLAYED])
         usual = chance.random() < 0.7
@@ -133,6 +145,7 @@ async def besiege(cluster: Cluster, siege: Siege) -> None:
     address, admin = cluster.local.blueprint.addresses(cluster.server_names[0])
     found = await cluster.local.picture()
     async with ServerClient(address, cluster.key) as server:
+        (streams,) = [found.streams for found in (await server.locate()).servers]
         given = [await server.register() for _ in range(3)]
     caller = Caller(
         cluster, found.partitions[PLAYED].generation, {registration.client: registration.token for registration in given}
@@ -142,6 +155,9 @@ async def besiege(cluster: Cluster, siege: Siege) -> None:
     await gather(
         siege.calls(address, CALLS, caller.any_call),
         siege.calls(address, STREAMS, caller.any_mount),
+        siege.streams(streams, STREAMS, caller.any_stream),
+        siege.throw(streams, GARBAGE),
+        siege.flood(streams, FLOODS),
         siege.calls(admin, ADMIN_CALLS, caller.any_admin_call),
         siege.throw(address, GARBAGE),
         siege.throw(admin, GARBAGE // 4),

@@ -12,10 +12,14 @@ from waltzd.wire.servers import ServerAdminClient
 
 class ServerDaemon(DaemonProcess):
     role = "server"
-    ready = re.compile(r"waltzd server is ready: listen=(?P<listen>\S+) admin=(?P<admin_listen>\S+) name=\S+\n")
+    ready = re.compile(
+        r"waltzd server is ready: listen=(?P<listen>\S+) streams=(?P<stream_listen>\S+) admin=(?P<admin_listen>\S+) "
+        r"name=\S+\n"
+    )
 
     def __init__(self, home: Path, *, name: str, hosts: str, cluster: str, **settings: object) -> None:
         own = {"name": name, "coordinator": hosts, "cluster": cluster, "session_seconds": 4, "drain_seconds": 20}
+        self.stream_listen = ""
         super().__init__(home, name, {**own, **settings}, {})
         self.name = name
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import UUID
@@ -31,7 +32,7 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import End
 from waltzd.format.record import Run, encode_payloads
-from waltzd.protocol.address import Address
+from waltzd.protocol.address import Address, parse_address
 from waltzd.protocol.batches import (
     Committals,
     Credit,
@@ -44,14 +45,34 @@ from waltzd.protocol.batches import (
     ServerFrame,
 )
 from waltzd.protocol.locks import Mode
+from waltzd.protocol.peers import MountPort
+from waltzd.protocol.role import Role
 from waltzd.server.clients.service import add_log_service
+from waltzd.server.clients.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_message, server_frames
+from waltzd.wire.frames import Kind, connect
 from waltzd.wire.listener import create_server, listen
-from waltzd.wire.servers import MountStream, ServerClient
+from waltzd.wire.servers import CALL_SECONDS, ServerClient
 from waltzd.wire.wire_pb2_grpc import LogStub
 
 Test = Callable[[Room, str], Awaitable[None]]
+_streams: dict[str, str] = {}
+"""Where mounts go without gRPC, by the address for everything else; empty while they go through gRPC."""
+
+
+@pytest.fixture(autouse=True, params=["grpc", "frames"])
+def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What carries the mounts of a test."""
+    found: str = request.param
+    monkeypatch.setitem(_streams, "carrier", found)
+    return found
+
+
+def reached(address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS) -> ServerClient:
+    client = ServerClient(address, key, seconds=seconds)
+    client.expect(None, _streams.get(address, ""))
+    return client
 
 
 @contextlib.asynccontextmanager
@@ -60,10 +81,19 @@ async def served(room: Room) -> AsyncIterator[str]:
     add_log_service(server, room.calls)
     port = listen(server, Address("127.0.0.1", 0))
     await server.start()
+    address = f"127.0.0.1:{port}"
+    failed: list[BaseException] = []
+    streams = StreamPort(Address("127.0.0.1", 0), 8 << 20, None)
+    await streams.open()
+    streams.serve(room.calls, on_fatal=failed.append)
+    if _streams["carrier"] == "frames":
+        _streams[address] = str(streams.address)
     try:
-        yield f"127.0.0.1:{port}"
+        yield address
     finally:
+        await streams.stop(0)
         await server.stop(0)
+    assert failed == []
 
 
 def over_grpc(
@@ -86,7 +116,7 @@ def over_grpc(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def hear(stream: MountStream, *kinds: type) -> list[ServerFrame]:
+async def hear(stream: MountPort, *kinds: type) -> list[ServerFrame]:
     """Receive until a frame of each of these kinds has come."""
     found: list[ServerFrame] = []
     while not {type(frame) for frame in found} >= set(kinds):
@@ -96,7 +126,7 @@ async def hear(stream: MountStream, *kinds: type) -> list[ServerFrame]:
     return found
 
 
-async def mounted(client: ServerClient, who: int = 1, **request: Any) -> MountStream:
+async def mounted(client: ServerClient, who: int = 1, **request: Any) -> MountPort:
     stream = client.mount()
     await stream.send([mount_request(who, **request)])
     assert [type(frame) for frame in await stream.receive() or ()] == [Mounted]
@@ -108,7 +138,7 @@ def test_everything_that_needs_no_mount(caplog: pytest.LogCaptureFixture) -> Non
         room.session.append(encode_payloads(0, [b"%d" % number * 100 for number in range(300)]))
         room.session.append(encode_payloads(300, [b"%d" % number for number in range(2000)]))
         room.session.append(encode_payloads(2300, [b"x" * 2000 for _ in range(100)]))
-        async with ServerClient(address) as client:
+        async with reached(address) as client:
             assert await client.locate() == room.topology()
             assert [(await client.register()).client for _ in range(2)] == [1, 2]
             assert await client.high_water_mark(3) == 2399
@@ -122,7 +152,7 @@ def test_everything_that_needs_no_mount(caplog: pytest.LogCaptureFixture) -> Non
             with pytest.raises(NotOwner) as moved:
                 await client.high_water_mark(1)
             assert moved.value.facts == {"owner": "two"}
-        async with ServerClient(address, UUID(int=99)) as stranger:
+        async with reached(address, UUID(int=99)) as stranger:
             for call in (stranger.locate(), stranger.register(), stranger.high_water_mark(3), anext(stranger.fetch(3, 0))):
                 with pytest.raises(ForeignCluster):
                     await call
@@ -132,7 +162,7 @@ def test_everything_that_needs_no_mount(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_mount_from_beginning_to_end(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             stream = await mounted(client, feed=FeedMode.RECORDS, credit=10_000)
             locks = [[(4, Mode.WRITE)], [(4, Mode.WRITE)], []]
             await stream.send([Credit(5), batch_of(b"a", b"b", b"c", first=7, locks=locks)])
@@ -153,7 +183,7 @@ def test_a_mount_from_beginning_to_end(caplog: pytest.LogCaptureFixture) -> None
 
 def test_groups_times_and_locks_travel(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             stream = client.mount()
             await stream.send([mount_request(1, feed=FeedMode.HEADS, credit=10_000)])
             (greeting,) = await stream.receive() or ()
@@ -192,7 +222,7 @@ def test_groups_times_and_locks_travel(caplog: pytest.LogCaptureFixture) -> None
 )
 def test_a_mount_that_is_not_let_in(request_: Any, kind: type[WaltzError], caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             stream = client.mount()
             await stream.send([request_])
             with contextlib.suppress(WaltzError):  # what was sent behind it does not hide the reason
@@ -211,7 +241,7 @@ def test_a_mount_that_is_not_let_in(request_: Any, kind: type[WaltzError], caplo
 
 def test_the_end_of_a_session_reaches_everybody_behind_what_was_decided(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             streams = [await mounted(client, number) for number in range(1, 6)]
             for stream in streams:
                 await stream.send([batch_of(b"a")])
@@ -232,7 +262,7 @@ def test_the_end_of_a_session_reaches_everybody_behind_what_was_decided(caplog: 
 
 def test_a_displaced_mount_and_its_late_frames(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as first, ServerClient(address, KEY) as second:
+        async with reached(address, KEY) as first, reached(address, KEY) as second:
             old = await mounted(first, number=1)
             new = await mounted(second, number=2)
             with contextlib.suppress(WaltzError):
@@ -251,7 +281,7 @@ def test_giving_up_a_mount_is_not_the_end_of_the_task_that_listens(caplog: pytes
     """gRPC reports a call that was cancelled as if the task had been."""
 
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             stream = await mounted(client, 1)
             listening = asyncio.create_task(stream.receive())
             await asyncio.sleep(0.01)
@@ -274,7 +304,7 @@ def test_a_client_that_goes_leaves_nothing_behind(caplog: pytest.LogCaptureFixtu
     async def test(room: Room, address: str) -> None:
         room.session.append(encode_payloads(0, [b"x" * 1000 for _ in range(3000)]))
         for number in range(60):
-            async with ServerClient(address, KEY) as client:
+            async with reached(address, KEY) as client:
                 stream = client.mount()
                 with contextlib.suppress(CannotConnect):
                     if number % 6 > 0:
@@ -303,7 +333,7 @@ def test_a_client_that_goes_leaves_nothing_behind(caplog: pytest.LogCaptureFixtu
 
 def test_a_client_that_does_not_read_is_bounded_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as deaf, ServerClient(address, KEY) as good:
+        async with reached(address, KEY) as deaf, reached(address, KEY) as good:
             silent = await mounted(deaf, 1, feed=FeedMode.RECORDS)
 
             async def flood() -> None:
@@ -329,7 +359,7 @@ def test_a_client_that_does_not_read_is_bounded_and_others_go_on(caplog: pytest.
 
 def test_what_is_never_committed_stops_the_sender_and_not_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             stream = await mounted(client)
 
             async def flood() -> None:
@@ -366,7 +396,7 @@ NONSENSE = [b"", b"\xff" * 50, wire.ClientFrame(append=[wire.AppendBatch(marks=b
 def test_nonsense_is_refused_in_one_stream_only(raw: bytes, is_mounted: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
         channel = grpc.aio.insecure_channel(address)
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             good = await mounted(client, 1)
             call: Any = channel.stream_stream("/waltz.v1.Log/Mount")()
             if is_mounted:
@@ -400,7 +430,7 @@ def test_the_status_says_the_same_for_who_does_not_read_frames(caplog: pytest.Lo
 
 def test_a_silent_client_is_let_go(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as client:
+        async with reached(address, KEY) as client:
             stream = client.mount()
             (refused,) = await stream.receive() or ()
             assert isinstance(refused, Refused)
@@ -415,7 +445,7 @@ def test_a_server_that_stops_or_is_not_there(caplog: pytest.LogCaptureFixture) -
         room = Room(FakeSession())
         async with asyncio.timeout(60):
             async with served(room) as address:
-                client = ServerClient(address, KEY, seconds=5)
+                client = reached(address, KEY, seconds=5)
                 stream = await mounted(client)
             with pytest.raises(CannotConnect):
                 await stream.receive()
@@ -441,12 +471,12 @@ def test_a_read_that_gets_stuck_ends(caplog: pytest.LogCaptureFixture) -> None:
         for first_id in range(0, 300, 10):
             room.session.append(encode_payloads(first_id, [b"x" * 1000] * 10))
         room.session.gate = asyncio.Event()
-        async with ServerClient(address, KEY, seconds=0.2) as hasty:
+        async with reached(address, KEY, seconds=0.2) as hasty:
             with pytest.raises(CannotConnect, match="sent nothing"):
                 await anext(hasty.fetch(3, 0))
         while room.session.reads_at_once:
             await asyncio.sleep(0.01)
-        async with ServerClient(address, KEY, seconds=60) as client:  # it is ended before it would end by itself
+        async with reached(address, KEY, seconds=60) as client:  # it is ended before it would end by itself
             task = asyncio.create_task(_first(client.fetch(3, 0)))
             while not room.session.reads_at_once:
                 await asyncio.sleep(0.01)
@@ -463,7 +493,7 @@ async def _first(runs: AsyncIterator[Run]) -> Run:
 
 def test_places_are_counted_over_connections(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
-        async with ServerClient(address, KEY) as one, ServerClient(address, KEY) as two:
+        async with reached(address, KEY) as one, reached(address, KEY) as two:
             await mounted(one, 1)
             stream = two.mount()
             await stream.send([mount_request(2)])
@@ -472,3 +502,72 @@ def test_places_are_counted_over_connections(caplog: pytest.LogCaptureFixture) -
             assert isinstance(refused.error, TooManyCallers)
 
     over_grpc(test, caplog, callers_max=1)
+
+
+async def _swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a firewall that drops what comes, but for the connection itself."""
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+    writer.close()
+
+
+def test_where_frames_do_not_get_through_grpc_is_taken_and_said_so_once(
+    carrier: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        room = Room(FakeSession())
+        async with asyncio.timeout(60), served(room) as address, ServerClient(address, KEY) as client:
+            with socket.create_server(("127.0.0.1", 0)) as nobody:
+                refused = f"127.0.0.1:{nobody.getsockname()[1]}"
+            client.expect(None, refused)
+            for number in (1, 2):
+                stream = await mounted(client, number=number)
+                await stream.send([batch_of(b"x", first=number)])
+                await hear(stream, Committals)
+                stream.cancel()
+            async with ServerClient(address, KEY) as other:
+                other.expect(None, "192.0.2.1:9")  # no machine has this address
+                await mounted(other, number=3)
+            for mistake in ("no address", "127.0.0.1:99999"):
+                async with ServerClient(address, KEY) as other:
+                    other.expect(None, mistake)
+                    await mounted(other, number=4)
+        await room.close()
+
+    if carrier == "frames":
+        monkeypatch.setattr("waltzd.wire.servers.FRAMES_SECONDS", 0.1)
+        with caplog.at_level(logging.WARNING):
+            loop.run(run())
+        told = [record.getMessage() for record in caplog.records if "through gRPC" in record.getMessage()]
+        assert len(told) == 4
+        assert "stream_port" in told[0]
+
+
+def test_frames_that_are_no_mount_are_refused_and_the_others_go_on(carrier: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Another kind, nonsense, and more than a stranger may send; behind a mount, another kind."""
+    request = client_message([mount_request(2)]).SerializeToString()
+    first = [(Kind.HELLO, request), (Kind.CLIENT, request), (Kind.MOUNT, b"\xff" * 50), (Kind.MOUNT, bytes(5000))]
+    later = [(Kind.MOUNT, request), (Kind.RECORDS, request), (Kind.CLIENT, b"\xff" * 50), (Kind.CLIENT, b"")]
+
+    async def test(room: Room, address: str) -> None:
+        if carrier != "frames":
+            return
+        there = parse_address(_streams[address])
+        async with reached(address, KEY) as client:
+            good = await mounted(client, 1)
+            for is_mounted, (kind, content) in [(False, one) for one in first] + [(True, one) for one in later]:
+                connection = await connect(there.host, there.port, role=Role.SERVER, name=None, tls=None, bytes_max=1 << 20)
+                if is_mounted:
+                    await connection.send(Kind.MOUNT, (request,))
+                    assert await connection.receive() is not None
+                await connection.send(kind, (content,))
+                answer = await connection.receive()
+                assert answer is not None
+                (refused,) = server_frames(wire.ServerFrame.FromString(bytes(answer[1])))
+                assert isinstance(refused, Refused)
+                assert isinstance(refused.error, BadFrame)
+                connection.close()
+            await good.send([batch_of(b"good")])
+            await hear(good, Committals)
+
+    over_grpc(test, caplog)

@@ -20,7 +20,7 @@ from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import NotPermitted
+from waltzd.errors import CannotConnect, NotPermitted
 from waltzd.protocol.batches import FeedMode, Mounted, MountRequest, Refused, ServerFrame
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.role import Role
@@ -33,7 +33,10 @@ def connect(files: Files) -> Callable[[str, UUID | None], ServerClient]:
     return lambda address, key: ServerClient(address, key, tls=tls)
 
 
+@pytest.mark.parametrize("is_framed", [False, True], ids=["grpc", "frames"])
 def test_a_transaction_travels_between_certificates(
+    is_framed: bool,
+    caplog: pytest.LogCaptureFixture,
     zookeeper: LocalZooKeeper,
     make_daemon: Callable[..., Daemon],
     make_server: Callable[..., ServerDaemon],
@@ -42,7 +45,7 @@ def test_a_transaction_travels_between_certificates(
     authority = Authority(tmp_path / "ca")
     storage = make_daemon(**authority.issue(KEY, Role.STORAGE, "s1").settings).start()
     operator = authority.issue(KEY, Role.OPERATOR, "ann").tls(Role.OPERATOR)
-    root = "/tls/cluster"
+    root = f"/tls/cluster-{is_framed}"
 
     async def create() -> None:
         async with AdminClient(storage.admin_listen, KEY, tls=operator) as admin:
@@ -59,7 +62,8 @@ def test_a_transaction_travels_between_certificates(
 
     loop.run(create())
     files = authority.issue(KEY, Role.SERVER, "one")
-    server = make_server("one", hosts=zookeeper.hosts, cluster=root, **files.settings).start()
+    port = {} if is_framed else {"stream_port": -1}
+    server = make_server("one", hosts=zookeeper.hosts, cluster=root, **files.settings, **port).start()
 
     async def work() -> None:
         application = authority.issue(KEY, Role.CLIENT, "app")
@@ -71,6 +75,9 @@ def test_a_transaction_travels_between_certificates(
         eve = authority.issue(KEY, Role.CLIENT, "eve").tls(Role.CLIENT)
         async with ServerClient(server.listen, KEY, tls=app) as owner, ServerClient(server.listen, KEY, tls=eve) as other:
             place = (await owner.locate()).places[0]
+            if is_framed:
+                owner.expect("one", server.stream_listen)
+                other.expect("one", server.stream_listen)
             registration = await owner.register()
 
             async def mount(port: ServerClient, token: bytes, number: int) -> Sequence[ServerFrame]:
@@ -99,6 +106,21 @@ def test_a_transaction_travels_between_certificates(
                 assert isinstance(refused, Refused)
                 assert isinstance(refused.error, NotPermitted), "one certificate cannot take what another was given"
             assert isinstance((await mount(owner, registration.token, 1))[0], Mounted)
+            if is_framed:
+                assert "through gRPC" not in caplog.text
+                owner.expect("two", server.stream_listen)
+                with pytest.raises(CannotConnect):  # frames and gRPC alike
+                    await mount(owner, registration.token, 2)
+                async with ServerClient(server.listen, KEY, tls=operator) as stranger:
+                    stranger.expect("one", storage.stream_listen)
+                    (refused,) = await mount(stranger, b"", 1)
+                    assert isinstance(refused, Refused), "gRPC got through where another daemon takes the frames"
+                assert "is used through gRPC" in caplog.text
+                strange = authority.issue(KEY, Role.STORAGE, "s9").tls(Role.STORAGE)
+                async with ServerClient(server.listen, KEY, tls=strange) as stranger:
+                    stranger.expect("one", server.stream_listen)
+                    with pytest.raises(NotPermitted, match="the role storage"):
+                        await mount(stranger, registration.token, 1)
         async with ServerAdminClient(server.admin_listen, KEY, tls=app) as admin:
             with pytest.raises(NotPermitted):
                 await admin.drain(True)

@@ -367,7 +367,7 @@ class SimServerPort(_Port[ServerCalls]):
     async def _known_key(self) -> UUID:
         return self._key or (await self.locate()).cluster_key
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
     async def register(self) -> Registration:

@@ -334,7 +334,7 @@ class FakeServer:
             servers=tuple(ServerAddress(f"s{i}", address) for i, address in enumerate(self.cluster.addresses)),
         )
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
     async def register(self) -> Registration:

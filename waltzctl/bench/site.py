@@ -79,7 +79,7 @@ class Site:
         taken = []
         first = self._servers.split(",")[0].strip()
         async with first_contact(first, self._tls), self.client((), feed=FeedMode.NONE) as client:
-            addresses = [address for _, address in client.topology.servers]
+            addresses = [server.address for server in client.topology.servers]
         if not addresses:  # it answers, and is not in its own list yet
             return
         async with self._connect(addresses[0]) as server:

@@ -26,10 +26,11 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """A loop on a thread of its own, for as long as the process lives (see `run`). The thread does not survive a fork."""
+    """A loop as the daemons have it, on a thread of its own, for as long as the process lives (see `run`). The thread does
+    not survive a fork."""
 
     def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = _fast_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self.thread.start()
 

@@ -189,7 +189,7 @@ class Routes:
             return await self._in_time("Locate", address, port.locate())
 
     def _candidates(self) -> list[str]:
-        named = [address for _, address in self._topology.servers] if self._topology else []
+        named = [server.address for server in self._topology.servers] if self._topology else []
         found = dict.fromkeys([*named, *self._given])
         return [address for address in found if address not in self._suspects] + [
             address for address in self._suspects if address in found
@@ -221,7 +221,11 @@ class Routes:
                 self._places[partition] = place
         if self._learned is not None and not self._learned.done():
             self._learned.set_result(None)
-        in_use = {*self._given, *(where for _, where in topology.servers), *(place.address for place in self._places)}
+        in_use = {
+            *self._given,
+            *(server.address for server in topology.servers),
+            *(place.address for place in self._places),
+        }
         for gone in [where for where in self._suspects if where not in in_use]:
             del self._suspects[gone]
         for gone, held in [(where, held) for where, held in self._held.items() if where not in in_use]:
@@ -236,7 +240,8 @@ class Routes:
         held = self._held.get(address)
         if held is None:
             held = self._held[address] = _Held(self._connect(address, self.topology.cluster_key))
-        held.port.expect(next((name for name, where in self.topology.servers if where == address), None))
+        known = next((server for server in self.topology.servers if server.address == address), None)
+        held.port.expect(*((known.name, known.streams) if known is not None else (None,)))
         held.users += 1
         try:
             yield held.port

@@ -110,6 +110,8 @@ class ServerMeta(Document):
     preferred: tuple[int, ...] = ()
     is_draining: bool = False
     """It gives its partitions away and takes no new ones."""
+    streams: str | None = None
+    """Where applications may mount without gRPC."""
 
 
 @dataclass(frozen=True)

@@ -267,6 +267,12 @@ class ServerConfig(DaemonConfig):
         default=None,
         example="127.0.0.1:55182",
     )
+    stream_port: int = setting(
+        "Port for applications that mount without gRPC, as the library for Python does where it gets through, on the host "
+        "of `listen`. 0 lets the system choose one: applications are told. -1: none, and everything goes through `listen`.",
+        default=0,
+        bounds=(-1, 65535),
+    )
     advertise: Address | None = setting(
         "The address that applications are told to connect to, where it is not `listen`.",
         default=None,
@@ -389,6 +395,10 @@ class ServerConfig(DaemonConfig):
         except ValueError as error:
             yield "preferred", str(error)
         yield from super().conflicts()
+        if self.stream_port > 0:
+            if self.stream_port in (self.listen.port, self.admin_listen.port):
+                yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all must differ"
+            yield from self._shared("stream_port", Address(self.listen.host, self.stream_port))
         if self.advertise is None and self.listen.host in _WILDCARDS:
             yield "advertise", f"nobody can connect to {self.listen.host}; say which address applications are to use"
         if self.advertise is not None and (self.advertise.host in _WILDCARDS or self.advertise.port == 0):

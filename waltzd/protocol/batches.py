@@ -227,6 +227,8 @@ class Place:
 class ServerAddress(NamedTuple):
     name: str
     address: str
+    streams: str = ""
+    """Where it takes mounts without gRPC; empty: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

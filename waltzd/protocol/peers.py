@@ -204,8 +204,9 @@ class MountPort(Protocol):
 class ServerPort(Protocol):
     """One server, as a client sees it."""
 
-    def expect(self, name: str | None) -> None:
-        """Where there are certificates: only the server of this name may answer from now on; None stands for any."""
+    def expect(self, name: str | None, streams: str = "") -> None:
+        """Where there are certificates: only the server of this name may answer from now on; None stands for any.
+        `streams`: where it takes mounts without gRPC, as far as that is known."""
         ...
 
     async def locate(self) -> Topology: ...

@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
 from importlib.metadata import version
 from typing import NoReturn
 from uuid import uuid4
@@ -39,6 +40,7 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.service import add_log_service
+from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
 from waltzd.server.lookout import Lookout, dial
@@ -95,8 +97,11 @@ async def _serve(config: ServerConfig) -> None:
         clients = Listener(config.listen, config.message_bytes_max, tls)
         operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls)
         ends.push_async_callback(_stop, clients, operators)
-        daemon = _Daemon(config, cluster, meta, tls, clients, operators)
+        streams = await _open_streams(config, tls, ends)
+        daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams)
         ends.push_async_callback(daemon.close)
+        if streams is not None:
+            streams.serve(ServerCalls(daemon.owner), on_fatal=end_at_once)
         await clients.start(
             lambda server: add_log_service(server, ServerCalls(daemon.owner), daemon.unready), on_fatal=end_at_once
         )
@@ -108,6 +113,15 @@ async def _serve(config: ServerConfig) -> None:
             await _watch(config.http_listen, daemon, ends)
         await daemon.live(supervisor)
     log.info("stopped")
+
+
+async def _open_streams(config: ServerConfig, tls: Tls | None, ends: AsyncExitStack) -> StreamPort | None:
+    if config.stream_port < 0:
+        return None
+    port = StreamPort(replace(config.listen, port=config.stream_port), config.message_bytes_max, tls)
+    await port.open()
+    ends.push_async_callback(port.stop, STOP_SECONDS)
+    return port
 
 
 async def _stop(*listeners: Listener) -> None:
@@ -151,6 +165,7 @@ class _Daemon:
         tls: Tls | None,
         clients: Listener,
         operators: Listener,
+        streams: StreamPort | None,
     ) -> None:
         self._config = config
         self._doors = clients, operators
@@ -166,6 +181,7 @@ class _Daemon:
             instance=uuid4(),
             version=version("waltzd"),
             preferred=config.preferred_partitions,
+            streams=str(replace(config.reached_at(0), port=streams.address.port)) if streams is not None else None,
         )
         self._capacity = Capacity(config.mounts_max)
         self.all_counters = AllCounters()
@@ -229,8 +245,8 @@ class _Daemon:
                 ]
                 tasks.create_task(self.owner.run(), name="ownership")
                 print(
-                    f"waltzd server is ready: listen={self._server.listen} admin={self._server.admin_listen} "
-                    f"name={self._server.name}",
+                    f"waltzd server is ready: listen={self._server.listen} streams={self._server.streams or 'none'} "
+                    f"admin={self._server.admin_listen} name={self._server.name}",
                     flush=True,
                 )
                 supervisor.ready()

@@ -251,7 +251,7 @@ class PartitionOwner:
                 )
                 for ownership in self._assignment.owners
             ),
-            servers=tuple(ServerAddress(name, server.listen) for name, server in servers.items()),
+            servers=tuple(ServerAddress(name, server.listen, server.streams or "") for name, server in servers.items()),
         )
 
     def _follow(self, before: Assignment | None, after: Assignment) -> None:

@@ -125,7 +125,7 @@ class ServerPort:
             raise ForeignCluster(f"this server belongs to the cluster {topology.cluster_key}, not to {self._key}")
         return topology
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, streams: str = "") -> None:
         """There are no certificates here."""
 
     async def register(self) -> Registration:

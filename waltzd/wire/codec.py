@@ -462,3 +462,25 @@ def checked_run(message: wire.RunFrame, address: str) -> Run:
     if bad is not None:
         raise BadFrame(f"record {run.first_id + bad} from {address} was damaged on the way")
     return run
+
+
+def packed_client_frames(frames: Sequence[ClientFrame]) -> bytes:
+    return client_message(frames).SerializeToString()
+
+
+def unpacked_client_frames(raw: Buffer) -> list[ClientFrame]:
+    try:
+        return client_frames(wire.ClientFrame.FromString(bytes(raw)))
+    except DecodeError:
+        raise BadFrame("a frame holds no message of a client") from None
+
+
+def packed_server_frames(frames: Sequence[ServerFrame]) -> bytes:
+    return server_message(frames).SerializeToString()
+
+
+def unpacked_server_frames(raw: Buffer) -> list[ServerFrame]:
+    try:
+        return server_frames(wire.ServerFrame.FromString(bytes(raw)))
+    except DecodeError:
+        raise BadFrame("a frame holds no message of a server") from None

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
-from waltzd.protocol.role import Identity
-from waltzd.wire.tls import Tls, certificate_of, identity_of
+from waltzd.errors import BadFrame, CannotConnect, WaltzError, WrongPeer
+from waltzd.protocol.role import Identity, Role, dns_name
+from waltzd.wire.tls import Tls, certificate_of, check_peer, identity_of
 
 HEAD = struct.Struct(">IB")
 SMALL_BYTES = 64 << 10
@@ -78,11 +79,17 @@ class Connection(asyncio.BufferedProtocol):
     """One end. Frames come out of `receive` in their order; `send` waits while the connection is full."""
 
     def __init__(
-        self, bytes_max: int, on_made: Callable[[Connection], None] | None = None, *, first_max: int | None = None
+        self,
+        bytes_max: int,
+        on_made: Callable[[Connection], None] | None = None,
+        *,
+        first_max: int | None = None,
+        quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
         """`bytes_max`: of one frame; `first_max`: of one that a stranger may have sent. With it nothing is read behind the
         first frame before the other side is let in (`admit`). `on_made` is called when the connection stands."""
         self._bytes_max = bytes_max
+        self._quiet_seconds = quiet_seconds
         self._limit = bytes_max if first_max is None else first_max
         self._is_stranger = first_max is not None
         self._is_held = False
@@ -119,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
-        self._alarm = loop.call_later(QUIET_SECONDS, self._look)
+        self._alarm = loop.call_later(self._quiet_seconds, self._look)
         if self._on_made is not None:
             self._on_made(self)
 
@@ -215,14 +222,18 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._is_paused or self._nonsense is not None or self._is_ended:
             self._heard = loop.time()  # we do not listen, so nothing can be heard
-        elif quiet >= 2 * QUIET_SECONDS:
+        elif quiet >= 2 * self._quiet_seconds:
             self.lose(CannotConnect(f"nothing was heard for {quiet:.0f} seconds"))
             return
-        elif quiet >= QUIET_SECONDS:
+        elif quiet >= self._quiet_seconds:
             self._put(Kind.ASKED, ())
-        self._alarm = loop.call_later(QUIET_SECONDS, self._look)
+        self._alarm = loop.call_later(self._quiet_seconds, self._look)
 
     # -- what the two ends use
+
+    @property
+    def is_lost(self) -> bool:
+        return self._error is not None
 
     @property
     def peer(self) -> str:
@@ -321,3 +332,37 @@ class Connection(asyncio.BufferedProtocol):
             self._alarm.cancel()
         self._came.set()
         self._may_write.set()
+
+
+async def connect(
+    host: str,
+    port: int,
+    *,
+    role: Role,
+    name: str | None,
+    tls: Tls | None,
+    bytes_max: int,
+    quiet_seconds: float = QUIET_SECONDS,
+) -> Connection:
+    """A connection to a daemon of this role. With certificates and a `name`, only the one of that name may answer.
+    `bytes_max`: of what it may say in one frame."""
+    secured, expected = None, None
+    if tls is not None:
+        secured = tls.calling()
+        expected = dns_name(tls.identity.key, role, name)
+    try:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(bytes_max, quiet_seconds=quiet_seconds), host, port, ssl=secured, server_hostname=expected
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise CannotConnect(f"cannot open a stream to {host}:{port}: {error}") from error
+    if tls is not None:
+        try:
+            check_peer(connection.identity, f"{host}:{port}", key=tls.identity.key, role=role, name=name)
+            why = connection.end_with_certificate(tls)
+            if why is not None:
+                raise WrongPeer(f"the certificate of whoever answers at {host}:{port} {why}")
+        except CannotConnect as error:
+            connection.lose(error)
+            raise
+    return connection

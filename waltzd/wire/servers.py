@@ -9,25 +9,39 @@ that frame as the end of the stream.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
 import grpc.aio
 
+from waltzd.disk.seam import Buffer
 from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.record import Run
+from waltzd.protocol.address import parse_address
 from waltzd.protocol.batches import ClientFrame, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import Events, ServerDescription
 from waltzd.protocol.locks import LockExplanation
+from waltzd.protocol.peers import MountPort
 from waltzd.protocol.role import Role
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import checked_run, client_message, server_frames, to_value
-from waltzd.wire.grpc import Caller, error_of
+from waltzd.wire.codec import (
+    checked_run,
+    client_message,
+    packed_client_frames,
+    server_frames,
+    to_value,
+    unpacked_error,
+    unpacked_server_frames,
+)
+from waltzd.wire.frames import Connection, Kind, connect
+from waltzd.wire.grpc import MESSAGE_BYTES_MAX, Caller, error_of
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import LogStub, ServerAdminStub
 
 T = TypeVar("T")
+_log = logging.getLogger("waltz.client")
 CALL_SECONDS = 10.0
 """Every call has a deadline, and so has every next message of a stream that is read to its end."""
 
@@ -43,9 +57,15 @@ class ServerClient(Caller):
         certificate."""
         super().__init__(address, seconds=seconds, tls=tls)
         self._key = tls.identity.key if key is None and tls is not None else key
+        self._tls = tls
+        self._streams = ""
+        self._streams_failed = ""
+        """Where frames were tried, and gRPC had to be taken."""
+        self._connections: dict[Connection, None] = {}
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, streams: str = "") -> None:
         self._channel.name = name
+        self._streams = streams
 
     async def locate(self) -> Topology:
         topology = to_value(Topology, await self._call(self._stub.Locate, wire.LocateRequest()))
@@ -63,8 +83,52 @@ class ServerClient(Caller):
         request = wire.RegisterRequest(cluster_key=await self._known_key())
         return to_value(Registration, await self._call(self._stub.Register, request))
 
-    def mount(self) -> MountStream:
-        return MountStream(self._begin_mount, self.address)
+    def mount(self) -> MountPort:
+        """By frames, where the server takes them and they get through to it."""
+        by_grpc = MountStream(self._begin_mount, self.address)
+        if not self._streams or self._streams == self._streams_failed:
+            return by_grpc
+        return FramedMount(self._streams, self._connect_frames, by_grpc, self._no_frames)
+
+    async def _connect_frames(self) -> Connection:
+        try:
+            there = parse_address(self._streams)
+        except ValueError as error:
+            raise CannotConnect(str(error)) from None
+        try:
+            async with asyncio.timeout(FRAMES_SECONDS):
+                connection = await connect(
+                    there.host,
+                    there.port,
+                    role=Role.SERVER,
+                    name=self._channel.name,
+                    tls=self._tls,
+                    bytes_max=MESSAGE_BYTES_MAX,
+                    quiet_seconds=QUIET_SECONDS,
+                )
+        except TimeoutError:
+            raise CannotConnect(f"{self._streams} did not answer within {FRAMES_SECONDS:g} seconds") from None
+        self._connections = {one: None for one in self._connections if not one.is_lost}
+        self._connections[connection] = None
+        return connection
+
+    async def close(self) -> None:
+        """Its mounts end with it."""
+        for connection in self._connections:
+            connection.lose(CannotConnect("the client was closed"))
+        await super().close()
+
+    def _no_frames(self, streams: str, error: WaltzError) -> None:
+        """gRPC got through where frames did not."""
+        if self._streams_failed != streams:
+            self._streams_failed = streams
+            _log.warning(
+                "the server at %s is used through gRPC, which is slower: %s. Next: let applications reach %s, or set "
+                "stream_port of the server to a port that they reach, or to -1",
+                self.address,
+                error.message,
+                streams,
+            )
 
     async def _begin_mount(self) -> Any:
         await self._channel.prove(self._seconds)
@@ -126,6 +190,98 @@ class ServerClient(Caller):
         if self._key is None:
             return (await self.locate()).cluster_key.bytes
         return self._key.bytes
+
+
+FRAMES_SECONDS = 1.0
+"""How long frames may take to get through, where gRPC might."""
+QUIET_SECONDS = 10.0
+"""After so long without a word from the server a heartbeat is asked for, as gRPC does it."""
+
+
+class FramedMount:
+    """The client's end of a mount on a plain connection; by gRPC where that cannot be made."""
+
+    def __init__(
+        self,
+        address: str,
+        connect: Callable[[], Awaitable[Connection]],
+        by_grpc: MountStream,
+        on_grpc: Callable[[str, WaltzError], None],
+    ) -> None:
+        """`on_grpc` is told when gRPC was taken, and got through."""
+        self._address = address
+        self._connect = connect
+        self._by_grpc = by_grpc
+        self._on_grpc = on_grpc
+        self._connection: Connection | None = None
+        self._next = Kind.MOUNT
+        self._why_grpc: WaltzError | None = None
+        self._is_told = False
+        self._over: WaltzError | None = None
+
+    async def send(self, frames: Sequence[ClientFrame]) -> None:
+        if self._over is not None:
+            raise self._over
+        await self._begin()
+        if self._connection is None:
+            await self._by_grpc.send(frames)
+        else:
+            kind, self._next = self._next, Kind.CLIENT
+            await self._connection.send(kind, (packed_client_frames(frames),))
+
+    async def _begin(self) -> None:
+        if self._connection is not None or self._why_grpc is not None:
+            return
+        try:
+            self._connection = await self._connect()
+        except CannotConnect as error:
+            self._why_grpc = error
+        if self._over is not None:
+            self.cancel()
+            raise self._over
+
+    async def receive(self) -> Sequence[ServerFrame] | None:
+        if self._over is not None:
+            return None
+        await self._begin()
+        if self._why_grpc is not None:
+            found = await self._by_grpc.receive()
+            if found is not None and not self._is_told:
+                self._is_told = True
+                self._on_grpc(self._address, self._why_grpc)
+            return found
+        assert self._connection is not None
+        match await self._connection.receive():
+            case None:
+                raise self._end(CannotConnect(f"{self._address} closed the mount"))
+            case Kind.SERVER, content:
+                return self._taken(content)
+            case Kind.REFUSED, content:
+                raise self._end(unpacked_error(content))
+            case kind, _:
+                raise self._end(CannotConnect(f"{self._address} sent a frame of the kind {kind.name} in a mount"))
+
+    def _taken(self, content: Buffer) -> Sequence[ServerFrame]:
+        try:
+            frames = unpacked_server_frames(content)
+        except WaltzError as error:
+            raise self._end(error) from None
+        last = frames[-1]
+        if isinstance(last, Refused):
+            self._end(last.error)
+        return frames
+
+    def _end(self, error: WaltzError) -> WaltzError:
+        self._over = error
+        self.cancel()
+        return error
+
+    def cancel(self) -> None:
+        if self._over is None:
+            self._over = CannotConnect(f"the mount at {self._address} was given up here")
+        self._by_grpc.cancel()
+        if self._connection is not None:
+            self._connection.lose(self._over)
 
 
 class MountStream:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadFrame, CannotConnect, WaltzError, WrongPeer
+from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.format.batch import Piece
 from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
@@ -22,13 +21,14 @@ from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
 from waltzd.protocol.peers import Content, LockHistory
-from waltzd.protocol.role import Role, dns_name
+from waltzd.protocol.role import Role
+from waltzd.wire import frames
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import checked_pieces, checked_run, error_of_detail, lock_history_of, to_value, unpacked_error
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.grpc import Caller
 from waltzd.wire.streams import FileSender, Hello, batches_parts, mark_of, received, records_parts
-from waltzd.wire.tls import Tls, check_peer
+from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import ReplicaStub, StorageAdminStub
 
 ANSWER_BYTES_MAX = 1 << 20
@@ -208,26 +208,8 @@ class ReplicaClient(Caller):
 
 
 async def connect(host: str, port: int, kind: Kind, hello: bytes, *, tls: Tls | None, name: str | None) -> Connection:
-    """A stream to a storage, and the first frame on it. With a `name`, only the storage of that name may answer."""
-    secured, expected = None, None
-    if tls is not None:
-        secured = tls.calling()
-        expected = dns_name(tls.identity.key, Role.STORAGE, name)
-    try:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(ANSWER_BYTES_MAX), host, port, ssl=secured, server_hostname=expected
-        )
-    except (OSError, ssl.SSLError) as error:
-        raise CannotConnect(f"cannot open a stream to {host}:{port}: {error}") from error
-    if tls is not None:
-        try:
-            check_peer(connection.identity, f"{host}:{port}", key=tls.identity.key, role=Role.STORAGE, name=name)
-            why = connection.end_with_certificate(tls)
-            if why is not None:
-                raise WrongPeer(f"the certificate of whoever answers at {host}:{port} {why}")
-        except CannotConnect as error:
-            connection.lose(error)
-            raise
+    """A stream to a storage, and the first frame on it."""
+    connection = await frames.connect(host, port, role=Role.STORAGE, name=name, tls=tls, bytes_max=ANSWER_BYTES_MAX)
     await connection.send(kind, (hello,))
     return connection
 

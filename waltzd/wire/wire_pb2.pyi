@@ -1268,17 +1268,21 @@ class ServerAddress(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
+    streams: _builtins.str
+    """Where it takes mounts as frames on a plain connection; empty: nowhere."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         address: _builtins.str = ...,
+        streams: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

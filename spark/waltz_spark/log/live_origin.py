@@ -220,7 +220,7 @@ class LiveOrigin:
                     f"{self.describe()} has no partition {', '.join(missing)}: it has {where.partitions}",
                     not_done="nothing was read",
                 )
-            up = (*dict.fromkeys([address for _, address in topology.servers] + list(servers)),)
+            up = (*dict.fromkeys([server.address for server in topology.servers] + list(servers)),)
             routes = {number: Route(topology.cluster_key, up, tuple(storages(number))) for number in numbers}
             marks = memory.highest(topology.cluster_key, await _each(numbers, lambda number: self._mark(where, number)))
         finally:

@@ -50,13 +50,13 @@ class Server:
         place = Place(generation=3, server=self.owner, address=None if self.owner is None else "a:1")
         return Topology(cluster="trial", cluster_key=KEY, places=(place,) * 4, servers=(ServerAddress("a", "a:1"),))
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
     async def register(self) -> Registration:
         return Registration(5, b"token")
 
-    async def high_water_mark(self, _partition: int) -> int:
+    async def high_water_mark(self, _partition: int, *, confirmed: bool = False) -> int:
         return 41
 
     def mount(self) -> Server:

@@ -37,7 +37,7 @@ class Server:
             servers=(ServerAddress("a", "a:1"), ServerAddress("b", "b:1")),
         )
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
     async def register(self) -> Registration:
@@ -118,7 +118,7 @@ def test_a_client_id_is_waited_for_while_the_coordinator_is_away() -> None:
 
 def test_a_server_that_went_while_another_one_is_being_closed() -> None:
     class Port:
-        def expect(self, name: str | None) -> None:
+        def expect(self, name: str | None, streams: str = "") -> None:
             pass
 
         async def locate(self) -> Topology:

@@ -51,6 +51,7 @@ EXAMPLES: dict[str, Document] = {
         version="0.1.0",
         preferred=(0, 3),
         is_draining=True,
+        streams="10.0.0.4:55182",
     ),
     "assignment": Assignment(owners=(Ownership("s1", 3), Ownership(None, 0), *[Ownership("s2", 1)] * 9)),
     "storage": StorageMeta(name="b", listen="[fd00::2]:55280", admin_listen="[fd00::2]:55281", group="rack 2"),
@@ -208,7 +209,7 @@ def at(fields: Any, place: tuple[str, ...]) -> Any:
 
 
 FIELDS = [(name, place) for name, value in EXAMPLES.items() for place in places(json.loads(encode(value)))]
-FREE_TEXT = {"created", "listen", "admin_listen", "version", "group"}
+FREE_TEXT = {"created", "listen", "streams", "admin_listen", "version", "group"}
 FREE_TEXT |= {"began", "ended", "who", "verb", "subject", "reason", "outcome"}
 
 

@@ -126,7 +126,7 @@ def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon
     daemon._config = ServerConfig(name="one", coordinator="a:1")
     daemon._tls = None
     daemon.expiry = Expiry(None)
-    daemon._server = type("Server", (), {"listen": "a:1", "admin_listen": "a:2", "name": "one"})()
+    daemon._server = type("Server", (), {"listen": "a:1", "streams": "", "admin_listen": "a:2", "name": "one"})()
     daemon.registration, daemon.election, daemon.owner = registration, election, host
     daemon._copy_pace, daemon._lookout = Part(), Part()
     result: command._Daemon = daemon
@@ -180,7 +180,7 @@ def test_a_signal_ends_it_in_order(capsys: pytest.CaptureFixture[str]) -> None:
 
     asyncio.run(asyncio.wait_for(work(), 30))
     assert told == ["drain 30", "close"]
-    assert capsys.readouterr().out == "waltzd server is ready: listen=a:1 admin=a:2 name=one\n"
+    assert capsys.readouterr().out == "waltzd server is ready: listen=a:1 streams=none admin=a:2 name=one\n"
 
 
 def test_what_a_server_does_in_one_sentence() -> None:

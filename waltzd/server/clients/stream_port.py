@@ -1,0 +1,149 @@
+"""The port for applications that mount without gRPC: connections to calls, errors to the last frame. It decides nothing.
+
+A connection is one mount. Its frames hold the messages of the gRPC service. The first one, within some seconds, is the
+request to mount; until that was found good the caller is a stranger, and may send no larger one. With certificates the same
+ones are let in as through gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
+from waltzd.protocol.address import Address
+from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame
+from waltzd.protocol.role import allowed
+from waltzd.server.clients.calls import ServerCalls
+from waltzd.wire.codec import packed_error, packed_server_frames, unpacked_client_frames
+from waltzd.wire.frames import Connection, Kind
+from waltzd.wire.tasks import tell_failure
+from waltzd.wire.tls import Tls
+
+MOUNT = "/waltz.v1.Log/Mount"
+FIRST_BYTES = 4 << 10
+"""Of a request to mount."""
+HANDSHAKE_SECONDS = 5.0
+QUIET_SECONDS = 10.0
+"""After so long without a word from a client a heartbeat is asked for."""
+CONNECTIONS_MAX = 8192
+"""Further ones are closed at once."""
+
+
+class _FramedLink:
+    def __init__(self, connection: Connection, identity: str) -> None:
+        self.identity = identity
+        self._connection = connection
+        self._expected = Kind.MOUNT
+        self._is_refused = False
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    async def receive(self) -> Sequence[ClientFrame] | None:
+        expected, self._expected = self._expected, Kind.CLIENT
+        if expected is Kind.CLIENT and not self._is_refused:
+            self._connection.admit()
+        found = await self._connection.receive()
+        if found is None:
+            return None
+        kind, content = found
+        if kind is not expected:
+            raise BadFrame(f"a frame of the kind {kind.name} in the place of one of the kind {expected.name}")
+        return unpacked_client_frames(content)
+
+    async def send(self, frames: Sequence[ServerFrame]) -> None:
+        self._is_refused = self._is_refused or isinstance(frames[-1], Refused)
+        await self._connection.send(Kind.SERVER, (packed_server_frames(frames),))
+
+
+class StreamPort:
+    def __init__(
+        self, address: Address, message_bytes_max: int, tls: Tls | None, *, connections_max: int = CONNECTIONS_MAX
+    ) -> None:
+        self.address = address
+        self._message_bytes_max = message_bytes_max
+        self._tls = tls
+        self._connections_max = connections_max
+        self._calls: ServerCalls | None = None
+        self._on_fatal: Callable[[BaseException], None] | None = None
+        self._server: asyncio.Server | None = None
+        self._serving: dict[asyncio.Task[None], None] = {}
+
+    async def open(self) -> None:
+        """Nobody is served before `serve`."""
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: Connection(
+                    self._message_bytes_max, self._accept, first_max=FIRST_BYTES, quiet_seconds=QUIET_SECONDS
+                ),
+                self.address.host,
+                self.address.port,
+                ssl=self._tls.answering() if self._tls is not None else None,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls is not None else None,
+            )
+        except OSError as error:
+            raise PortInUse(f"cannot listen for mounts on {self.address}: {error}") from error
+        self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
+
+    def serve(self, calls: ServerCalls, *, on_fatal: Callable[[BaseException], None]) -> None:
+        self._calls, self._on_fatal = calls, on_fatal
+
+    def _accept(self, connection: Connection) -> None:
+        if self._calls is None or len(self._serving) >= self._connections_max:
+            connection.lose(CannotConnect("this server takes no more mounts at the moment"))
+            return
+        task = asyncio.create_task(self._serve(self._calls, connection))
+        self._serving[task] = None
+        task.add_done_callback(self._serving.pop)
+        assert self._on_fatal is not None
+        tell_failure(task, self._on_fatal)
+
+    async def _serve(self, calls: ServerCalls, connection: Connection) -> None:
+        try:
+            link = _FramedLink(connection, self._identity(connection))
+        except NotPermitted as error:
+            await self._refuse(connection, error)
+            return
+        try:
+            await calls.mount(link)
+        except WaltzError:  # the client was told, or has gone
+            pass
+        finally:
+            connection.close()
+
+    def _identity(self, connection: Connection) -> str:
+        if self._tls is None:
+            return ""
+        caller = connection.identity
+        if caller is None or caller.key != self._tls.identity.key:
+            who = "no identity of this cluster" if caller is None else f"the identity {caller.uri}"
+            raise NotPermitted(f"the certificate of the caller has {who}")
+        if caller.role not in allowed(MOUNT):
+            raise NotPermitted(f"{caller.name} has the role {caller.role}, which may not call {MOUNT}")
+        why = connection.end_with_certificate(self._tls)
+        if why is not None:
+            raise NotPermitted(f"the certificate of {caller.name} {why}")
+        return caller.uri
+
+    @staticmethod
+    async def _refuse(connection: Connection, error: WaltzError) -> None:
+        try:
+            await connection.send(Kind.REFUSED, (packed_error(error),))
+        except CannotConnect:
+            return
+        finally:
+            connection.close()
+
+    async def stop(self, seconds: float) -> None:
+        """No new mounts; the present ones may finish for so long."""
+        if self._server is not None:
+            self._server.close()
+        serving = list(self._serving)
+        if serving:
+            await asyncio.wait(serving, timeout=seconds)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
