@@ -48,7 +48,7 @@ from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import MountPort
 from waltzd.protocol.role import Role
 from waltzd.server.clients.service import add_log_service
-from waltzd.server.clients.stream_port import StreamPort
+from waltzd.server.clients.stream_port import FIRST_BYTES, StreamPort
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_message, server_frames
 from waltzd.wire.frames import Kind, connect
@@ -566,6 +566,7 @@ def test_frames_that_are_no_mount_are_refused_and_the_others_go_on(carrier: str,
                 (refused,) = server_frames(wire.ServerFrame.FromString(bytes(answer[1])))
                 assert isinstance(refused, Refused)
                 assert isinstance(refused.error, BadFrame)
+                assert len(content) < FIRST_BYTES or f"{FIRST_BYTES} are allowed" in refused.error.message
                 connection.close()
             await good.send([batch_of(b"good")])
             await hear(good, Committals)
