@@ -85,11 +85,15 @@ class Connection(asyncio.BufferedProtocol):
         *,
         first_max: int | None = None,
         quiet_seconds: float = QUIET_SECONDS,
+        tells_when_full: bool = False,
     ) -> None:
-        """`bytes_max`: of one frame; `first_max`: of one that a stranger may have sent. With it nothing is read behind the
+        """`tells_when_full`: an end that does not read, because what came was not taken yet, gives its heartbeat unasked.
+        `bytes_max`: of one frame; `first_max`: of one that a stranger may have sent. With it nothing is read behind the
         first frame before the other side is let in (`admit`). `on_made` is called when the connection stands."""
         self._bytes_max = bytes_max
         self._quiet_seconds = quiet_seconds
+        self._tells_when_full = tells_when_full
+        self._has_answered = asyncio.Event()
         self._limit = bytes_max if first_max is None else first_max
         self._is_stranger = first_max is not None
         self._is_held = False
@@ -185,6 +189,8 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         if kind is Kind.ASKED and self._may_write.is_set():  # an end that takes nothing would not hear it
             self._put(Kind.ALIVE, ())
+        if kind is Kind.ALIVE:
+            self._has_answered.set()
         if kind in (Kind.ASKED, Kind.ALIVE):
             return
         self._frames.append((kind, content))
@@ -198,6 +204,7 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._is_ended = True
         self._came.set()
+        self._has_answered.set()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -222,6 +229,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._is_paused or self._nonsense is not None or self._is_ended:
             self._heard = loop.time()  # we do not listen, so nothing can be heard
+            if self._tells_when_full and self._may_write.is_set():
+                self._put(Kind.ALIVE, ())
         elif quiet >= 2 * self._quiet_seconds:
             self.lose(CannotConnect(f"nothing was heard for {quiet:.0f} seconds"))
             return
@@ -253,6 +262,16 @@ class Connection(asyncio.BufferedProtocol):
         found = certificate_of(self._transport.get_extra_info("ssl_object"))
         self._refusal = lambda: tls.refusal(found)
         return self._refusal()
+
+    async def answered(self) -> None:
+        """Ask for a heartbeat, and wait for it: who took the connection speaks frames, and nobody between holds them up."""
+        self._has_answered.clear()
+        self._put(Kind.ASKED, ())
+        await self._has_answered.wait()
+        if self._error is not None:
+            raise self._error
+        if self._is_ended:
+            raise CannotConnect(f"{self.peer} closed the connection without a word")
 
     def admit(self) -> None:
         """The other side is no stranger: it may send large frames."""
@@ -332,6 +351,7 @@ class Connection(asyncio.BufferedProtocol):
             self._alarm.cancel()
         self._came.set()
         self._may_write.set()
+        self._has_answered.set()
 
 
 async def connect(
@@ -343,6 +363,7 @@ async def connect(
     tls: Tls | None,
     bytes_max: int,
     quiet_seconds: float = QUIET_SECONDS,
+    tells_when_full: bool = False,
 ) -> Connection:
     """A connection to a daemon of this role. With certificates and a `name`, only the one of that name may answer.
     `bytes_max`: of what it may say in one frame."""
@@ -352,7 +373,11 @@ async def connect(
         expected = dns_name(tls.identity.key, role, name)
     try:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(bytes_max, quiet_seconds=quiet_seconds), host, port, ssl=secured, server_hostname=expected
+            lambda: Connection(bytes_max, quiet_seconds=quiet_seconds, tells_when_full=tells_when_full),
+            host,
+            port,
+            ssl=secured,
+            server_hostname=expected,
         )
     except (OSError, ssl.SSLError) as error:
         raise CannotConnect(f"cannot open a stream to {host}:{port}: {error}") from error

@@ -91,6 +91,7 @@ class ServerClient(Caller):
         return FramedMount(self._streams, self._connect_frames, by_grpc, self._no_frames)
 
     async def _connect_frames(self) -> Connection:
+        connection: Connection | None = None
         try:
             there = parse_address(self._streams)
         except ValueError as error:
@@ -105,12 +106,17 @@ class ServerClient(Caller):
                     tls=self._tls,
                     bytes_max=MESSAGE_BYTES_MAX,
                     quiet_seconds=QUIET_SECONDS,
+                    tells_when_full=True,
                 )
+                self._connections = {one: None for one in self._connections if not one.is_lost}
+                self._connections[connection] = None
+                await connection.answered()
+                return connection
         except TimeoutError:
-            raise CannotConnect(f"{self._streams} did not answer within {FRAMES_SECONDS:g} seconds") from None
-        self._connections = {one: None for one in self._connections if not one.is_lost}
-        self._connections[connection] = None
-        return connection
+            late = CannotConnect(f"{self._streams} did not answer within {FRAMES_SECONDS:g} seconds")
+            if connection is not None:
+                connection.lose(late)
+            raise late from None
 
     async def close(self) -> None:
         """Its mounts end with it."""

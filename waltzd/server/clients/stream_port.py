@@ -77,7 +77,11 @@ class StreamPort:
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: Connection(
-                    self._message_bytes_max, self._accept, first_max=FIRST_BYTES, quiet_seconds=QUIET_SECONDS
+                    self._message_bytes_max,
+                    self._accept,
+                    first_max=FIRST_BYTES,
+                    quiet_seconds=QUIET_SECONDS,
+                    tells_when_full=True,
                 ),
                 self.address.host,
                 self.address.port,

@@ -321,6 +321,41 @@ def test_who_is_quiet_is_asked_and_who_does_not_answer_is_lost() -> None:
     on_virtual_time(check())
 
 
+@pytest.mark.parametrize("tells", [False, True])
+def test_an_end_that_is_full_says_that_it_lives_where_it_should(tells: bool) -> None:
+    """A mount that waits for a majority of storages does not read, and is not lost by that."""
+
+    async def check() -> None:
+        connection, wire = Connection(BYTES_MAX, tells_when_full=tells), Wire()
+        connection.connection_made(wire)
+        put(connection, spelled([(Kind.CLIENT, bytes(WAITING_MAX))]), [1 << 16])
+        assert not wire.listens
+        await asyncio.sleep(2.5 * QUIET_SECONDS)
+        assert bytes(wire.written) == (HEAD.pack(0, Kind.ALIVE) * 2 if tells else b"")
+        assert not wire.is_over
+
+    on_virtual_time(check())
+
+
+def test_whoever_answers_speaks_frames() -> None:
+    async def check() -> None:
+        connection, wire = standing()
+        asking = asyncio.create_task(connection.answered())
+        await asyncio.sleep(0)
+        assert bytes(wire.written) == HEAD.pack(0, Kind.ASKED)
+        assert not asking.done()
+        put(connection, HEAD.pack(0, Kind.ALIVE), [5])
+        await asking
+        for end in (connection.eof_received, lambda: connection.lose(CannotConnect("gone"))):
+            asking = asyncio.create_task(connection.answered())
+            await asyncio.sleep(0)
+            end()
+            with pytest.raises(CannotConnect):
+                await asking
+
+    on_virtual_time(check())
+
+
 def test_who_is_asked_answers_by_itself() -> None:
     async def check() -> None:
         connection, wire = standing()
