@@ -157,7 +157,9 @@ async def submit(
 ) -> Submitted:
     """The locks of a group stand with its first transaction: it is decided as a whole."""
     clock = asyncio.get_running_loop().time
-    committed = await client.high_water_mark(partition)
+    committed = await client.high_water_mark(partition, confirmed=False)  # an old one can only be refused
+    if mark is not None and mark > committed:
+        committed = await client.high_water_mark(partition)
     if mark is not None and mark > committed:
         raise BadArgument(
             f"--mark {mark}: no client can have seen that yet; the high-water mark of partition {partition} is {committed}",

@@ -34,6 +34,15 @@ LOOK_BACK = 256
 T = TypeVar("T")
 
 
+async def mark_for(client: Client, partition: int, last_id: int | None) -> int:
+    """The high-water mark, for who wants to know of ids up to `last_id`; None: of all. It is confirmed where it decides
+    that there is no such id: without a majority of storages everything else can still be read."""
+    committed = await client.high_water_mark(partition, confirmed=False)
+    if last_id is None or last_id > committed:
+        committed = await client.high_water_mark(partition)
+    return committed
+
+
 async def stretch(
     client: Client, partition: int, times: Within, committed: int, *, newest: int | None = None
 ) -> tuple[int, int]:

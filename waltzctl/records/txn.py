@@ -100,7 +100,7 @@ def get(
       waltzctl txn get 0 0-2 1 -o json
       waltzctl txn get 0 1 -o raw
     """
-    from waltzctl.records.follow import between, stretch, with_client
+    from waltzctl.records.follow import between, mark_for, stretch, with_client
 
     if bool(ids) == times.is_bounded:
         raise Misused("Say either ids, or --since or --until.")
@@ -109,7 +109,7 @@ def get(
     highest = max((last for _, last in spans), default=-1)
 
     async def show(client: Any) -> None:
-        committed = await client.high_water_mark(partition)
+        committed = await mark_for(client, partition, highest if spans else None)
         if highest > committed:
             raise BeyondLog(
                 f"partition {partition} has ids up to {committed}; {highest} was asked for",
@@ -164,7 +164,7 @@ def tail(
 
     async def show(client: Any) -> None:
         numbers = range(client.partition_count) if partition is None else (partition,)
-        marks = await asyncio.gather(*(client.high_water_mark(number) for number in numbers))
+        marks = await asyncio.gather(*(client.high_water_mark(number, confirmed=False) for number in numbers))
         spans = {
             number: await stretch(client, number, times, mark, newest=lines)
             for number, mark in zip(numbers, marks, strict=True)
@@ -224,7 +224,7 @@ def grep(
       waltzctl txn grep 0 --match "pay(ment|out)"
       waltzctl txn grep 0 --from 1 --header 7 --json-path order.sku=17 -o json
     """  # fmt: skip
-    from waltzctl.records.follow import Feed, Groups, between, stretch, with_client
+    from waltzctl.records.follow import Feed, Groups, between, mark_for, stretch, with_client
 
     if follow and (last_id is not None or times.until is not None):
         raise Misused(f"{'--until' if last_id is None else '--to'} is an end, and --follow has none.")
@@ -239,7 +239,7 @@ def grep(
     sink, feed = records.sink(output, decode), Feed()
 
     async def show(client: Any) -> None:
-        committed = await client.high_water_mark(partition)
+        committed = await mark_for(client, partition, last_id)
         begin, end = await stretch(client, partition, times, committed)
         begin, end = max(begin, first_id), end if last_id is None else min(last_id, end)
         found = 0

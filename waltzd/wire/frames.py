@@ -60,15 +60,11 @@ class Kind(enum.IntEnum):
     """All pieces were sent."""
     STATUS = 13
     """The last frame: what the replica is with the file in its place."""
-    CHECK = 14
-    """On an append stream: whether the session still holds here; with a number,"""
-    CHECKED = 15
-    """and so it does; the same number. In order with marks, and nothing is flushed for it."""
-    MOUNT = 16
+    MOUNT = 14
     """At a server, in the place of HELLO: a client that mounts a partition."""
-    CLIENT = 17
+    CLIENT = 15
     """What a client says in its mount: one message of the gRPC service,"""
-    SERVER = 18
+    SERVER = 16
     """and what the server says."""
 
 

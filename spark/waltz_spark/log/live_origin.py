@@ -237,7 +237,9 @@ class LiveOrigin:
         )
 
     async def _mark(self, where: Routes, number: int) -> int:
-        return await where.ask(number, "HighWaterMark", lambda port: port.high_water_mark(number), self.seconds)
+        return await where.ask(
+            number, "HighWaterMark", lambda port: port.high_water_mark(number, confirmed=True), self.seconds
+        )
 
     async def _addresses(self) -> tuple[tuple[str, ...], _Storages]:
         if self.coordinator is None:
