@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation.cell import SETTINGS, cell, story
 from tests.unit.timeless import run
-from waltzd.errors import CannotConnect, NotReady, SessionEnded
+from waltzd.errors import CannotConnect, NotReady
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.core.progress import Marks, Progress
 from waltzd.server.session.confirming import Confirming
@@ -150,7 +150,12 @@ async def test_storages_that_have_opened_for_another_owner_confirm_nothing() -> 
     async with cell() as c:
         _, first = await c.holding(100)
         asked = Confirming(first.session)
+        for link in first.session.links.values():  # it hears nothing any more, and still asks
+            link.cancel()
         second = await c.opened(await c.own(2))
-        with pytest.raises((NotReady, SessionEnded)):
+        await second.committed(second.append(50))
+        assert first.session.ended is None
+        assert first.session.committed < second.session.committed, "its own mark is an old one"
+        with pytest.raises(NotReady, match="has promised itself to session 2"):
             await asked.confirm()
         await Confirming(second.session).confirm()
