@@ -299,6 +299,9 @@ class _StorageLink:
     async def send(self, durable_id: int) -> None:
         await self._end.send(durable_id)
 
+    def post(self, durable_id: int) -> bool:
+        return False
+
     async def refuse(self, error: WaltzError) -> None:
         self._end.finish(error)
 

@@ -84,6 +84,9 @@ class _Heard:
         self._listener(durable_id)
         await self._link.send(durable_id)
 
+    def post(self, durable_id: int) -> bool:
+        return False
+
     async def refuse(self, error: WaltzError) -> None:
         await self._link.refuse(error)
 

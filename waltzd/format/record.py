@@ -221,6 +221,8 @@ def _joined_locks(runs: Sequence[Run]) -> LockColumns | None:
 
 def bounds_of(lengths: I64) -> I64:
     """Where each record starts and ends, from the payload lengths."""
+    if len(lengths) == 1:
+        return np.array((0, int(lengths[0]) + OVERHEAD_BYTES))
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths + OVERHEAD_BYTES, out=bounds[1:])
     return bounds

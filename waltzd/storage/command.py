@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import uvloop
 
+from waltzd.client.loop import LoopThread
 from waltzd.daemon import alarm, logs
 from waltzd.daemon.config import StorageConfig
 from waltzd.daemon.expiry import Expiry
@@ -115,7 +116,16 @@ async def _serve(
 ) -> None:
     underway = Underway()
     run_writing = functools.partial(writers.run, underway.call)
-    calls = StorageCalls(disk, directory, config, run_writing=run_writing, run_reading=readers.run, on_fatal=end_at_once)
+    calls = StorageCalls(
+        disk,
+        directory,
+        config,
+        run_writing=run_writing,
+        run_reading=readers.run,
+        on_fatal=end_at_once,
+        run_here=underway.call,
+        streams_loop=LoopThread("streams").loop,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):

@@ -250,6 +250,9 @@ class _StorageLink:
         self._mark = durable_id
         self._bell.ring()
 
+    def post(self, durable_id: int) -> bool:
+        return False
+
     async def refuse(self, error: WaltzError) -> None:
         await self._door.passed()
         self.end(error)

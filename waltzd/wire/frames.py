@@ -323,6 +323,13 @@ class Connection(asyncio.BufferedProtocol):
             self._sent_in_turn = 0
             await asyncio.sleep(0)
 
+    def post(self, kind: Kind, parts: Sequence[Buffer] = ()) -> bool:
+        """Send at once. False, and nothing was sent, when the connection is full or lost."""
+        if self._error is not None or not self._may_write.is_set():
+            return False
+        self._put(kind, parts)
+        return True
+
     def _put(self, kind: Kind, parts: Sequence[Buffer]) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines([HEAD.pack(sum(map(len, parts)), kind), *parts])

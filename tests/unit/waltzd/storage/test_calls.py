@@ -60,6 +60,9 @@ class OneFrame:
         self.marks.append(durable_id)
         self.acknowledged.set()
 
+    def post(self, durable_id: int) -> bool:
+        return False
+
     async def refuse(self, error: WaltzError) -> None:
         raise error
 
