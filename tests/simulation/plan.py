@@ -40,6 +40,7 @@ FAULTS = (
     "upgrade",
     "groups",
     "suspicion",
+    "here",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -51,13 +52,14 @@ while it is down, or while it runs, and then it is verified. `restore`: its dire
 `skew`: what clocks show as the time of day differs between servers, by seconds or by a day, and jumps; a client passes on
 a time that it never saw. `upgrade`: an operator has the cluster go over to format 1 in the middle. `groups`: clients submit
 groups of transactions. `suspicion`: servers look out for each other, and replace one that died before its coordinator
-session ends; ports refuse for a while though the process lives; leader and owner are killed together."""
+session ends; ports refuse for a while though the process lives; leader and owner are killed together. `here`:
+storages write small appends in the moment in which they come."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
 NEWEST = ("skew", "upgrade", "groups")
 """Likewise, each."""
-YOUNGEST = ("suspicion",)
+YOUNGEST = ("suspicion", "here")
 """Likewise; and not in the first seeds, by which edits are caught."""
 OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
@@ -591,4 +593,4 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, "clock", "linger", "marks", "groups"} == set(FAULTS)
+assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, "clock", "linger", "marks", "groups", "here"} == set(FAULTS)
