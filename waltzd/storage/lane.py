@@ -185,7 +185,7 @@ class Lane:
         last.frames.append(frame)
         last.bytes += size
         if self._may_write_here(last):
-            self._queue.clear()  # it is the only one
+            self._queue.pop()
             self._write_here(last)
         else:
             self._wake()
@@ -293,9 +293,9 @@ class Lane:
         self._tell(group, started, before, *await self._run_blocking(self._append_and_note, group))
 
     def _may_write_here(self, group: _Group) -> bool:
-        is_alone = self._shift.run_here is not None and not self._shift.at_work
-        may_begin = self._task is not None and not self._has_work and not self._is_closing
-        return is_alone and may_begin and group.bytes <= HERE_BYTES_MAX and not group.ends_segment
+        is_idle = self._shift.run_here is not None and not self._shift.at_work  # this lane, and all others
+        may_begin = self._task is not None and not self._is_closing
+        return is_idle and may_begin and group.bytes <= HERE_BYTES_MAX and not group.ends_segment
 
     def _write_here(self, group: _Group) -> None:
         run_here, partition = self._shift.run_here, self.partition
