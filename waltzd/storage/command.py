@@ -114,7 +114,8 @@ async def _serve(
     writers: Threads,
     readers: Threads,
 ) -> None:
-    underway = Underway()
+    underway, streams_loop = Underway(), LoopThread("streams").loop
+    underway.watch(streams_loop.call_soon_threadsafe)
     run_writing = functools.partial(writers.run, underway.call)
     calls = StorageCalls(
         disk,
@@ -124,7 +125,7 @@ async def _serve(
         run_reading=readers.run,
         on_fatal=end_at_once,
         run_here=underway.call,
-        streams_loop=LoopThread("streams").loop,
+        streams_loop=streams_loop,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
