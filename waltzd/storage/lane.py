@@ -7,8 +7,8 @@ came in. Then the stream sends the mark.
 
 Lanes and streams live on a loop of their own, beside the one that answers everything else, so they may wait for the disk
 themselves. A small group of the only lane that has work (`Shift`) is written at once, where its frame was received: handing
-it to a thread and back takes longer than the flush. Large groups, calls, and the groups of lanes that have work at the same
-time go to threads, and the disk flushes them side by side.
+it to a thread and back takes longer than the flush. Large groups, calls, and the groups of several lanes that have work go
+to threads, and the disk flushes them side by side.
 
 A stream ends by a message behind its marks, because a gRPC status could overtake a mark. Frames that still come are read
 and ignored until the sender has noticed. A pending read is never cancelled as long as the stream is to go on: the transport
@@ -60,11 +60,25 @@ class RunHere(Protocol):
 
 @dataclass
 class Shift:
-    """Of the lanes of one loop: how many have work at the moment. `run_here`: None where the loop must not wait for the
-    disk."""
+    """What the lanes of one loop have to know of each other. `run_here`: None where the loop must not wait for the disk.
+
+    Lanes that write here in turn would flush one after the other what threads flush side by side. So a lane writes here
+    when it was the last that did, or when the loop has had nothing to write since for as long as that took: then nobody
+    has waited for it."""
 
     run_here: RunHere | None = None
     at_work: int = 0
+    """So many have work that is done elsewhere."""
+    last: Lane | None = None
+    """The lane that wrote here last, from when until when."""
+    began_ns: int = 0
+    ended_ns: int = 0
+
+    def has_room(self, lane: Lane) -> bool:
+        if self.run_here is None or self.at_work:
+            return False
+        idle_ns = monotonic_ns() - self.ended_ns
+        return self.last is None or self.last is lane or idle_ns >= self.ended_ns - self.began_ns
 
 
 class Appender(Protocol):
@@ -293,20 +307,20 @@ class Lane:
         self._tell(group, started, before, *await self._run_blocking(self._append_and_note, group))
 
     def _may_write_here(self, group: _Group) -> bool:
-        is_idle = self._shift.run_here is not None and not self._shift.at_work  # this lane, and all others
         may_begin = self._task is not None and not self._is_closing
-        return is_idle and may_begin and group.bytes <= HERE_BYTES_MAX and not group.ends_segment
+        return may_begin and group.bytes <= HERE_BYTES_MAX and not group.ends_segment and self._shift.has_room(self)
 
     def _write_here(self, group: _Group) -> None:
-        run_here, partition = self._shift.run_here, self.partition
-        assert run_here is not None
+        shift, partition = self._shift, self.partition
+        assert shift.run_here is not None
         started, before = monotonic_ns(), partition.last_id
         try:
-            found = run_here(self._append_group, group)
+            found = shift.run_here(self._append_group, group)
         except FlushFailed as error:
             self._fail(error)
             return
         self._tell(group, started, before, *found)
+        shift.last, shift.began_ns, shift.ended_ns = self, started, monotonic_ns()
         if partition.wants_hashing or partition.wants_checkpoint:
             self._wake()
         elif self._noting is None and partition.wants_noting:
