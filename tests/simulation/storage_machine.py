@@ -153,6 +153,7 @@ class StorageMachine(Machine):
             run_reading=self._read,
             on_fatal=self._on_fatal,
             run_here=_at_once if "here" in setup.faults else None,
+            clock=lambda: int(1e9 * world.loop.now),
         )
         for replica in directory.partitions():
             promised = self.answers.promised.get(replica.number, replica.promised_session)

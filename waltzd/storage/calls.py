@@ -94,6 +94,7 @@ class StorageCalls:
         run_reading: RunBlocking,
         on_fatal: Callable[[BaseException], None],
         run_here: RunHere | None = None,
+        clock: Callable[[], int] = monotonic_ns,
         streams_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """`streams_loop`: where lanes and streams live; None for the loop of all other calls. `run_here`: makes that loop
@@ -107,7 +108,7 @@ class StorageCalls:
         self._lanes: dict[int, Lane] = {}
         self._streams: dict[Stream, None] = {}
         self._queued = Budget(config.queue_bytes_max)
-        self._shift = Shift(run_here)
+        self._shift = Shift(run_here, clock)
         self.streams_loop = streams_loop
         self._readers: dict[object, None] = {}
         """Those of either loop."""

@@ -67,6 +67,7 @@ class Shift:
     has waited for it."""
 
     run_here: RunHere | None = None
+    clock: Callable[[], int] = monotonic_ns
     at_work: int = 0
     """So many have work that is done elsewhere."""
     last: Lane | None = None
@@ -77,7 +78,7 @@ class Shift:
     def has_room(self, lane: Lane) -> bool:
         if self.run_here is None or self.at_work:
             return False
-        idle_ns = monotonic_ns() - self.ended_ns
+        idle_ns = self.clock() - self.ended_ns
         return self.last is None or self.last is lane or idle_ns >= self.ended_ns - self.began_ns
 
 
@@ -314,13 +315,14 @@ class Lane:
         shift, partition = self._shift, self.partition
         assert shift.run_here is not None
         started, before = monotonic_ns(), partition.last_id
+        began = shift.clock()
         try:
             found = shift.run_here(self._append_group, group)
         except FlushFailed as error:
             self._fail(error)
             return
         self._tell(group, started, before, *found)
-        shift.last, shift.began_ns, shift.ended_ns = self, started, monotonic_ns()
+        shift.last, shift.began_ns, shift.ended_ns = self, began, shift.clock()
         if partition.wants_hashing or partition.wants_checkpoint:
             self._wake()
         elif self._noting is None and partition.wants_noting:
