@@ -159,6 +159,9 @@ class Member:
 
 
 def _joined_committals(found: list[tuple[I64, int, int]]) -> Committals:
+    if len(found) == 1:
+        sequences, first_id, time = found[0]
+        return Committals(sequences, np.arange(first_id, first_id + len(sequences)), time)
     return Committals(
         np.concatenate([sequences for sequences, _, _ in found]),
         np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id, _ in found]),
