@@ -287,6 +287,16 @@ class SimAppend(_Lazy):
     async def send(self, content: Content, committed: int) -> None:
         await self.caller().send(RecordsFrame(content, committed))
 
+    @property
+    def may_post(self) -> bool:
+        return not self._is_given_up and self.caller().may_post
+
+    def post(self, content: Content, committed: int) -> None:
+        self.caller().post(RecordsFrame(content, committed))
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        self.caller().hear(taker)
+
 
 class _StorageLink:
     def __init__(self, end: End) -> None:
@@ -428,3 +438,10 @@ class _ServerLink:
 
     async def send(self, frames: Sequence[ServerFrame]) -> None:
         await self._end.send(list(frames))
+
+    @property
+    def may_post(self) -> bool:
+        return self._end.may_post
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
+        self._end.post(list(frames))

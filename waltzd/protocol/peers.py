@@ -7,7 +7,7 @@ call that fails raises an error of `waltzd.errors`; `CannotConnect` means that i
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -100,7 +100,17 @@ class AppendPort(Protocol):
 
     async def start(self) -> None: ...
     async def send(self, content: Content, committed: int) -> None: ...
+    @property
+    def may_post(self) -> bool:
+        """Whether `send` would not wait: then `post` does the same."""
+        ...
+
+    def post(self, content: Content, committed: int) -> None: ...
     async def receive(self) -> int | None: ...
+    def hear(self, taker: Callable[[int], None]) -> None:
+        """Marks may go to `taker` when they come, in place of being received; `receive` raises what `taker` raises."""
+        ...
+
     def cancel(self) -> None: ...
 
 
@@ -188,6 +198,12 @@ class MountLink(Protocol):
         ...
 
     async def send(self, frames: Sequence[ServerFrame]) -> None: ...
+    @property
+    def may_post(self) -> bool:
+        """Whether `send` would not wait: then `post` does the same."""
+        ...
+
+    def post(self, frames: Sequence[ServerFrame]) -> None: ...
 
 
 class MountPort(Protocol):

@@ -278,6 +278,13 @@ class _MountLink:
             await self.bell.wait(self.bell.rings)
         if self.is_over:
             raise CannotConnect("the client has gone")
+        self.post(frames)
+
+    @property
+    def may_post(self) -> bool:
+        return len(self._down) < MESSAGES_MAX and not self.is_over
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
         self._down.append(list(frames))
         self.bell.ring()
 

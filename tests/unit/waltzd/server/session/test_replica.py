@@ -4,7 +4,7 @@ what a replica is sent."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 from uuid import UUID
 
@@ -167,8 +167,15 @@ class Stream:
     async def send(self, content: Content, committed: int) -> None:
         self.frames.append((content, committed))
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
     async def receive(self) -> int:
         return await self.marks.get()
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        return
 
     def cancel(self) -> None:
         return
