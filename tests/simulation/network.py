@@ -242,6 +242,7 @@ class End:
         self._on_way = 0
         self._is_waiting = False
         self._taker: Callable[[Any], None] | None = None
+        self._mistake: Exception | None = None
 
     @property
     def other(self) -> End:
@@ -272,7 +273,11 @@ class End:
     def _take(self, frame: object) -> None:
         if self._taker is not None and not self._arrived and not self.is_over:
             self._taken()
-            self._taker(frame)
+            try:
+                self._taker(frame)
+            except Exception as mistake:  # noqa: BLE001  `receive` raises it
+                self._mistake, self._taker = mistake, None
+                self.bell.ring()
             return
         self._arrived.append(frame)
         self.bell.ring()
@@ -280,6 +285,8 @@ class End:
     async def receive(self) -> Any:
         """The next frame, or None at the end; raises what ended it, behind all frames."""
         while not self._arrived:
+            if self._mistake is not None:
+                raise self._mistake
             if self.is_over:
                 if self.error is not None:
                     raise self.error

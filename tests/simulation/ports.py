@@ -425,6 +425,16 @@ class SimMount(_Lazy):
     async def send(self, frames: Sequence[ClientFrame]) -> None:
         await self.caller().send(list(frames))
 
+    @property
+    def may_post(self) -> bool:
+        return not self._is_given_up and self.caller().may_post
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        self.caller().post(list(frames))
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        self.caller().hear(taker)
+
 
 class _ServerLink:
     def __init__(self, end: End) -> None:

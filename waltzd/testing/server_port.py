@@ -175,6 +175,16 @@ class DirectMount:
         for message in self._unlucky(frames):
             await self.link.put(message)
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        raise AssertionError("it takes nothing without waiting")
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """All frames are received."""
+
     def _begin(self, frames: Sequence[ClientFrame]) -> None:
         match frames:
             case [MountRequest(partition=partition)]:
