@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import numpy as np
@@ -470,13 +470,16 @@ def checked_run(message: wire.RunFrame, address: str) -> Run:
     return run
 
 
+# Whole messages as bytes. Any buffer can be taken apart as it is: a large frame is not copied for that.
+
+
 def packed_client_frames(frames: Sequence[ClientFrame]) -> bytes:
     return client_message(frames).SerializeToString()
 
 
 def unpacked_client_frames(raw: Buffer) -> list[ClientFrame]:
     try:
-        return client_frames(wire.ClientFrame.FromString(bytes(raw)))
+        return client_frames(wire.ClientFrame.FromString(cast(bytes, raw)))
     except DecodeError:
         raise BadFrame("a frame holds no message of a client") from None
 
@@ -487,6 +490,6 @@ def packed_server_frames(frames: Sequence[ServerFrame]) -> bytes:
 
 def unpacked_server_frames(raw: Buffer) -> list[ServerFrame]:
     try:
-        return server_frames(wire.ServerFrame.FromString(bytes(raw)))
+        return server_frames(wire.ServerFrame.FromString(cast(bytes, raw)))
     except DecodeError:
         raise BadFrame("a frame holds no message of a server") from None

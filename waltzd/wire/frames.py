@@ -148,6 +148,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large_filled += nbytes
             if self._large_filled == len(self._large):
                 done, self._large = self._large, None
+                self._large_view = memoryview(b"")  # or it would keep the frame until the next large one
                 self._take(self._large_kind, done)
 
     def _parse(self) -> None:

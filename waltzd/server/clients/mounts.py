@@ -171,20 +171,24 @@ class Mount:
     # -- what the client says
 
     async def _receive(self) -> None:
-        while True:
+        while not self._client_is_done:
             try:
-                frames = await self._link.receive()
-                if frames is None:
-                    break
-                for frame in frames:
-                    if not self._member.is_over:
-                        await self._take(frame)
+                await self._take_message()
             except CannotConnect:
                 raise
             except WaltzError as error:
                 self._member.refuse(error)
-        self._client_is_done = True
         self._member.changed.set()
+
+    async def _take_message(self) -> None:
+        """By itself, so that nothing of a message is kept while the next one is waited for."""
+        frames = await self._link.receive()
+        if frames is None:
+            self._client_is_done = True
+            return
+        for frame in frames:
+            if not self._member.is_over:
+                await self._take(frame)
 
     async def _take(self, frame: ClientFrame) -> None:
         match frame:
