@@ -62,6 +62,11 @@ class Sent:
         return np.ones(self.rows, np.bool_)
 
     @property
+    def is_whole(self) -> bool:
+        """Nothing of it is decided."""
+        return "is_open" not in vars(self) or bool(self.is_open.all())
+
+    @property
     def group(self) -> Group | None:
         return self.bundle if isinstance(self.bundle, Group) else None
 
@@ -326,7 +331,7 @@ class Outbox:
     def _commit_first(self, frame: Committals) -> bool:
         """The short way, where exactly the requests of the oldest frame are committed; whether that was so."""
         sent = self.sent[0] if self.sent else None
-        if sent is None or sent.bundle is not None or "is_open" in vars(sent) or len(frame.sequences) != sent.rows:
+        if sent is None or sent.bundle is not None or not sent.is_whole or len(frame.sequences) != sent.rows:
             return False
         if frame.sequences.tolist() != list(range(sent.first_sequence, sent.first_sequence + sent.rows)):
             return False
