@@ -2,8 +2,9 @@
 
 Batches queue. One step takes what is there, decides the locks, gives ids and builds one run, in format 1 one batch of the
 log, which goes to the replicas; when the session says that it is committed, the mounts get their outcomes. There is no
-timer: while one step is at work the next one gathers. Bytes on the way to the replicas are bounded: above the bound no step
-is made, so the queue fills, so mounts are not read any more. A step never waits and never fails half-way.
+timer: while one step is at work the next one gathers, and what has no company gets its ids in the call that brings it.
+Bytes on the way to the replicas are bounded: above the bound no step is made, so the queue fills, so mounts are not read
+any more. A step never waits and never fails half-way.
 
 Everything here ends with the session. A transaction that has an id and was not answered by then is not answered: the log
 itself tells. One without an id was not taken: its mount says so, and the client sends it to the next owner.
