@@ -91,8 +91,12 @@ class _Heard:
         self._listener(durable_id)
         await self._link.send(durable_id)
 
-    def post(self, durable_id: int) -> bool:
+    @property
+    def may_post(self) -> bool:
         return False  # nothing arrives at once
+
+    def post(self, durable_id: int) -> None:
+        raise AssertionError("it may not")
 
     async def refuse(self, error: WaltzError) -> None:
         await self._link.refuse(error)

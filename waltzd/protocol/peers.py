@@ -7,7 +7,7 @@ call that fails raises an error of `waltzd.errors`; `CannotConnect` means that i
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -70,9 +70,12 @@ class Link(Protocol):
         ...
 
     async def send(self, durable_id: int) -> None: ...
-    def post(self, durable_id: int) -> bool:
-        """Send at once. False when that would have to wait: nothing was sent then."""
+    @property
+    def may_post(self) -> bool:
+        """Whether `send` would not wait: then `post` does the same."""
         ...
+
+    def post(self, durable_id: int) -> None: ...
 
     async def refuse(self, error: WaltzError) -> None:
         """The last message: why the stream ends."""
@@ -104,7 +107,17 @@ class AppendPort(Protocol):
 
     async def start(self) -> None: ...
     async def send(self, content: Content, committed: int) -> None: ...
+    @property
+    def may_post(self) -> bool:
+        """Whether `send` would not wait: then `post` does the same."""
+        ...
+
+    def post(self, content: Content, committed: int) -> None: ...
     async def receive(self) -> int | None: ...
+    def hear(self, taker: Callable[[int], None]) -> None:
+        """Marks may go to `taker` when they come, in place of being received; `receive` raises what `taker` raises."""
+        ...
+
     def cancel(self) -> None: ...
 
 
@@ -192,14 +205,30 @@ class MountLink(Protocol):
         ...
 
     async def send(self, frames: Sequence[ServerFrame]) -> None: ...
+    @property
+    def may_post(self) -> bool:
+        """Whether `send` would not wait: then `post` does the same."""
+        ...
+
+    def post(self, frames: Sequence[ServerFrame]) -> None: ...
 
 
 class MountPort(Protocol):
     """The client's end of a mount."""
 
     async def send(self, frames: Sequence[ClientFrame]) -> None: ...
+    @property
+    def may_post(self) -> bool:
+        """Whether `send` would not wait: then `post` does the same."""
+        ...
+
+    def post(self, frames: Sequence[ClientFrame]) -> None: ...
     async def receive(self) -> Sequence[ServerFrame] | None:
         """None when the server ended the stream without a word."""
+        ...
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """Frames may go to `taker` when they come, in place of being received; `receive` raises what `taker` raises."""
         ...
 
     def cancel(self) -> None: ...

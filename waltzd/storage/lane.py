@@ -428,7 +428,9 @@ class Stream:
     def acknowledge(self, durable_id: int) -> None:
         """Also when it is the mark of before: a sender that repeats a record waits for its mark again."""
         self._durable_id = durable_id
-        if self._owes_mark or self._is_over or not self._link.post(durable_id):
+        if self._link.may_post and not self._owes_mark and not self._is_over:
+            self._link.post(durable_id)
+        else:
             self._owes_mark = True
             self._changed.set()
 

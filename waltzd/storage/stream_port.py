@@ -53,8 +53,12 @@ class _FramedLink:
     async def send(self, durable_id: int) -> None:
         await self._connection.send(Kind.MARK, (mark_bytes(durable_id),))
 
-    def post(self, durable_id: int) -> bool:
-        return self._connection.post(Kind.MARK, (mark_bytes(durable_id),))
+    @property
+    def may_post(self) -> bool:
+        return self._connection.may_post
+
+    def post(self, durable_id: int) -> None:
+        self._connection.post(Kind.MARK, (mark_bytes(durable_id),))
 
     async def refuse(self, error: WaltzError) -> None:
         await self._connection.send(Kind.REFUSED, (packed_error(error),))

@@ -276,7 +276,7 @@ class Session:
                 await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
             finally:
                 log.sending_up_to = None
-                log.appended.ring()
+                log.send_on()
                 log.decided.ring()
 
     # -- the ends
