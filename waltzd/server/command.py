@@ -194,6 +194,7 @@ class _Daemon:
             tail_bytes_max=config.tail_bytes_max // meta.partitions,
             session_bytes_max=config.session_bytes_max,
             storage_seconds=config.storage_seconds,
+            lease_seconds=config.read_lease_ms / 1000,
             catch_up_bytes_per_second=lambda: self._copy_pace.bytes_per_second,
         )
         self._pipeline_settings = PipelineSettings(

@@ -140,6 +140,8 @@ class OwnedLog(Generic[P]):
         cluster = self._cluster
         token = await cluster.wait_for_replicas(self.partition, None)
         meta, version = await self._next_session()
+        # Where the session before was this owner's, its pipeline is closed already and answers nothing.
+        lease_before = 0.0 if meta.opened == self._marks[0] else meta.lease_ms / 1000
         documents = Documents(cluster, self.partition, version=version, retry_seconds=self._settings.retry_seconds)
         await documents.read()
         session = self._session = Session(
@@ -150,6 +152,7 @@ class OwnedLog(Generic[P]):
             settings=self._settings,
             ticker=self._ticker,
             say=self._note,
+            lease_before=lease_before,
         )
         following = asyncio.create_task(self._follow_replicas(session, token))
         tell_failure(following, session.log.end)
