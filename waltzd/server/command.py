@@ -12,7 +12,7 @@ import faulthandler
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -305,7 +305,9 @@ class _Daemon:
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 
-    def _make_owned_log(self, partition: int, generation: int, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
+    def _make_owned_log(
+        self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
+    ) -> OwnedLog[Pipeline]:
         counters = self.all_counters.begin(partition)
 
         def make_pipeline(session: Log) -> Pipeline:

@@ -80,6 +80,7 @@ class Election:
         await self._assign()
 
     async def _leads(self) -> bool:
+        self._displaced = {name: None for name in self._displaced if name in self._suspected}
         found = await self._cluster.leader()
         if found is None:
             return await self._cluster.become_leader(self._name)
@@ -87,7 +88,6 @@ class Election:
             return True
         if found.name == self._name:  # left behind by an earlier process or coordinator session of this server
             return await self._cluster.become_leader(self._name, over=found.version)
-        self._displaced = {name: None for name in self._displaced if name in self._suspected}
         if self._lookout is not None and found.name in self._displaced:
             self._lookout.lives(found.name, "it leads again since its place was taken")
         if found.name in self._suspected:
