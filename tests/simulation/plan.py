@@ -99,6 +99,8 @@ class Setup:
     """Of the segments that the cluster writes from its start."""
     feed_bytes: int = 256 << 10
     """Of transactions in one frame to a reader: less than a group has, sometimes."""
+    lease_seconds: float = 0.0
+    """For so long owners answer confirmed reads without a round."""
     spares: int = 0
     """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
     never_mended: tuple[str, ...] = ()
@@ -137,7 +139,8 @@ def dump(plan: Plan) -> str:
 def load(text: str) -> Plan:
     """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
-    setup = asdict(make_plan(fields["seed"]).setup) | {"spares": 0, "format": 0, "feed_bytes": 256 << 10} | fields["setup"]
+    before = {"spares": 0, "format": 0, "feed_bytes": 256 << 10, "lease_seconds": 0.0}
+    setup = asdict(make_plan(fields["seed"]).setup) | before | fields["setup"]
     setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
 
@@ -194,6 +197,7 @@ def make_plan(
         spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
         format=0 if "upgrade" in chosen else newest.choice((0, 1, 1)),
         feed_bytes=newest.choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
+        lease_seconds=random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)) if seed >= OLD_SEEDS else 0.0,
     )
     weather = _Weather(pick, setup)
     drawn = _events(weather, setup)

@@ -54,6 +54,7 @@ from waltzd.server.core.recovery import (
 )
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.copying import Copier, SourceFailed, timely
+from waltzd.server.session.renewing import renewing
 from waltzd.server.session.settings import SETTLED_SECONDS, SessionSettings
 from waltzd.server.session.wake import Bell
 
@@ -306,8 +307,7 @@ class Log:
         return link.port
 
     def end(self, error: BaseException) -> None:
-        if self.ended is None:
-            self.ended = error
+        self.ended = self.ended or error
         self.decided.ring()
         self.progressed.ring()
 
@@ -650,7 +650,7 @@ class ReplicaLink:
         # What the storage knows, not what it holds: it may have been started anew, and have copied without being told.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
-        stream = self._stream = self.port.append(log.partition, log.session)
+        stream = self._stream = renewing(self.port.append(log.partition, log.session), self.name, self._progress.sent, log)
         try:
             await self._timely(stream.start(), "take a stream")
             self.state, self.story = State.LIVE, "level"
