@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from waltzd.protocol.peers import AppendPort, Content, runs_of
@@ -40,20 +41,42 @@ class _Renewing(AppendPort):
     async def start(self) -> None:
         await self._stream.start()
 
+    @property
+    def may_post(self) -> bool:
+        return self._stream.may_post
+
+    def post(self, content: Content, committed: int) -> None:
+        self._leaves(content)
+        self._stream.post(content, committed)
+
     async def send(self, content: Content, committed: int) -> None:
+        self._leaves(content)
+        await self._stream.send(content, committed)
+
+    def _leaves(self, content: Content) -> None:
         last_id = runs_of(content)[-1].last_id if content else self._sent
         # What is sent while the session gives way renews nothing.
         if last_id > self._sent and self._asked is None and self._owner.sending_up_to is None:
             self._asked = last_id, self._owner.settings.clock()
         self._sent = max(self._sent, last_id)
-        await self._stream.send(content, committed)
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        def take(mark: int) -> None:
+            self._came(mark)
+            taker(mark)
+
+        self._stream.hear(take)
 
     async def receive(self) -> int | None:
         mark = await self._stream.receive()
-        if mark is not None and self._asked is not None and mark >= self._asked[0]:
+        if mark is not None:
+            self._came(mark)
+        return mark
+
+    def _came(self, mark: int) -> None:
+        if self._asked is not None and mark >= self._asked[0]:
             self._lease.bound(self._name, self._asked[1])
             self._asked = None
-        return mark
 
     def cancel(self) -> None:
         self._stream.cancel()

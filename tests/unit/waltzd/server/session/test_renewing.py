@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tests.unit.timeless import run
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.peers import Content
 from waltzd.server.core.lease import Lease
 from waltzd.server.session.renewing import renewing
+
+both = pytest.mark.parametrize("at_once", [False, True])
 
 
 class Stream:
@@ -25,18 +30,30 @@ class Stream:
     async def send(self, content: Content, committed: int) -> None:
         self.sent.append(content)
 
+    @property
+    def may_post(self) -> bool:
+        return True
+
+    def post(self, content: Content, committed: int) -> None:
+        self.sent.append(content)
+
     async def receive(self) -> int | None:
         return self.marks.pop(0) if self.marks else None
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        self.taker = taker
 
     def cancel(self) -> None:
         return None
 
 
 class Room:
-    """A stream to A, the only member, which holds ids up to 4."""
+    """A stream to A, the only member, which holds ids up to 4. `at_once`: without a change of task."""
 
-    def __init__(self, *, lease: Lease | None) -> None:
+    def __init__(self, *, lease: Lease | None, at_once: bool = False) -> None:
         self.now = 0.0
+        self.at_once = at_once
+        self.heard: list[int] = []
         self.stream = Stream()
         self.owner: Any = SimpleNamespace(
             marks=SimpleNamespace(lease=lease),
@@ -44,20 +61,31 @@ class Room:
             settings=SimpleNamespace(clock=lambda: self.now),
         )
         self.renewing = renewing(self.stream, "A", 4, self.owner)
+        self.renewing.hear(self.heard.append)
 
     async def send(self, first_id: int, count: int, *, at: float) -> None:
         self.now = at
-        await self.renewing.send(encode_payloads(first_id, [b"x"] * count) if count else (), 4)
+        content = encode_payloads(first_id, [b"x"] * count) if count else ()
+        if self.at_once:
+            assert self.renewing.may_post
+            self.renewing.post(content, 4)
+        else:
+            await self.renewing.send(content, 4)
 
     async def receive(self, mark: int) -> None:
+        if self.at_once:
+            self.stream.taker(mark)
+            assert self.heard[-1] == mark
+            return
         self.stream.marks.append(mark)
         assert await self.renewing.receive() == mark
 
 
-def test_an_acknowledgement_counts_from_where_the_first_of_its_records_left() -> None:
+@both
+def test_an_acknowledgement_counts_from_where_the_first_of_its_records_left(at_once: bool) -> None:
     async def test() -> None:
         lease = Lease(1, 0.2)
-        room = Room(lease=lease)
+        room = Room(lease=lease, at_once=at_once)
         await room.send(5, 2, at=10.0)
         await room.send(7, 3, at=10.1)
         await room.receive(5)
@@ -71,13 +99,14 @@ def test_an_acknowledgement_counts_from_where_the_first_of_its_records_left() ->
     run(test())
 
 
-def test_what_was_sent_before_is_not_asked_again() -> None:
+@both
+def test_what_was_sent_before_is_not_asked_again(at_once: bool) -> None:
     """In format 0 the last record is sent once more, with a new committed mark: what is acknowledged then may be what was
     sent first."""
 
     async def test() -> None:
         lease = Lease(1, 0.2)
-        room = Room(lease=lease)
+        room = Room(lease=lease, at_once=at_once)
         await room.send(4, 1, at=10.0)
         await room.receive(4)
         await room.send(5, 0, at=10.0)
@@ -87,10 +116,11 @@ def test_what_was_sent_before_is_not_asked_again() -> None:
     run(test())
 
 
-def test_what_is_sent_while_the_session_gives_way_renews_nothing() -> None:
+@both
+def test_what_is_sent_while_the_session_gives_way_renews_nothing(at_once: bool) -> None:
     async def test() -> None:
         lease = Lease(1, 0.2)
-        room = Room(lease=lease)
+        room = Room(lease=lease, at_once=at_once)
         room.owner.sending_up_to = 5
         await room.send(5, 1, at=10.0)
         await room.receive(5)
