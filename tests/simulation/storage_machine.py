@@ -19,7 +19,7 @@ from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import BATCHES, CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX, FileHeader
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import Link, RecordsFrame
+from waltzd.protocol.peers import NOBODY, Contact, Link, RecordsFrame
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -44,14 +44,14 @@ class _Promiser(StorageCalls):
     answers: Answers
 
     async def open_session(
-        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0
+        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0, secret: bytes = b""
     ) -> ReplicaStatus:
-        status = await super().open_session(number, session, partitions, create=create, caller=caller)
+        status = await super().open_session(number, session, partitions, create=create, caller=caller, secret=secret)
         for promised in (self.answers.promised, self.answers.fenced):
             promised[number] = max(session, promised.get(number, session))
         return status
 
-    async def truncate(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
+    async def truncate(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
         durable = self.answers.durable
         durable[number] = min(mark, durable.get(number, -1))  # it may be cut, even if the answer is lost
         return await super().truncate(number, session, mark, contact=contact)
@@ -62,7 +62,7 @@ class _Promiser(StorageCalls):
         self.answers.durable.pop(number, None)
         return aside
 
-    async def append(self, number: int, session: int, link: Link, *, contact: int = 0) -> None:
+    async def append(self, number: int, session: int, link: Link, *, contact: Contact = NOBODY) -> None:
         await super().append(number, session, _Heard(link, lambda mark: self._said(number, mark)), contact=contact)
 
     def _said(self, number: int, mark: int) -> None:

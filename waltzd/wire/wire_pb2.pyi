@@ -125,12 +125,15 @@ class Target(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     session: _builtins.int
     """Absent: a reader without a session."""
     contact: _builtins.int
     """From the answer to `Open`: a call of an earlier opening is refused. 0: the present one, whichever it is."""
+    secret: _builtins.bytes
+    """With a session, 32 bytes that only its owner knows: the first `Open` of the session says them, each later call shows them."""
     def __init__(
         self,
         *,
@@ -138,10 +141,11 @@ class Target(_message.Message):
         partition: _builtins.int = ...,
         session: _builtins.int | None = ...,
         contact: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "cluster_key", b"cluster_key", "contact", b"contact", "partition", b"partition", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "cluster_key", b"cluster_key", "contact", b"contact", "partition", b"partition", "secret", b"secret", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__session: _TypeAlias = _typing.Literal["session"]  # noqa: Y015
     _WhichOneofArgType__session: _TypeAlias = _typing.Literal["_session", b"_session"]  # noqa: Y015

@@ -48,7 +48,7 @@ from waltzd.format.batch import Batch, Head, Piece
 from waltzd.format.finding import Finding
 from waltzd.format.record import LockColumns, Run, join_locks
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import Content, LockHistory
+from waltzd.protocol.peers import Contact, Content, LockHistory
 from waltzd.storage.replica.examine import Quarantine
 from waltzd.storage.replica.healing import Healing, Installation
 from waltzd.storage.replica.promise import Fence, PromiseFile
@@ -143,17 +143,24 @@ class Partition:
 
     # -- sessions
 
-    def open_session(self, session: int, caller: int = 0) -> ReplicaStatus:
+    def open_session(self, session: int, caller: int = 0, secret: bytes = b"") -> ReplicaStatus:
         """Fence every lower session, durably, and prove the records that this replica vouches for."""
-        self.fence(session, caller)
+        self.fence(session, caller, secret)
         self.prove()
         return self.status()
 
-    def fence(self, session: int, caller: int = 0, *, by_operator: bool = False) -> int:
+    def fence(self, session: int, caller: int = 0, secret: bytes = b"", *, by_operator: bool = False) -> int:
         """Promise durably to refuse every lower session, and begin a new contact of this caller."""
         self._check_alive()
         with self._fatal():
-            return self._fence.open(session, committed=self.committed, caller=caller, by_operator=by_operator)
+            return self._fence.open(
+                session, committed=self.committed, caller=caller, secret=secret, by_operator=by_operator
+            )
+
+    def check_contact(self, session: int, contact: Contact) -> None:
+        """For each call that comes from outside: it is of the latest contact, and shows the owner's secret."""
+        self._check_alive()
+        self._fence.check_secret(session, contact)
 
     def check_session(self, session: int, contact: int = 0) -> None:
         """The session must be exactly the promised one, and the contact the latest."""
