@@ -332,6 +332,7 @@ class ReplicaStatus(_message.Message):
     STREAM_PORT_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -348,6 +349,8 @@ class ReplicaStatus(_message.Message):
     """In the answer to `Open`: where append streams connect to, on the same host (docs/protocol.md)."""
     contact: _builtins.int
     """Which opening of this replica is the present one; changes with each."""
+    tail: _builtins.str
+    """In an answer to the owner: BLAKE2b over the last records, where they are of format 0 (docs/recovery.md)."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -379,10 +382,11 @@ class ReplicaStatus(_message.Message):
         stream_port: _builtins.int = ...,
         contact: _builtins.int = ...,
         end: Global___End | None = ...,
+        tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

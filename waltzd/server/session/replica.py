@@ -18,6 +18,7 @@ storage says when it cannot give is about that storage: it never goes to a reade
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -26,6 +27,7 @@ from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import (
     BadFrame,
     CannotConnect,
+    Diverged,
     NeedsBatches,
     NoSuchPartition,
     NotReady,
@@ -35,19 +37,22 @@ from waltzd.errors import (
     WrongStorage,
 )
 from waltzd.format.batch import Piece
+from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import OwnedReplica, ReplicaStatus
+from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, LockHistory, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import (
     NEAR_IDS,
     Copy,
+    Foreign,
     GiveUp,
     Heal,
     Level,
     Recovery,
     SetLowMark,
+    Task,
     Truncate,
     Wait,
     written_by_another,
@@ -77,7 +82,13 @@ class State(enum.StrEnum):
     """It is being healed."""
     GIVEN_UP = "GIVEN_UP"
     """It is damaged, and no replica that answers can heal it."""
+    DIVERGED = DIVERGED
+    """It holds another history than the log."""
     DOWN = "DOWN"
+
+
+_STATES: dict[type[Task], State] = {GiveUp: State.GIVEN_UP, Foreign: State.DIVERGED}
+"""While a replica has a task of this kind."""
 
 
 class Log:
@@ -291,6 +302,23 @@ class Log:
         self.decided.ring()
         return True
 
+    def is_other(self, status: ReplicaStatus) -> bool:
+        """Whether what a replica of this session holds last is something else than what was sent to it."""
+        tail, last_id = self.open_tail, status.last_id
+        if tail is None or self.marks is None or status.session != self.session:
+            return False
+        if status.end is not None:
+            ours = tail.end_at(last_id)
+            return ours is not None and (ours.crc, ours.time) != (status.end.crc, status.end.time)
+        records = tail.records_up_to(last_id, TAIL_RECORDS) if status.tail else None
+        return records is not None and tail_hash([records]) != status.tail
+
+    def diverge(self, name: str, why: str) -> None:
+        """This replica is out: it is not healed by anything but another directory in its place."""
+        self.core.diverged(name, why)
+        self.say(f"{name} {why}")
+        self.decided.ring()
+
     def doubt(self, name: str, error: WaltzError) -> bool:
         """What this replica answered when it was opened may not be true any more: whether it is opened again."""
         link = self.links.get(name)  # None: it has left the partition meanwhile
@@ -342,7 +370,8 @@ class Log:
         for link in links.values():
             link.cancel()  # all at once: what they were told belongs to the session before
         self.marks = None
-        self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations)
+        end = self.tail.end_at(self.tail.committed)
+        self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations, end=end)
         self.bytes = 0
         await _close(links)
 
@@ -412,6 +441,8 @@ class ReplicaLink:
         self._overdue: CannotConnect | None = None
         self._doubt: WaltzError | None = None
         """Why it should be opened again, although it has failed in nothing that this link asked of it."""
+        self._look_again_at = 0.0
+        """When a replica that is given up is asked whether it is still the same one; 0 while it is not given up."""
         self._said: type[WaltzError] | None = None
         """What kind of failure was logged since it was level."""
         self._task: asyncio.Task[None] | None = None
@@ -471,6 +502,10 @@ class ReplicaLink:
             started = asyncio.get_running_loop().time()
             try:
                 await self._serve()
+            except Diverged as error:
+                if self._has_begun:  # else it was measured by others, and not by what we wrote
+                    self._log.diverge(self.name, f"holds another history than the log: {error.message}")
+                self._fail(error)
             except StaleSession as error:
                 error.facts.setdefault("storage", self.name)
                 self._fail(error)
@@ -483,6 +518,11 @@ class ReplicaLink:
                 pause = self._retry_seconds
             await asyncio.sleep(pause)
             pause = min(pause * 2, PAUSES * self._retry_seconds)
+
+    @property
+    def _has_begun(self) -> bool:
+        status = self._progress.status
+        return status is not None and status.session == self._log.session
 
     def _fail(self, error: WaltzError) -> None:
         if type(error) is not self._said:  # once, not with every attempt
@@ -524,6 +564,8 @@ class ReplicaLink:
         if log.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
+        if log.is_other(status) and not core.divergence(self.name):
+            log.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
         log.decided.ring()
         await self._settle()
         while True:
@@ -563,11 +605,14 @@ class ReplicaLink:
             seen = log.decided.rings
             self._check_doubt()
             task = core.next_for(self.name)
-            self.state = State.GIVEN_UP if isinstance(task, GiveUp) else State.SETTLING
+            self.state = _STATES.get(type(task), State.SETTLING)
             match task:
                 case Wait(why):
                     self.story = why
-                    await log.decided.wait(seen)
+                    if isinstance(task, GiveUp):
+                        await self._wait_for_another(seen)
+                    else:
+                        await log.decided.wait(seen)
                     continue
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
@@ -588,6 +633,20 @@ class ReplicaLink:
                     await log.decided.wait(seen)
                     continue
             log.decided.ring()
+
+    async def _wait_for_another(self, seen: int) -> None:
+        """An operator sets the directory aside: nothing of that reaches us by itself."""
+        log, clock = self._log, asyncio.get_running_loop()
+        self._look_again_at = self._look_again_at or clock.time() + self._seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._look_again_at):
+                await log.decided.wait(seen)
+        if clock.time() < self._look_again_at:
+            return
+        self._look_again_at = 0.0
+        found, status = await self._timely(self.port.status(log.partition), "say where it stands"), self._progress.status
+        if status is None or found.incarnation != status.incarnation:
+            raise CannotConnect(f"{self.name} has another directory now")
 
     def copier(self) -> Copier:
         """From other replicas to this one."""
