@@ -37,18 +37,21 @@ async def set_aside(c: Cell, name: str) -> None:
 @story
 async def test_other_bytes_under_an_id_of_the_open_session_put_a_replica_out_until_it_is_set_aside() -> None:
     async with cell() as c:
-        owned, log = await c.holding(10)
-        forge(c, "s2", log.session.session, 10, 3)
+        first, log = await c.holding(20)
+        first.task.cancel()
+        owned = await c.own(generation=2)
+        log = await c.opened(owned)
+        forge(c, "s2", log.session.session, 20, 3)
         await log.committed(log.append(10))
-        await is_out(c, owned, "s2", 12)
+        await is_out(c, owned, "s2", 22)
         await log.committed(log.append(5))
         owned.task.cancel()
-        second = await c.own(generation=2)
+        second = await c.own(generation=3)
         log = await c.opened(second)
-        await is_out(c, second, "s2", 12)
+        await is_out(c, second, "s2", 22)
         await log.committed(log.append(5))
         await set_aside(c, "s2")
-        await c.all_hold(29)
+        await c.all_hold(39)
         await c.until(lambda: state(second, "s2") == "LIVE")
         c.check_equal()
 
@@ -71,7 +74,7 @@ async def test_the_same_last_id_with_other_bytes_is_not_level_for_the_next_owner
 
 @story
 async def test_a_storage_that_comes_back_in_the_open_session_with_other_bytes_does_not_count_again() -> None:
-    """Nothing is appended meanwhile that it could refuse."""
+    """The last of them is right, and nothing else is sent to it that it could refuse."""
     async with cell() as c:
         owned, log = await c.holding(10)
         c.storages["s2"].kill()
@@ -79,7 +82,9 @@ async def test_a_storage_that_comes_back_in_the_open_session_with_other_bytes_do
         await c.storages["s2"].start()
         calls = c.storages["s2"].calls
         assert calls is not None
-        forge(c, "s2", log.session.session, 10, 5)
+        forge(c, "s2", log.session.session, 10, 4)
+        right = log.session.tail.runs_from(14, 14, 1 << 20)
+        c.replica("s2").append(log.session.session, right, -1)
         await is_out(c, owned, "s2", 14)
 
 

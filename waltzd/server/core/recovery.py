@@ -499,9 +499,8 @@ class Recovery:
             or progress.held < mark
         ):
             return None
-        if progress.copied is not None:
-            return progress.copied_end
-        return (_print(status.end) or status.tail or None) if status.last_id == progress.held == mark else None
+        said = _print(status.end) or status.tail or None
+        return said if said is not None and status.last_id == progress.held == mark else progress.copied_end
 
     @property
     def contest(self) -> str:
