@@ -17,19 +17,9 @@ from waltzd.cluster.documents import Membership, PartitionMeta
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority
+from waltzd.server.core.membership import acknowledging, joining, losing
 from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import (
-    Copy,
-    Heal,
-    Level,
-    Recovery,
-    SetLowMark,
-    Step,
-    Truncate,
-    acknowledging,
-    joining,
-    losing,
-)
+from waltzd.server.core.recovery import Copy, Heal, Level, Recovery, SetLowMark, Step, Truncate
 
 Entry = tuple[int, int]
 """Which owner wrote it, and its number there: no two are the same."""

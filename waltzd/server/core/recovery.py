@@ -38,14 +38,14 @@ majority of the members. Where they contradict each other without a majority, no
 The document itself may be an older one, put back by an operator. Each session is saved there before a storage hears of it,
 so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`).
 
-In order below: how the document changes when a session opens, while it is open and when it ends; what a replica does next,
-as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
+How the document changes when a session opens, while it is open and when it ends, is in `waltzd.server.core.membership`. In
+order below: what a replica does next, as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 from uuid import UUID
@@ -56,105 +56,8 @@ from waltzd.format.batch import End
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
+from waltzd.server.core.membership import admitting
 from waltzd.server.core.progress import Marks, Progress
-
-
-def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
-    """It has begun our session and holds more than we ever wrote in it."""
-    return MetadataBehind(
-        f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
-        f"{last_id}: another owner had a session of this number",
-        storage=storage,
-    )
-
-
-def admitting(
-    meta: PartitionMeta,
-    mark: int,
-    members: tuple[str, ...],
-    roles: Iterable[str],
-    level: Mapping[str, ReplicaStatus],
-    diverged: Mapping[str, UUID] | None = None,
-) -> PartitionMeta:
-    """The document with which the session opens. Level replicas have joined it; of each other one it says up to where it
-    can be trusted. What such a one is cut above is nothing that it could forget. `diverged`: which directories hold another
-    history."""
-    outside = diverged or {}
-    states: dict[str, ReplicaState] = {}
-    for name in roles:
-        status, state = level.get(name), meta.replicas.get(name)
-        if status is not None:
-            states[name] = _joined(meta, status, mark)
-        elif name in outside:
-            states[name] = ReplicaState(session=EMPTY, closing=EMPTY, incarnation=outside[name], is_diverged=True)
-        elif state is not None and state.closing is None and state.session == meta.opened:
-            states[name] = replace(state, closing=mark, acknowledged=min(mark, state.acknowledged), is_lost=False)
-        elif state is not None:
-            states[name] = state
-    return replace(meta, opened=meta.session, low_mark=mark, members=members, replicas=states, decision=None)
-
-
-def _joined(meta: PartitionMeta, status: ReplicaStatus, held: int) -> ReplicaState:
-    return ReplicaState(session=meta.session, closing=None, incarnation=status.incarnation, acknowledged=held)
-
-
-def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: int) -> PartitionMeta | None:
-    """The document that lets this member's acknowledgements count, once it is saved; None when it may not join. One that
-    had forgotten something joins again when it holds all that it, or the replica in whose place it is, had acknowledged."""
-    state = meta.replicas.get(name)
-    if meta.opened != meta.session or name not in meta.members or status is None or status.session != meta.session:
-        return None
-    if state is not None and state.is_diverged and state.incarnation == status.incarnation:
-        return None
-    if state is not None and state.session == meta.session and not (state.is_lost and held >= state.acknowledged):
-        return None
-    return replace(meta, replicas={**meta.replicas, name: _joined(meta, status, held)})
-
-
-def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
-    """The document that takes away the vote of a member that has forgotten what it acknowledged in this session: everything
-    up to `mark`."""
-    state = meta.replicas.get(name)
-    if name not in meta.joined or state is None or state.is_lost:
-        return None
-    lost = replace(state, is_lost=True, acknowledged=max(mark, state.acknowledged))
-    return replace(meta, replicas={**meta.replicas, name: lost})
-
-
-def diverging(meta: PartitionMeta, name: str, incarnation: UUID, mark: int) -> PartitionMeta | None:
-    """The document that takes a replica out whose directory holds another history; None where it says so already. It may
-    have acknowledged up to `mark`, and whoever stands in its place later has to hold that."""
-    state = meta.replicas.get(name)
-    if state is not None and state.is_diverged and state.incarnation == incarnation:
-        return None
-    if state is not None and name in meta.joined:
-        mark = max(mark, state.acknowledged)
-        out = replace(state, incarnation=incarnation, is_lost=True, is_diverged=True, acknowledged=mark)
-    else:
-        out = ReplicaState(session=EMPTY, closing=EMPTY, incarnation=incarnation, is_diverged=True)
-    return replace(meta, replicas={**meta.replicas, name: out})
-
-
-def acknowledging(meta: PartitionMeta, marks: Mapping[str, int]) -> PartitionMeta:
-    """The document that says how far the joined members have acknowledged; the same one where it says so already."""
-    risen = {
-        name: replace(state, acknowledged=marks[name])
-        for name, state in meta.replicas.items()
-        if name in meta.joined and marks.get(name, -1) > state.acknowledged
-    }
-    return replace(meta, replicas={**meta.replicas, **risen}) if risen else meta
-
-
-def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """The document that closes its session at `mark`: nothing is in flight, and nothing will be written any more."""
-    assert meta.opened == meta.session
-    return replace(meta, decision=Decision(mark=mark, session=meta.session))
-
-
-def following(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """The document that closes its session at `mark` and takes the next one, in one write: no other owner comes in
-    between."""
-    return replace(closing(meta, mark), session=meta.session + 1)
 
 
 @dataclass(frozen=True)
@@ -424,10 +327,8 @@ class Recovery:
             return None
         if self.is_fresh:
             return EMPTY if self.roles and all(self.status(name) is not None for name in self.roles) else None
-        statuses = [
-            status for name, status in self.statuses.items() if self._given_up(status) is None and not self.divergence(name)
-        ]
-        known = max([self.meta.low_mark, *(status.committed for status in statuses)])
+        heard = [status for name, status in self.statuses.items() if not self.divergence(name)]
+        known = max([self.meta.low_mark, *(one.committed for one in heard if self._given_up(one) is None)])
         bounds = (self._bounds(name) for name in self.meta.members)
         return decided((max(known, low), max(known, high)) for low, high in bounds)
 
@@ -490,14 +391,9 @@ class Recovery:
         """What this replica has at the mark, once it has begun this session; None where that is not known."""
         progress, mark = self._progress.get(name), self.mark
         status = None if progress is None else progress.status
-        if (
-            progress is None
-            or status is None
-            or status.session != self.session
-            or mark is None
-            or mark == EMPTY
-            or progress.held < mark
-        ):
+        if progress is None or status is None or status.session != self.session:
+            return None
+        if mark is None or mark == EMPTY or progress.held < mark:
             return None
         said = _print(status.end) or status.tail or None
         return said if said is not None and status.last_id == progress.held == mark else progress.copied_end
@@ -532,9 +428,9 @@ class Recovery:
             return False
         return (
             status.incarnation == state.incarnation
-            and not self.divergence(name)
             and status.session == self.meta.opened
             and self.held(name) >= self._least(state, status)
+            and not self.divergence(name)
         )
 
     def _least(self, state: ReplicaState, status: ReplicaStatus) -> int:
@@ -600,18 +496,15 @@ class Recovery:
         if self.contest:
             return Wait(self.contest)
         if held < mark:
-            waits = self._not_compared(name)
+            waits = self._not_compared(name, mark)
             if waits:
                 return Wait(f"{', '.join(waits)} said nothing yet of the end of the log")
             last_id, sources = self.give(name, held, mark)
-            return (
-                Copy(last_id, sources)
-                if sources
-                else Wait(f"no replica that answers holds the ids from {held + 1} to {mark}")
-            )
+            missing = f"no replica that answers holds the ids from {held + 1} to {mark}"
+            return Copy(last_id, sources) if sources else Wait(missing)
         return Level()
 
-    def _not_compared(self, name: str) -> list[str]:
+    def _not_compared(self, name: str, mark: int) -> list[str]:
         """Those who hold the decided log, but have not begun this session, so that its end cannot be compared: until then
         nobody copies, because a copy of what is not the log cannot be told from it later."""
         if self.meta.opened == self.session or self._known_end is not None or self._end_of_majority is not None:
@@ -622,8 +515,7 @@ class Recovery:
             if other != name
             and (status := self.status(other)) is not None
             and status.session != self.session
-            and self.mark is not None
-            and self.trusted(other) >= self.mark
+            and self.trusted(other) >= mark
         ]
 
     def _mend(self, name: str, status: ReplicaStatus, mark: int) -> Task:

@@ -33,7 +33,8 @@ from waltzd.errors import Diverged
 from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.recovery import NEAR_IDS, Level, acknowledging, closing, diverging, following, joining, losing
+from waltzd.server.core.membership import acknowledging, closing, diverging, following, joining, losing
+from waltzd.server.core.recovery import NEAR_IDS, Level
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
