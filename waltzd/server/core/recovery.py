@@ -327,8 +327,9 @@ class Recovery:
             return None
         if self.is_fresh:
             return EMPTY if self.roles and all(self.status(name) is not None for name in self.roles) else None
-        heard = [status for name, status in self.statuses.items() if not self.divergence(name)]
-        known = max([self.meta.low_mark, *(one.committed for one in heard if self._given_up(one) is None)])
+        out = self.foreign
+        statuses = [one for name, one in self.statuses.items() if name not in out and self._given_up(one) is None]
+        known = max([self.meta.low_mark, *(status.committed for status in statuses)])
         bounds = (self._bounds(name) for name in self.meta.members)
         return decided((max(known, low), max(known, high)) for low, high in bounds)
 
@@ -478,8 +479,7 @@ class Recovery:
         given_up = self._given_up(status)
         if given_up is not None:
             return GiveUp(f"a rescue gave up committed transactions above id {given_up} that it holds: set it aside")
-        why = self.divergence(name)
-        if why:
+        if why := self.divergence(name):
             return Foreign(f"it {why}")
         if mark is None:
             return self._while_voting(name, status)
