@@ -216,6 +216,8 @@ LOST = PartitionDamaged("its promise file is gone")
         (view("", state=GIVEN_UP), description(status(DAMAGED)), State.COMES),
         (view("bc", state=GIVEN_UP, step="VOTING"), description(status(DAMAGED)), State.COMES),
         (view("bc", state=GIVEN_UP), description(status()), State.LOST),
+        (view("bc", state="DIVERGED"), description(status()), State.LOST),
+        (view("", state="DIVERGED", step="SETTLING"), description(status()), State.COMES),
     ],
 )
 def test_where_a_replica_stands(seen: PartitionView, there: PartitionDescription | None, state: State) -> None:

@@ -26,6 +26,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tests.fuzz.mutate import INTEGERS, SEED, count, filled, mutated, told
+from tests.process.daemon import OWNER_KEY
+from waltzd.protocol.peers import secret_of
 from waltzd.wire import wire_pb2 as wire
 
 SECONDS = 60.0
@@ -89,6 +91,8 @@ def _spare(chance: random.Random, message: Any) -> None:
                 message.generation = chance.choice(WRONG_GENERATIONS)
         elif message.partition == PLAYED and "session" in names and message.HasField("session"):
             message.session = chance.choice([1, 1, 1, *(one for one in INTEGERS if one <= 1)])
+            if "secret" in names:
+                message.secret = secret_of(OWNER_KEY, PLAYED, 1)
     if isinstance(message, wire.PartitionsRequest | wire.RemoveRequest | wire.AvailabilityRequest):
         kept = [number for number in message.partitions if number not in (SPARED, PLAYED)]
         del message.partitions[:]

@@ -38,12 +38,13 @@ from tests.fuzz.hostile import (
     strange_lines,
 )
 from tests.fuzz.mutate import INTEGERS, mutated
-from tests.process.daemon import KEY, Daemon
+from tests.process.daemon import KEY, OWNER_KEY, Daemon
 from waltzd.client import loop
 from waltzd.disk.real import RealDisk
 from waltzd.errors import CannotConnect, NoSuchPartition
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run, encode_payloads
+from waltzd.protocol.peers import SECRET_BYTES, Contact, secret_of
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.frames import HEAD, Kind
@@ -71,17 +72,23 @@ def any_admin_call(chance: random.Random) -> tuple[str, Sequence[bytes]]:
     return path, letters(chance, ADMIN[path], KEY)
 
 
+def _secret(chance: random.Random, partition: int) -> bytes:
+    right = secret_of(OWNER_KEY, partition, 1)
+    return right if chance.random() < 0.9 else chance.choice([b"", bytes(SECRET_BYTES), mutated(chance, right)])
+
+
 def target(chance: random.Random) -> wire.Target:
-    """Of the spared partition never the session that has it, and no higher one."""
+    """Of the spared partition never a session above the one that has it, and never that one's secret."""
     partition = chance.choice([SPARED, PLAYED, PLAYED, PLAYED, PLAYED])
-    session = chance.choice([1, 2, -1]) if partition == SPARED else 1
-    return wire.Target(cluster_key=KEY.bytes, partition=partition, session=session)
+    session = chance.choice([1, 2, -1, SESSION, SESSION]) if partition == SPARED else 1
+    return wire.Target(cluster_key=KEY.bytes, partition=partition, session=session, secret=_secret(chance, partition))
 
 
 def any_stream(chance: random.Random) -> list[bytes]:
     """Records that begin well: then twice the same, or changed, or not in order, or with lengths that lie."""
     spoken = target(chance)
-    hello = Hello(KEY if chance.random() < 0.9 else OTHER_KEY, spoken.partition, spoken.session).encode()
+    contact = Contact(secret=spoken.secret)
+    hello = Hello(KEY if chance.random() < 0.9 else OTHER_KEY, spoken.partition, spoken.session, contact).encode()
     pieces = [_frame(chance, Kind.HELLO, hello if chance.random() < 0.9 else mutated(chance, hello))]
     for number in range(chance.randrange(1, 5)):
         run = runs(chance.choice([0, 0, 1, 3 * number]), chance.choice([1, 2, 3, 70]))

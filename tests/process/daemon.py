@@ -15,6 +15,8 @@ from uuid import UUID
 
 from waltzd.wire.storages import AdminClient, ReplicaClient
 
+OWNER_KEY = b"the owner in all tests"
+"""Who opens a session in one client goes on with it in another."""
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
 PARTITIONS = 4
 END_SECONDS = 60
@@ -124,7 +126,8 @@ class Daemon(DaemonProcess):
             self.arguments = []
 
     def replicas(self, key: UUID = KEY) -> ReplicaClient:
-        return ReplicaClient(self.listen, key, stream_port=int(self.stream_listen.rpartition(":")[2]))
+        port = int(self.stream_listen.rpartition(":")[2])
+        return ReplicaClient(self.listen, key, stream_port=port, owner_key=OWNER_KEY)
 
     def admin(self, key: UUID = KEY) -> AdminClient:
         return AdminClient(self.admin_listen, key)

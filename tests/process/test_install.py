@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.process.daemon import KEY, PARTITIONS, Daemon
+from tests.process.daemon import KEY, OWNER_KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, begin, clients, read_all, runs_of
 from waltzd.client import loop
 from waltzd.errors import (
@@ -27,6 +27,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.format.layout import HEADER_BYTES, FileHeader
+from waltzd.protocol.peers import Contact, secret_of
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import unpacked_error
 from waltzd.wire.frames import Kind
@@ -36,6 +37,7 @@ from waltzd.wire.streams import Hello, piece_parts, whole_bytes
 MakeDaemon = Callable[..., Daemon]
 SETTINGS = {"segment_bytes_max": "20KiB", "read_chunk_bytes": "4KiB"}
 RECORDS = 1000
+OWNER = Contact(secret=secret_of(OWNER_KEY, 0, 1))
 
 
 def header(first_id: int) -> bytes:
@@ -194,7 +196,7 @@ def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> Non
     async def check() -> None:
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
-            hello = Hello(KEY, 0, 1, first_id=0, file_bytes=len(content)).encode()
+            hello = Hello(KEY, 0, 1, OWNER, first_id=0, file_bytes=len(content)).encode()
             kind, why = await say(daemon, Kind.INSTALL, hello, damaged_files(content)[name])
             assert (kind, type(unpacked_error(why))) == (Kind.REFUSED, BadFrame)
             assert leftovers(daemon) == []
@@ -210,7 +212,7 @@ def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> Non
 @pytest.mark.parametrize("kind", [Kind.FETCH, Kind.INSTALL])
 def test_a_stream_for_no_file_is_refused(make_daemon: MakeDaemon, kind: Kind) -> None:
     daemon = make_daemon().start()
-    hello = Hello(KEY, 0, 1)
+    hello = Hello(KEY, 0, 1, OWNER)
 
     async def check() -> None:
         async with clients(daemon) as (replicas, admin):
@@ -236,7 +238,7 @@ def test_a_sender_that_goes_leaves_nothing(make_daemon: MakeDaemon) -> None:
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
             host, port = daemon.stream_listen.rsplit(":", 1)
-            hello = Hello(KEY, 0, 1, first_id=0, file_bytes=len(content)).encode()
+            hello = Hello(KEY, 0, 1, OWNER, first_id=0, file_bytes=len(content)).encode()
             connection = await connect(host, int(port), Kind.INSTALL, hello, tls=None, name=None)
             await connection.send(Kind.PIECE, piece_parts(0, content[:5000]))
             async with asyncio.timeout(20):

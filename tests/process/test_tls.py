@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from tests.process.certificates import Authority, Files, mistakable
-from tests.process.daemon import KEY, PARTITIONS, Daemon
+from tests.process.daemon import KEY, OWNER_KEY, PARTITIONS, Daemon
 from tests.process.test_storage import append, runs_of
 from waltzctl.config.configuration import verdict_of
 from waltzd.client import loop
@@ -51,7 +51,7 @@ def secured(make_daemon: MakeDaemon, authority: Authority, **settings: object) -
 
 
 def replicas(daemon: Daemon, files: Files, role: Role = Role.SERVER, name: str | None = None) -> ReplicaClient:
-    return ReplicaClient(daemon.listen, KEY, seconds=5, tls=files.tls(role), name=name)
+    return ReplicaClient(daemon.listen, KEY, seconds=5, tls=files.tls(role), name=name, owner_key=OWNER_KEY)
 
 
 def admin(daemon: Daemon, files: Files, role: Role = Role.OPERATOR) -> AdminClient:

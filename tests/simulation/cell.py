@@ -126,7 +126,7 @@ class SimStorage:
         """A connection of its own, until the storage stops."""
         if self.door is None:
             raise CannotConnect(f"{self.name} is down")
-        self._ports.append(StoragePort(self.door, KEY))
+        self._ports.append(StoragePort(self.door, KEY, b"all owners"))
         return self._ports[-1]
 
     def records(self, partition: int = 0) -> list[bytes]:

@@ -56,6 +56,7 @@ _TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
     "room": lambda world, storage, event: storage.make_room(),
     "flip": lambda world, storage, event: world.say(storage.name, storage.flip(event.amount)),
     "rot": lambda world, storage, event: world.say(storage.name, storage.rot(event.amount)),
+    "forge": lambda world, storage, event: storage.start_forging(),
     "verify": lambda world, storage, event: storage.start_verifying(),
     "copy in place": lambda world, storage, event: _only_down(storage, storage.put_back_in_place),
     "snapshot": lambda world, storage, event: _only_down(storage, storage.put_back_snapshot),

@@ -41,6 +41,7 @@ FAULTS = (
     "groups",
     "suspicion",
     "here",
+    "forge",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -53,7 +54,8 @@ while it is down, or while it runs, and then it is verified. `restore`: its dire
 a time that it never saw. `upgrade`: an operator has the cluster go over to format 1 in the middle. `groups`: clients submit
 groups of transactions. `suspicion`: servers look out for each other, and replace one that died before its coordinator
 session ends; ports refuse for a while though the process lives; leader and owner are killed together. `here`:
-storages write small appends in the moment in which they come."""
+storages write small appends in the moment in which they come. `forge`: somebody with the key of a server tries to write
+into sessions of others."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
@@ -61,6 +63,8 @@ NEWEST = ("skew", "upgrade", "groups")
 """Likewise, each."""
 YOUNGEST = ("suspicion", "here")
 """Likewise; and not in the first seeds, by which edits are caught."""
+FOREIGN = ("forge",)
+"""The same."""
 OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
 """They may leave a partition to an operator, and a run ends there."""
@@ -164,9 +168,9 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    chosen = tuple(fault for fault in FAULTS if fault not in LATER + LAST + NEWEST + YOUNGEST and pick.random() < 0.5) or (
-        "crash",
-    )
+    chosen = tuple(
+        fault for fault in FAULTS if fault not in LATER + LAST + NEWEST + YOUNGEST + FOREIGN and pick.random() < 0.5
+    ) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
     chosen += tuple(fault for fault in LAST if last.random() < 0.25)
@@ -174,6 +178,8 @@ def make_plan(
     chosen += tuple(fault for fault in NEWEST if newest.random() < 0.4)
     youngest = random.Random(f"youngest {seed}")
     chosen += tuple(fault for fault in YOUNGEST if seed >= OLD_SEEDS and youngest.random() < 0.5)
+    foreign = random.Random(f"foreign {seed}")
+    chosen += tuple(fault for fault in FOREIGN if seed >= OLD_SEEDS and foreign.random() < 0.4)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -205,6 +211,8 @@ def make_plan(
     drawn += _events_beside(weather, setup, BESIDE)
     weather.pick = youngest
     drawn += _events_beside(weather, setup, YOUNG_BESIDE)
+    weather.pick = foreign
+    drawn += _events_beside(weather, setup, FOREIGN_BESIDE)
     events = tuple(sorted(drawn, key=lambda event: event.at))
     if chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
@@ -574,9 +582,16 @@ def _suspicion(weather: _Weather) -> None:
         at += pick.choice((0.5, 3.0)) * (0.5 + pick.random())
 
 
+def _forge(weather: _Weather) -> None:
+    pick, at = weather.pick, 0.0
+    while (at := at + pick.choice((0.1, 0.5, 3.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        weather.add(at, "forge", pick.choice(weather.storages))
+
+
 BESIDE: dict[str, Callable[[_Weather], None]] = {"skew": _skew, "upgrade": _upgrade}
 """Kinds that come once in a run, or a few times."""
 YOUNG_BESIDE: dict[str, Callable[[_Weather], None]] = {"suspicion": _suspicion}
+FOREIGN_BESIDE: dict[str, Callable[[_Weather], None]] = {"forge": _forge}
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -597,4 +612,4 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, "clock", "linger", "marks", "groups", "here"} == set(FAULTS)
+assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, "clock", "linger", "marks", "groups", "here"} == set(FAULTS)

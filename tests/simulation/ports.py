@@ -18,7 +18,7 @@ from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ReplicaStatus, ServerDescription, StorageDescription
-from waltzd.protocol.peers import Content, LockHistory, RecordsFrame
+from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
@@ -109,20 +109,24 @@ class SimReplicaPort(_Port[StorageCalls]):
         find: Find[StorageCalls],
         *,
         key: UUID,
+        owner_key: bytes,
         seconds: float = CALL_SECONDS,
         lingers: bool = False,
     ) -> None:
         super().__init__(network, caller, name, find, seconds=seconds, lingers=lingers)
         self._key = key
+        self._owner_key = owner_key
         self._number = next(_numbers)
         self._contacts: dict[int, int] = {}
 
     def _check(self, host: StorageCalls) -> None:
         host.check_key(self._key)
 
-    def _contact(self, partition: int) -> int:
+    def _contact(self, partition: int, session: int | None) -> Contact:
         """As `waltzd.wire.storages.ReplicaClient` does it."""
-        return self._contacts.get(partition, 0)
+        if session is None:
+            return NOBODY
+        return Contact(self._contacts.get(partition, 0), secret_of(self._owner_key, partition, session))
 
     async def status(self, partition: int) -> ReplicaStatus:
         return await self._ask(lambda calls: calls.status(partition))
@@ -133,22 +137,26 @@ class SimReplicaPort(_Port[StorageCalls]):
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
+        secret = secret_of(self._owner_key, partition, session)
         status: ReplicaStatus = await self._ask(
-            lambda calls: calls.open_session(partition, session, partitions, create=create, caller=self._number), seconds
+            lambda calls: calls.open_session(
+                partition, session, partitions, create=create, caller=self._number, secret=secret
+            ),
+            seconds,
         )
         self._contacts[partition] = status.contact
         return status
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        contact = self._contact(partition)
+        contact = self._contact(partition, session)
         return await self._ask(lambda calls: calls.set_low_mark(partition, session, mark, contact=contact))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        contact = self._contact(partition)
+        contact = self._contact(partition, session)
         return await self._ask(lambda calls: calls.truncate(partition, session, mark, contact=contact))
 
     def append(self, partition: int, session: int) -> SimAppend:
-        contact = self._contact(partition)
+        contact = self._contact(partition, session)
 
         async def work(calls: StorageCalls, end: End) -> None:
             await calls.append(partition, session, _StorageLink(end), contact=contact)
@@ -165,8 +173,11 @@ class SimReplicaPort(_Port[StorageCalls]):
         frame_bytes: int = 0,
         with_locks: bool = False,
     ) -> AsyncIterator[Run]:
+        contact = self._contact(partition, session)
+
         async def work(calls: StorageCalls, end: End) -> None:
-            async for run in calls.read(partition, session, first_id, last_id, frame_bytes, with_locks=with_locks):
+            runs = calls.read(partition, session, first_id, last_id, frame_bytes, contact=contact, with_locks=with_locks)
+            async for run in runs:
                 await end.send(run)
 
         async with aclosing(self._each(work)) as runs:
@@ -176,8 +187,10 @@ class SimReplicaPort(_Port[StorageCalls]):
     async def read_whole(
         self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
     ) -> AsyncIterator[Piece]:
+        contact = self._contact(partition, session)
+
         async def work(calls: StorageCalls, end: End) -> None:
-            async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes):
+            async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes, contact=contact):
                 await end.send(content)
 
         async with aclosing(self._each(work)) as contents:
@@ -186,17 +199,22 @@ class SimReplicaPort(_Port[StorageCalls]):
                     yield piece
 
     async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
-        return await self._ask(lambda calls: calls.read_locks(partition, session, last_id, bytes_max))
+        contact = self._contact(partition, session)
+        return await self._ask(lambda calls: calls.read_locks(partition, session, last_id, bytes_max, contact=contact))
 
     async def find_time(self, partition: int, time: int, *, session: int) -> int:
-        return await self._ask(lambda calls: calls.find_time(partition, session, time))
+        contact = self._contact(partition, session)
+        return await self._ask(lambda calls: calls.find_time(partition, session, time, contact=contact))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        return await self._ask(lambda calls: calls.segments(partition, session))
+        contact = self._contact(partition, session)
+        return await self._ask(lambda calls: calls.segments(partition, session, contact=contact))
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
+        contact = self._contact(partition, session)
+
         async def work(calls: StorageCalls, end: End) -> None:
-            async for piece in calls.fetch_segment(partition, session, first_id):
+            async for piece in calls.fetch_segment(partition, session, first_id, contact=contact):
                 await end.send(piece)
 
         async with aclosing(self._each(work)) as pieces:
@@ -206,7 +224,7 @@ class SimReplicaPort(_Port[StorageCalls]):
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
-        contact = self._contact(partition)
+        contact = self._contact(partition, session)
 
         async def work(calls: StorageCalls, end: End) -> None:
             async def arriving() -> AsyncIterator[Buffer]:

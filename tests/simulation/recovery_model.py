@@ -9,27 +9,19 @@ before. After every step: what was committed once is at its place in every log t
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.cluster.documents import Membership, PartitionMeta
+from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority
+from waltzd.server.core.membership import acknowledging, joining, losing
 from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import (
-    Copy,
-    Heal,
-    Level,
-    Recovery,
-    SetLowMark,
-    Step,
-    Truncate,
-    acknowledging,
-    joining,
-    losing,
-)
+from waltzd.server.core.recovery import Copy, Foreign, Heal, Level, Recovery, SetLowMark, Step, Truncate
 
 Entry = tuple[int, int]
 """Which owner wrote it, and its number there: no two are the same."""
@@ -71,6 +63,7 @@ class Disk:
                 Finding(code=Code.DAMAGED_RECORD, path="0.seg", detail="x", first_id=id_, last_id=id_)
                 for id_ in sorted(self.holes)
             ),
+            end=End(crc=zlib.crc32(repr(self.log).encode())) if self.log else None,
         )  # fmt: skip
 
     def copy(self) -> Disk:
@@ -400,6 +393,8 @@ class Owner:
     def _work(self, name: str, disk: Disk) -> None:
         world, core = self.world, self.core
         match core.next_for(name):
+            case Foreign(why):
+                raise Violation(f"{name} is taken for forged: {why}")
             case Truncate(mark):
                 if mark < max(disk.low_mark, disk.committed):
                     raise Violation(f"{name} is asked to cut above {mark}, its floor is {disk.low_mark}, {disk.committed}")

@@ -98,12 +98,14 @@ class ServerMachine(Machine):
 
     def _port(self, life: Life, storage: StorageMeta) -> SimReplicaPort:
         machine = self.world.storages[storage.listen]
+        assert self._instance is not None
         return SimReplicaPort(
             self.world.network,
             life,
             storage.listen,
             machine.serving,
             key=self.world.meta.key,
+            owner_key=self._instance.bytes,
             seconds=self.world.setup.storage_seconds,
             lingers="linger" in self.world.setup.faults,
         )

@@ -17,9 +17,9 @@ from waltzd.errors import FlushFailed, WaltzError
 from waltzd.format.batch import Head as BatchHead
 from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import BATCHES, CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX, FileHeader
-from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, id_and_length
+from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, encode_payloads, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import Link, RecordsFrame
+from waltzd.protocol.peers import NOBODY, Contact, Link, RecordsFrame, secret_of
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -47,14 +47,14 @@ class _Promiser(StorageCalls):
     answers: Answers
 
     async def open_session(
-        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0
+        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0, secret: bytes = b""
     ) -> ReplicaStatus:
-        status = await super().open_session(number, session, partitions, create=create, caller=caller)
+        status = await super().open_session(number, session, partitions, create=create, caller=caller, secret=secret)
         for promised in (self.answers.promised, self.answers.fenced):
             promised[number] = max(session, promised.get(number, session))
         return status
 
-    async def truncate(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
+    async def truncate(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
         durable = self.answers.durable
         durable[number] = min(mark, durable.get(number, -1))  # it may be cut, even if the answer is lost
         return await super().truncate(number, session, mark, contact=contact)
@@ -65,7 +65,7 @@ class _Promiser(StorageCalls):
         self.answers.durable.pop(number, None)
         return aside
 
-    async def append(self, number: int, session: int, link: Link, *, contact: int = 0) -> None:
+    async def append(self, number: int, session: int, link: Link, *, contact: Contact = NOBODY) -> None:
         await super().append(number, session, _Heard(link, lambda mark: self._said(number, mark)), contact=contact)
 
     def _said(self, number: int, mark: int) -> None:
@@ -100,6 +100,29 @@ class _Heard:
 
     async def refuse(self, error: WaltzError) -> None:
         await self._link.refuse(error)
+
+
+class _Forgery:
+    """An append stream with one record that its owner never wrote."""
+
+    def __init__(self, first_id: int) -> None:
+        self._frames = [RecordsFrame(encode_payloads(first_id, [b"forged"]), -1)]
+
+    async def receive(self) -> RecordsFrame | None:
+        return self._frames.pop() if self._frames else None
+
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, durable_id: int) -> None:
+        raise AssertionError("it may not")
+
+    async def send(self, durable_id: int) -> None:
+        return None
+
+    async def refuse(self, error: WaltzError) -> None:
+        return None
 
 
 class StorageMachine(Machine):
@@ -368,6 +391,28 @@ class StorageMachine(Machine):
                     self.world.say(self.name, f"an operator is told: {finding}")
             except WaltzError as error:
                 self.world.say(self.name, f"an operator is told: {error.message}")
+
+    def start_forging(self) -> None:
+        calls, life = self.calls, self.life
+        if calls is not None and life is not None:
+            self.world.loop.run_in(life, self._forge(calls), f"somebody writes into {self.name}")
+
+    async def _forge(self, calls: StorageCalls) -> None:
+        """With the key of a server, in the sessions of others: their numbers are known, their secrets are not."""
+        for replica in calls.directory.partitions():
+            number, session = replica.number, replica.promised_session
+            contact = Contact(replica.contact, secret_of(b"somebody", number, session))
+            for attempt in (
+                calls.append(number, session, _Forgery(replica.last_id + 1), contact=contact),
+                calls.truncate(number, session, -1, contact=contact),
+                calls.set_low_mark(number, session, replica.last_id, contact=contact),
+            ):
+                try:
+                    await attempt
+                except WaltzError as error:
+                    self.world.say(self.name, f"somebody is refused: {error.code}")
+                else:
+                    self.world.mistake(AssertionError(f"{self.name} obeys somebody who does not know the secret"))
 
     async def verified(self, calls: StorageCalls, partition: int) -> list[Finding]:
         return [found async for found in calls.verify(partition) if isinstance(found, Finding)]

@@ -17,7 +17,7 @@ from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.healing import Healing
 from waltzd.storage.replica.opening import _Opening
 from waltzd.storage.replica.partition import Partition
-from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.promise import Fence, PromiseFile
 from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.shelf import Shelf
 
@@ -255,3 +255,12 @@ def cuts_one_record_too_few(patches: Patches) -> None:
         return end_of
 
     patches.wrap(Healing, "end_of", make)
+
+
+# -- owners ------------------------------------------------------------------------------------------------------------
+
+
+@mutant(0, 1, aim=Aim(faults=("forge",), setup=BUSY))
+def obeys_whoever_knows_the_session(patches: Patches) -> None:
+    """A call of a session that does not show its owner's secret is served."""
+    patches.set(Fence, "_is_shown", lambda self, secret: True)

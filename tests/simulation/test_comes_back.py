@@ -380,7 +380,8 @@ class _ImpatientPort(SimPort):
         calls = self._storage.calls
         if calls is None:
             raise CannotConnect("down")
-        work = asyncio.ensure_future(calls.install_segment(partition, session, first_id, size, pieces))
+        contact = self._contact(partition, session)
+        work = asyncio.ensure_future(calls.install_segment(partition, session, first_id, size, pieces, contact=contact))
         self._tasks.append(work)
         done, _ = await asyncio.wait((work,), timeout=1.0)
         if not done:

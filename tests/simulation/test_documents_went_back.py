@@ -15,7 +15,7 @@ from tests.unit.timeless import run
 from waltzd.cluster.cluster import partition_path, replicas_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import Assignment, Membership, Ownership
-from waltzd.server.core.recovery import acknowledging
+from waltzd.server.core.membership import acknowledging
 from waltzd.server.session.owned import OwnedLog
 
 DOCUMENT = partition_path(0)

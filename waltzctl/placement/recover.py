@@ -29,7 +29,7 @@ from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, NoSuchPartition, Unfinished, Unsafe
-from waltzd.protocol.descriptions import PartitionDescription
+from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
 
 VERB = "storage recover"
 GIVEN_UP = "GIVEN_UP"
@@ -117,8 +117,9 @@ def standing(name: str, view: PartitionView, there: PartitionDescription | None)
         return Standing(state=State.COMES, why=view.waiting or f"{view.owner} has not heard of it yet")
     if status is None:  # its owner may not have noticed yet
         return Standing(state=State.COMES, why="its owner will make it there", held=held)
-    # Damaged, or given up by a rescue: while its owner waits for others there is hope; with a level one beside it, none.
-    if ours.state == GIVEN_UP and view.owner_says_open and view.counted - {name}:
+    # Damaged, given up by a rescue, or of another history: while its owner waits for others there is hope; with a level one
+    # beside it, none.
+    if ours.state in (GIVEN_UP, DIVERGED) and view.owner_says_open and view.counted - {name}:
         return Standing(state=State.LOST, why=ours.story, held=held)
     counts = status.is_sound and ours.counts
     return Standing(state=State.COUNTS if counts else State.COMES, why=ours.story, held=held)

@@ -12,6 +12,7 @@ from waltzctl.watching.facts import REPAIR, Facts, Found, Grade, Reason, unsure,
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing, TlsMismatch, WaltzError
+from waltzd.protocol.descriptions import DIVERGED
 from waltzd.protocol.quorum import majority
 
 SLOW_MS = 1000.0
@@ -19,7 +20,11 @@ SLOW_MS = 1000.0
 GONE = "the owner is gone"
 _WHEN_SHORT = dict.fromkeys(
     ("CONNECTING", "SETTLING", "CATCHING_UP", "SLOW", "DAMAGED", "UNKNOWN"), "wait until it is level"
-) | {"GIVEN_UP": "bring it back from the others: `waltzctl storage recover {0}`"}
+) | {
+    "GIVEN_UP": "bring it back from the others: `waltzctl storage recover {0}`",
+    DIVERGED: "find out who wrote there, with `waltzctl partition compare` and the logs of {0}; then set it aside and have "
+    "it copied anew: `waltzctl storage recover {0}`",
+}
 """By the state in which an owner sees a replica."""
 
 
@@ -246,7 +251,8 @@ def _short(facts: Facts) -> Iterator[Reason]:
             continue
         told = {replica.storage for replica in view.said.replicas}
         for replica in view.said.replicas:
-            if not replica.counts and replica.role == Membership.MEMBER and replica.storage not in silent:
+            is_short = not replica.counts and replica.role == Membership.MEMBER
+            if (is_short or replica.state == DIVERGED) and replica.storage not in silent:
                 grouped.setdefault((replica.storage, replica.state), []).append((view.partition, replica.story))
         for name, role in view.replicas.items():
             if role is Membership.MEMBER and name not in told and name not in silent:
@@ -259,7 +265,7 @@ def _short(facts: Facts) -> Iterator[Reason]:
         state_said = state.lower().replace("_", " ")
         yield Reason(
             key=f"short {storage} {state}",
-            grade=Grade.WARN,
+            grade=Grade.FAIL if state == DIVERGED else Grade.WARN,
             sentence=f"{storage}'s replica{'' if len(numbers) == 1 else 's'} of {spell(numbers)} no longer {few}: "
             f"{state_said}{', ' if about else ''}{about}",
             next_step=_WHEN_SHORT.get(state, "look at it with `waltzctl storage describe {0}`").format(storage),

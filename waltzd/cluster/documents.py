@@ -233,6 +233,9 @@ class ReplicaState:
     is_lost: bool = False
     """It was seen to have forgotten what it had acknowledged in this session; `acknowledged` says exactly how much that is.
     It does not count before it holds all of it again."""
+    is_diverged: bool = False
+    """It holds another history than the log. Nothing of it counts, is copied or is cut, until another directory stands in
+    its place."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,12 @@ its patience is not logged at all: a fail-over closes partitions for a moment, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.errors import Diverged
+from waltzd.protocol.descriptions import DIVERGED, OwnedPartition
 
 LOOK_SECONDS = 2.0
 AGAIN_SECONDS = 600.0
@@ -93,19 +94,30 @@ def _said(level: int, kind: str, numbers: list[int], known: _Known, now: float, 
 
 
 def of_server(partitions: Iterable[OwnedPartition], code: str) -> dict[int, list[Trouble]]:
-    """Partitions that take no transactions: not open, or without a majority that takes appends."""
-    return {
-        owned.partition: [
-            Trouble(
-                kind="no transactions are taken",
-                why=f"{owned.step}, {owned.waiting or 'it is being opened'}",
-                code=code,
-                patience=CLOSED_PATIENCE_SECONDS,
+    """Partitions that take no transactions: not open, or without a majority that takes appends. And replicas that hold
+    another history than the log."""
+    return {owned.partition: [*_closed(owned, code), *_diverged(owned)] for owned in partitions}
+
+
+def _closed(owned: OwnedPartition, code: str) -> Iterator[Trouble]:
+    if owned.step != "OPEN" or owned.waiting:
+        yield Trouble(
+            kind="no transactions are taken",
+            why=f"{owned.step}, {owned.waiting or 'it is being opened'}",
+            code=code,
+            patience=CLOSED_PATIENCE_SECONDS,
+        )
+
+
+def _diverged(owned: OwnedPartition) -> Iterator[Trouble]:
+    for replica in owned.replicas:
+        if replica.state == DIVERGED:
+            yield Trouble(
+                kind=f"the replica on {replica.storage} holds another history than the log and is out",
+                why=f"{replica.story}; find out who wrote there, then `waltzctl storage recover {replica.storage}`",
+                code=Diverged.code,
+                patience=0.0,
             )
-        ]
-        for owned in partitions
-        if owned.step != "OPEN" or owned.waiting
-    }
 
 
 def of_replica(*, damage: str | None, refused: str | None, code: str) -> list[Trouble]:

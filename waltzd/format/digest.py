@@ -6,12 +6,15 @@ means the same records, however they were cut into pieces on the way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from waltzd.format.record import Run
 
 HASH_BYTES = 16
+TAIL_RECORDS = 16
+"""So many of the last records tell whether two logs of format 0 end alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +46,12 @@ class Hashing:
 
     def digest(self) -> Digest:
         return Digest(first_id=self._first_id, last_id=self.next_id - 1, hash=self._hash.digest(), bytes=self.bytes)
+
+
+def tail_hash(runs: Iterable[Run]) -> str:
+    """Of consecutive records; empty where there are none."""
+    hashing: Hashing | None = None
+    for run in runs:
+        hashing = hashing or Hashing(run.first_id)
+        hashing.add(run)
+    return "" if hashing is None else hashing.digest().hash.hex()

@@ -71,6 +71,8 @@ class ReplicaStatus:
     """Which opening of the replica this is. A call that changes it names that one, and is refused after the next."""
     end: End | None = None
     """Where its last batch ends. None: its last segment is of format 0, or not readable."""
+    tail: str = ""
+    """A hash of its last records of format 0, in an answer to its owner; empty where they are in batches, or unknown."""
 
     @property
     def is_sound(self) -> bool:
@@ -191,6 +193,10 @@ class VerifySummary:
     findings: int
 
 
+DIVERGED = "DIVERGED"
+"""The state of a replica that holds another history than the log: it counts for nothing until another takes its place."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnedReplica:
     """One replica of an owned partition, as its owner sees it."""
@@ -198,7 +204,7 @@ class OwnedReplica:
     storage: str
     role: str
     state: str
-    """CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, GIVEN_UP, DOWN"""
+    """CONNECTING, SETTLING, LIVE, SLOW, CATCHING_UP, DAMAGED, GIVEN_UP, DIVERGED, DOWN"""
     durable_id: int
     counts: bool
     """Its acknowledgements make transactions committed."""

@@ -7,8 +7,9 @@ call that fails raises an error of `waltzd.errors`; `CannotConnect` means that i
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -100,6 +101,25 @@ def run_of(first_id: int, lengths: Buffer, records: Buffer) -> Run:
 
 
 # -- a storage, as the owner of a partition sees it --------------------------------------------------------------------
+
+SECRET_BYTES = 32
+
+
+def secret_of(key: bytes, partition: int, session: int) -> bytes:
+    """What an owner shows in one session, and nobody else knows. `key` is drawn once for each process."""
+    return hmac.digest(key, f"session {session} of partition {partition}".encode(), "sha256")
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a call with a session shows: of which opening of the replica it is, and that it comes from who opened it."""
+
+    number: int = 0
+    """Of the answer to `Open`; 0: the present one, whichever it is."""
+    secret: bytes = field(default=b"", repr=False)
+
+
+NOBODY = Contact()
 
 
 class AppendPort(Protocol):

@@ -11,6 +11,7 @@ import asyncio
 import faulthandler
 import logging
 import os
+import secrets
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
@@ -33,7 +34,7 @@ from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
 from waltzd.protocol.locks import LockExplanation
-from waltzd.protocol.peers import ReplicaPort
+from waltzd.protocol.peers import SECRET_BYTES, ReplicaPort
 from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.clients.calls import ServerCalls
@@ -186,6 +187,8 @@ class _Daemon:
         self._capacity = Capacity(config.mounts_max)
         self.all_counters = AllCounters()
         self._storages: dict[tuple[str, str], ReplicaClient] = {}
+        self._owner_key = secrets.token_bytes(SECRET_BYTES)
+        """What the secrets of its sessions are made of; it leaves this process never."""
         self._ticker = Ticker(TICK_SECONDS)
         self._copy_pace = CopyPace(cluster, config.catch_up_bytes_per_second)
         self._session_settings = SessionSettings(
@@ -331,7 +334,12 @@ class _Daemon:
         place = storage.name, storage.listen  # another storage at the address has another certificate
         if place not in self._storages:
             self._storages[place] = ReplicaClient(
-                storage.listen, self._meta.key, seconds=self._config.storage_seconds, tls=self._tls, name=storage.name
+                storage.listen,
+                self._meta.key,
+                seconds=self._config.storage_seconds,
+                tls=self._tls,
+                name=storage.name,
+                owner_key=self._owner_key,
             )
         return self._storages[place]
 

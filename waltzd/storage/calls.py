@@ -43,7 +43,7 @@ from waltzd.format.finding import Finding
 from waltzd.format.layout import NO_SESSION, VERSIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
-from waltzd.protocol.peers import Content, Link, LockHistory, runs_of
+from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, runs_of
 from waltzd.storage.lane import Lane, RunBlocking, RunHere, Shift, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
@@ -241,7 +241,7 @@ class StorageCalls:
         ]
 
     async def open_session(
-        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0
+        self, number: int, session: int, partitions: int, *, create: bool = False, caller: int = 0, secret: bytes = b""
     ) -> ReplicaStatus:
         ours = self._directory.control.header.partitions
         if partitions != ours:
@@ -249,16 +249,18 @@ class StorageCalls:
         if create and number not in self._lanes:
             check_jump(NO_SESSION, session)
             await self._make(self._directory.ensure_partition, number)
-        return await self._contact(number, session, caller)
+        return await self._contact(number, session, caller, secret)
 
     async def fence(self, number: int, session: int) -> ReplicaStatus:
         """For an operator's rescue: also below a promised session that has not begun."""
         return await self._contact(number, session, by_operator=True)
 
-    async def _contact(self, number: int, session: int, caller: int = 0, *, by_operator: bool = False) -> ReplicaStatus:
+    async def _contact(
+        self, number: int, session: int, caller: int = 0, secret: bytes = b"", *, by_operator: bool = False
+    ) -> ReplicaStatus:
         lane = self._lane(number)
         partition = lane.partition
-        contact = await lane.fence(lambda: partition.fence(session, caller, by_operator=by_operator))
+        contact = await lane.fence(lambda: partition.fence(session, caller, secret, by_operator=by_operator))
         # A tail can be long. Proving it takes a turn for each segment, and half of the threads: the rest stays free for the
         # appends of other partitions.
         is_more = True
@@ -268,30 +270,47 @@ class StorageCalls:
         partition.check_session(session, contact)
         return replace(partition.status(), contact=contact)
 
-    async def set_low_mark(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
+    def _owned(self, number: int, session: int, contact: Contact) -> Lane:
+        """For a call of the owner, which shows that it is one."""
         lane = self._lane(number)
-        return await lane.call(lambda: lane.partition.set_low_mark(session, mark, contact))
+        lane.partition.check_contact(session, contact)
+        return lane
 
-    async def truncate(self, number: int, session: int, mark: int, *, contact: int = 0) -> ReplicaStatus:
-        lane = self._lane(number)
-        return await lane.call(lambda: lane.partition.truncate(session, mark, contact))
+    def _readable(self, number: int, session: int | None, contact: Contact) -> Lane:
+        """What has no session reads what is committed. What has one need not be of the latest contact."""
+        return self._lane(number) if session is None else self._owned(number, session, replace(contact, number=0))
+
+    async def set_low_mark(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
+        lane = self._owned(number, session, contact)
+        return await lane.call(lambda: lane.partition.set_low_mark(session, mark, contact.number))
+
+    async def truncate(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
+        lane = self._owned(number, session, contact)
+        return await lane.call(lambda: lane.partition.truncate(session, mark, contact.number))
 
     async def install_segment(
-        self, number: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer], *, contact: int = 0
+        self,
+        number: int,
+        session: int,
+        first_id: int,
+        file_bytes: int,
+        pieces: AsyncIterator[Buffer],
+        *,
+        contact: Contact = NOBODY,
     ) -> ReplicaStatus:
         """Take a whole segment file, behind the last id or in the place of a damaged one. The first piece is asked for when
         the replica has a place for it.
 
         The file is received and proven beside the log; only its begin and its end take a turn of the lane. A newer file for
         the same replica ends the one before, whose sender has gone or will ask again."""
-        lane = self._lane(number)
+        lane = self._owned(number, session, contact)
         partition = lane.partition
         turn = self._arriving[number] = object()
         installation: Installation | None = None
 
         def begin() -> Installation:
             nonlocal installation  # set also when the caller gives up meanwhile
-            installation = partition.begin_installation(session, first_id, file_bytes, contact)
+            installation = partition.begin_installation(session, first_id, file_bytes, contact.number)
             return installation
 
         try:
@@ -314,11 +333,10 @@ class StorageCalls:
             if installation is not None:  # once it has its place this does nothing
                 await self._write(installation.abandon)
 
-    async def append(self, number: int, session: int, link: Link, *, contact: int = 0) -> None:
+    async def append(self, number: int, session: int, link: Link, *, contact: Contact = NOBODY) -> None:
         """Serve one append stream until its end, or an error, which the sender is told."""
         try:
-            lane = self._lane(number)
-            lane.partition.check_session(session, contact)
+            lane = self._owned(number, session, contact)
             if sum(stream.is_of(lane) for stream in self._streams) >= APPENDERS_MAX:
                 raise TooManyCallers(
                     f"partition {number} has {APPENDERS_MAX} append streams already", next_step="an owner needs one or two"
@@ -326,7 +344,7 @@ class StorageCalls:
         except WaltzError as error:
             await refuse(link, error)
             raise
-        stream = Stream(session, contact or lane.partition.contact, lane, link, self._config)
+        stream = Stream(session, contact.number or lane.partition.contact, lane, link, self._config)
         self._streams[stream] = None
         try:
             await stream.serve()
@@ -357,29 +375,39 @@ class StorageCalls:
         last_id: int | None,
         frame_bytes: int,
         *,
+        contact: Contact = NOBODY,
         with_locks: bool = False,
     ) -> AsyncIterator[Run]:
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Run:
             return partition.read(first_id, last_id, size, session=session, with_locks=with_locks)
 
-        async for run in self._read(number, session, first_id, last_id, frame_bytes, read):
+        lane = self._readable(number, session, contact)
+        async for run in self._read(lane, session, first_id, last_id, frame_bytes, read):
             assert isinstance(run, Run)
             yield run
 
     async def read_whole(
-        self, number: int, session: int, first_id: int, last_id: int | None, frame_bytes: int
+        self,
+        number: int,
+        session: int,
+        first_id: int,
+        last_id: int | None,
+        frame_bytes: int,
+        *,
+        contact: Contact = NOBODY,
     ) -> AsyncIterator[Content]:
         """The same for another replica: whole batches where the log has them."""
 
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Content:
             return partition.read_whole(first_id, last_id, size, session=session)
 
-        async for content in self._read(number, session, first_id, last_id, frame_bytes, read):
+        lane = self._readable(number, session, contact)
+        async for content in self._read(lane, session, first_id, last_id, frame_bytes, read):
             yield content
 
     async def _read(
         self,
-        number: int,
+        lane: Lane,
         session: int | None,
         first_id: int,
         last_id: int | None,
@@ -387,7 +415,6 @@ class StorageCalls:
         read: Callable[[Partition, int, int, int], Content],
     ) -> AsyncIterator[Content]:
         with self._reader():
-            lane = self._lane(number)
             partition = lane.partition
             size = min(frame_bytes or self._config.read_chunk_bytes, self._config.frame_bytes_max)
             if size < 0 or (last_id is not None and last_id < first_id):
@@ -409,17 +436,21 @@ class StorageCalls:
                 if at > limit:
                     limit = partition.readable_to(session)
                     if limit < at <= last_id:
-                        raise BeyondLog(f"partition {number} ends at id {limit}; id {at} is not here", last_id=limit)
+                        raise BeyondLog(
+                            f"partition {partition.number} ends at id {limit}; id {at} is not here", last_id=limit
+                        )
 
-    async def read_locks(self, number: int, session: int, last_id: int, bytes_max: int) -> LockHistory | None:
+    async def read_locks(
+        self, number: int, session: int, last_id: int, bytes_max: int, *, contact: Contact = NOBODY
+    ) -> LockHistory | None:
         with self._reader():
-            lane = self._lane(number)
+            lane = self._readable(number, session, contact)
             size = min(bytes_max, self._config.frame_bytes_max)
             return await self._answer(lane, lambda: lane.partition.read_locks(last_id, size, session=session))
 
-    async def find_time(self, number: int, session: int, time: int) -> int:
+    async def find_time(self, number: int, session: int, time: int, *, contact: Contact = NOBODY) -> int:
         with self._reader():
-            lane = self._lane(number)
+            lane = self._readable(number, session, contact)
             return await self._answer(lane, lambda: lane.partition.find_time(time, session=session))
 
     async def _answer(self, lane: Lane, read: Callable[..., T], *arguments: Any) -> T:
@@ -480,21 +511,20 @@ class StorageCalls:
                     break
         return hashing.digest()
 
-    def segments(self, number: int, session: int | None) -> list[tuple[int, int, int]]:
-        partition = self._lane(number).partition
-        if session is not None:
-            partition.check_session(session)
+    def segments(self, number: int, session: int | None, *, contact: Contact = NOBODY) -> list[tuple[int, int, int]]:
+        partition = self._readable(number, session, contact).partition
         return [
             (first_id, last_id, partition.bytes_of(first_id))
             for first_id, last_id in partition.sealed_segments()
             if session is not None or last_id <= partition.visible_mark
         ]
 
-    async def fetch_segment(self, number: int, session: int, first_id: int) -> AsyncGenerator[bytes, None]:
+    async def fetch_segment(
+        self, number: int, session: int, first_id: int, *, contact: Contact = NOBODY
+    ) -> AsyncGenerator[bytes, None]:
         """A sealed segment as it is. The receiver proves its records."""
         with self._reader():
-            partition = self._lane(number).partition
-            partition.check_session(session)
+            partition = self._readable(number, session, contact).partition
             file = self._disk.open(partition.sealed_path(first_id))
             try:
                 offset, size = 0, file.size()

@@ -19,6 +19,7 @@ from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.peers import SECRET_BYTES, Contact
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
@@ -60,6 +61,10 @@ def _session(target: wire.Target) -> int:
     if not target.HasField("session"):
         raise BadFrame("this call needs a session")
     return target.session
+
+
+def _contact(target: wire.Target) -> Contact:
+    return Contact(target.contact, target.secret)
 
 
 def _optional_session(target: wire.Target, context: Context) -> int | None:
@@ -124,8 +129,15 @@ class ReplicaService(_Service, ReplicaServicer):
         self._check(target.cluster_key, context)
         if target.HasField("session"):
             await self._learn_name(context)
+            if len(target.secret) != SECRET_BYTES:
+                raise BadFrame(f"a session is opened with a secret of {SECRET_BYTES} bytes, not of {len(target.secret)}")
             status = await self._calls.open_session(
-                target.partition, target.session, request.partitions, create=request.create, caller=request.caller
+                target.partition,
+                target.session,
+                request.partitions,
+                create=request.create,
+                caller=request.caller,
+                secret=target.secret,
             )
         else:
             status = self._calls.status(target.partition)
@@ -151,7 +163,7 @@ class ReplicaService(_Service, ReplicaServicer):
     ) -> wire.ReplicaStatus:
         target = request.target
         self._check(target.cluster_key, context)
-        status = await call(target.partition, _session(target), request.mark, contact=target.contact)
+        status = await call(target.partition, _session(target), request.mark, contact=_contact(target))
         return to_message(wire.ReplicaStatus, status)
 
     async def Read(self, request: wire.ReadRequest, context: Context) -> AsyncIterator[wire.RunFrame]:
@@ -159,13 +171,15 @@ class ReplicaService(_Service, ReplicaServicer):
             target = request.target
             self._check(target.cluster_key, context)
             session, last_id = _optional_session(target, context), request.last_id if request.HasField("last_id") else None
-            place = request.first_id, last_id, request.frame_bytes
+            place, contact = (request.first_id, last_id, request.frame_bytes), _contact(target)
             if request.form == wire.READ_FORM_WHOLE:
-                async for content in self._calls.read_whole(target.partition, _session(target), *place):
+                whole = self._calls.read_whole(target.partition, _session(target), *place, contact=contact)
+                async for content in whole:
                     yield pieces_message((content,) if isinstance(content, Run) else content)
                 return
             with_locks = request.form == wire.READ_FORM_LOCKS
-            async for run in self._calls.read(target.partition, session, *place, with_locks=with_locks):
+            runs = self._calls.read(target.partition, session, *place, contact=contact, with_locks=with_locks)
+            async for run in runs:
                 yield run_message(run)
         except WaltzError as error:
             await self.refuse(context, error)
@@ -175,7 +189,9 @@ class ReplicaService(_Service, ReplicaServicer):
         target = request.target
         self._check(target.cluster_key, context)
         _optional_session(target, context)
-        found = await self._calls.read_locks(target.partition, _session(target), request.last_id, request.bytes_max)
+        found = await self._calls.read_locks(
+            target.partition, _session(target), request.last_id, request.bytes_max, contact=_contact(target)
+        )
         return lock_history_message(found)
 
     @_answered
@@ -183,12 +199,15 @@ class ReplicaService(_Service, ReplicaServicer):
         target = request.target
         self._check(target.cluster_key, context)
         _optional_session(target, context)
-        return wire.MarkReply(mark=await self._calls.find_time(target.partition, _session(target), request.time))
+        mark = await self._calls.find_time(target.partition, _session(target), request.time, contact=_contact(target))
+        return wire.MarkReply(mark=mark)
 
     @_answered
     async def ListSegments(self, request: wire.SegmentsRequest, context: Context) -> wire.SegmentList:
-        self._check(request.target.cluster_key, context)
-        found = self._calls.segments(request.target.partition, _optional_session(request.target, context))
+        target = request.target
+        self._check(target.cluster_key, context)
+        session = _optional_session(target, context)
+        found = self._calls.segments(target.partition, session, contact=_contact(target))
         return wire.SegmentList(
             segments=[wire.Segment(first_id=first, last_id=last, bytes=size) for first, last, size in found]
         )

@@ -161,7 +161,8 @@ class StreamPort:
                 raise BadFrame("a stream begins with who calls")
 
     async def _send(self, hello: Hello, connection: Connection) -> None:
-        async with aclosing(self._calls.fetch_segment(hello.partition, hello.session, hello.first_id)) as pieces:
+        file = self._calls.fetch_segment(hello.partition, hello.session, hello.first_id, contact=hello.contact)
+        async with aclosing(file) as pieces:
             await FileSender(connection, receiver=connection.peer).send(pieces)
 
     async def _take(self, hello: Hello, connection: Connection) -> None:

@@ -7,6 +7,7 @@ test passes over it."""
 from __future__ import annotations
 
 import asyncio
+import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime
@@ -23,6 +24,7 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
+from waltzd.protocol.peers import SECRET_BYTES
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseconds
 from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
@@ -401,6 +403,7 @@ class _Server(LocalServer):
         self._coordinator = local.tree.connect()
         self._doors = local._storages
         self._ports: list[StoragePort] = []
+        self._owner_key = secrets.token_bytes(SECRET_BYTES)
         super().__init__(
             name,
             local.meta,
@@ -436,6 +439,6 @@ class _Server(LocalServer):
         self._coordinator.expire()
 
     def _port(self, storage: StorageMeta) -> StoragePort:
-        port = StoragePort(self._doors[storage.listen], self._settings.key)
+        port = StoragePort(self._doors[storage.listen], self._settings.key, self._owner_key)
         self._ports.append(port)
         return port

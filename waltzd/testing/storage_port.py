@@ -17,7 +17,7 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import Content, LockHistory, RecordsFrame
+from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
 
@@ -47,13 +47,13 @@ class StorageDoor:
     async def passed(self) -> None:
         await self._open.wait()
 
-    def serve(self, partition: int, session: int, contact: int, link: _StorageLink) -> asyncio.Task[None]:
+    def serve(self, partition: int, session: int, contact: Contact, link: _StorageLink) -> asyncio.Task[None]:
         task = asyncio.create_task(self._serve(partition, session, contact, link), name=f"append stream at {self.name}")
         self._streams[task] = None
         task.add_done_callback(lambda done: self._streams.pop(done))
         return task
 
-    async def _serve(self, partition: int, session: int, contact: int, link: _StorageLink) -> None:
+    async def _serve(self, partition: int, session: int, contact: Contact, link: _StorageLink) -> None:
         try:
             await self.calls.append(partition, session, link, contact=contact)
         except WaltzError as error:
@@ -75,13 +75,19 @@ class StorageDoor:
 class StoragePort:
     """What `waltzd.wire.storages.ReplicaClient` is over gRPC. `cut` breaks the connection for good."""
 
-    def __init__(self, door: StorageDoor, key: UUID) -> None:
+    def __init__(self, door: StorageDoor, key: UUID, owner_key: bytes) -> None:
         self._door = door
         self._key = key
+        self._owner_key = owner_key
         self._is_cut = False
         self._streams: list[DirectStream] = []
         self._number = next(_numbers)
         self._contacts: dict[int, int] = {}
+
+    def _contact(self, partition: int, session: int | None) -> Contact:
+        if session is None:
+            return NOBODY
+        return Contact(self._contacts.get(partition, 0), secret_of(self._owner_key, partition, session))
 
     async def _calls(self) -> StorageCalls:
         await self._door.passed()
@@ -106,22 +112,27 @@ class StoragePort:
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
         status = await (await self._calls()).open_session(
-            partition, session, partitions, create=create, caller=self._number
+            partition,
+            session,
+            partitions,
+            create=create,
+            caller=self._number,
+            secret=secret_of(self._owner_key, partition, session),
         )
         await self._answer(None)
         self._contacts[partition] = status.contact
         return status
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        contact = self._contacts.get(partition, 0)
+        contact = self._contact(partition, session)
         return await self._answer(await (await self._calls()).set_low_mark(partition, session, mark, contact=contact))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        contact = self._contacts.get(partition, 0)
+        contact = self._contact(partition, session)
         return await self._answer(await (await self._calls()).truncate(partition, session, mark, contact=contact))
 
     def append(self, partition: int, session: int) -> DirectStream:
-        stream = DirectStream(self._door, self._calls, partition, session, self._contacts.get(partition, 0))
+        stream = DirectStream(self._door, self._calls, partition, session, self._contact(partition, session))
         self._streams = [known for known in self._streams if not known.is_over] + [stream]
         return stream
 
@@ -135,36 +146,40 @@ class StoragePort:
         frame_bytes: int = 0,
         with_locks: bool = False,
     ) -> AsyncIterator[Run]:
-        calls = await self._calls()
-        async for run in calls.read(partition, session, first_id, last_id, frame_bytes, with_locks=with_locks):
+        calls, contact = await self._calls(), self._contact(partition, session)
+        runs = calls.read(partition, session, first_id, last_id, frame_bytes, contact=contact, with_locks=with_locks)
+        async for run in runs:
             yield await self._answer(run)
 
     async def read_whole(
         self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
     ) -> AsyncIterator[Piece]:
-        calls = await self._calls()
-        async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes):
+        calls, contact = await self._calls(), self._contact(partition, session)
+        async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes, contact=contact):
             for piece in (content,) if isinstance(content, Run) else content:
                 yield await self._answer(piece)
 
     async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
-        return await self._answer(await (await self._calls()).read_locks(partition, session, last_id, bytes_max))
+        calls, contact = await self._calls(), self._contact(partition, session)
+        return await self._answer(await calls.read_locks(partition, session, last_id, bytes_max, contact=contact))
 
     async def find_time(self, partition: int, time: int, *, session: int) -> int:
-        return await self._answer(await (await self._calls()).find_time(partition, session, time))
+        calls, contact = await self._calls(), self._contact(partition, session)
+        return await self._answer(await calls.find_time(partition, session, time, contact=contact))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        return await self._answer((await self._calls()).segments(partition, session))
+        calls, contact = await self._calls(), self._contact(partition, session)
+        return await self._answer(calls.segments(partition, session, contact=contact))
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
-        calls = await self._calls()
-        async for piece in calls.fetch_segment(partition, session, first_id):
+        calls, contact = await self._calls(), self._contact(partition, session)
+        async for piece in calls.fetch_segment(partition, session, first_id, contact=contact):
             yield await self._answer(piece)
 
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
-        contact = self._contacts.get(partition, 0)
+        contact = self._contact(partition, session)
         calls = await self._calls()
         return await self._answer(
             await calls.install_segment(partition, session, first_id, file_bytes, pieces, contact=contact)
@@ -190,7 +205,7 @@ class DirectStream:
         enter: Callable[[], Coroutine[Any, Any, StorageCalls]],
         partition: int,
         session: int,
-        contact: int,
+        contact: Contact,
     ) -> None:
         self._door = door
         self._enter = enter

@@ -20,7 +20,7 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
-from waltzd.protocol.peers import Content, LockHistory
+from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
 from waltzd.wire import frames
 from waltzd.wire import wire_pb2 as wire
@@ -53,8 +53,10 @@ class ReplicaClient(Caller):
         name: str | None = None,
         stream_port: int = 0,
         instance: UUID | None = None,
+        owner_key: bytes = b"",
     ) -> None:
-        """`stream_port`: where append streams connect to; the answer to `open` says it, too."""
+        """`stream_port`: where append streams connect to; the answer to `open` says it, too. `owner_key`: of the process,
+        for the secrets of its sessions; two names that lead to one storage have the same. Drawn where it is empty."""
         super().__init__(address, seconds=seconds, tls=tls, name=name, instance=instance)
         self._key = key
         self._tls = tls
@@ -62,12 +64,19 @@ class ReplicaClient(Caller):
         self._host = parse_address(address).host
         self._stream_port = stream_port
         self._caller = secrets.randbits(62)
+        self._owner_key = owner_key or secrets.token_bytes(SECRET_BYTES)
         self._contacts: dict[int, int] = {}
         """Of each partition that was opened here: what is asked for later belongs to that opening."""
 
+    def _contact(self, partition: int, session: int) -> Contact:
+        return Contact(self._contacts.get(partition, 0), secret_of(self._owner_key, partition, session))
+
     def _target(self, partition: int, session: int | None) -> wire.Target:
-        contact = self._contacts.get(partition, 0)
-        return wire.Target(cluster_key=self._key.bytes, partition=partition, session=session, contact=contact)
+        target = wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
+        if session is not None:
+            contact = self._contact(partition, session)
+            target.contact, target.secret = contact.number, contact.secret
+        return target
 
     async def status(self, partition: int) -> ReplicaStatus:
         """Where the replica stands: `Open` without a session binds it to nothing."""
@@ -102,7 +111,7 @@ class ReplicaClient(Caller):
         return to_value(ReplicaStatus, await self._call(self._stub.Truncate, request))
 
     def _hello(self, partition: int, session: int, first_id: int = 0, file_bytes: int = 0) -> Hello:
-        contact = self._contacts.get(partition, 0)
+        contact = self._contact(partition, session)
         return Hello(self._key, partition, session, contact, self._name or "", first_id, file_bytes)
 
     def append(self, partition: int, session: int) -> AppendStream:

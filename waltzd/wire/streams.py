@@ -20,12 +20,12 @@ from waltzd.errors import BadFrame, CannotConnect
 from waltzd.format.batch import Batch, parse_batches
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, bounds_of
-from waltzd.protocol.peers import RecordsFrame, run_of
+from waltzd.protocol.peers import NOBODY, SECRET_BYTES, Contact, RecordsFrame, run_of
 from waltzd.wire.codec import unpacked_error
 from waltzd.wire.frames import Connection, Kind
 
-VERSION = 1
-_HELLO = struct.Struct(">B16siqq64sqq")
+VERSION = 2
+_HELLO = struct.Struct(f">B16siqq{SECRET_BYTES}s64sqq")
 _RECORDS = struct.Struct(">qqI")
 _BATCHES = struct.Struct(">qI")
 _MARK = struct.Struct(">q")
@@ -47,8 +47,7 @@ class Hello:
     key: UUID
     partition: int
     session: int
-    contact: int = 0
-    """Of the answer to `Open`; 0: the present one, whichever it is."""
+    contact: Contact = NOBODY
     storage: str = ""
     """The name of the storage that is meant; empty where the caller does not know it."""
     first_id: int = 0
@@ -59,14 +58,15 @@ class Hello:
     def encode(self) -> bytes:
         name = self.storage.encode("ascii")
         return _HELLO.pack(
-            VERSION, self.key.bytes, self.partition, self.session, self.contact, name, self.first_id, self.file_bytes
-        )
+            VERSION, self.key.bytes, self.partition, self.session, self.contact.number, self.contact.secret, name,
+            self.first_id, self.file_bytes,
+        )  # fmt: skip
 
     @staticmethod
     def decode(content: Buffer) -> Hello:
         if len(content) != _HELLO.size:
             raise BadFrame(f"a stream begins with {len(content)} bytes; {_HELLO.size} say who calls, and for what")
-        version, key, partition, session, contact, storage, first_id, file_bytes = _HELLO.unpack(content)
+        version, key, partition, session, number, secret, storage, first_id, file_bytes = _HELLO.unpack(content)
         if version != VERSION:
             raise BadFrame(f"a stream of version {version}; this storage knows {VERSION}")
         if not storage.isascii():
@@ -74,7 +74,7 @@ class Hello:
         if first_id < 0 or file_bytes < 0:
             raise BadFrame(f"no segment file begins at the id {first_id} and has {file_bytes} bytes")
         name = storage.rstrip(b"\0").decode("ascii")
-        return Hello(UUID(bytes=key), partition, session, contact, name, first_id, file_bytes)
+        return Hello(UUID(bytes=key), partition, session, Contact(number, secret), name, first_id, file_bytes)
 
 
 def records_parts(run: Run, committed: int) -> list[Buffer]:

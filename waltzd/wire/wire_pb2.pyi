@@ -125,12 +125,15 @@ class Target(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     session: _builtins.int
     """Absent: a reader without a session."""
     contact: _builtins.int
     """From the answer to `Open`: a call of an earlier opening is refused. 0: the present one, whichever it is."""
+    secret: _builtins.bytes
+    """With a session, 32 bytes that only its owner knows: the first `Open` of the session says them, each later call shows them."""
     def __init__(
         self,
         *,
@@ -138,10 +141,11 @@ class Target(_message.Message):
         partition: _builtins.int = ...,
         session: _builtins.int | None = ...,
         contact: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "cluster_key", b"cluster_key", "contact", b"contact", "partition", b"partition", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "cluster_key", b"cluster_key", "contact", b"contact", "partition", b"partition", "secret", b"secret", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__session: _TypeAlias = _typing.Literal["session"]  # noqa: Y015
     _WhichOneofArgType__session: _TypeAlias = _typing.Literal["_session", b"_session"]  # noqa: Y015
@@ -328,6 +332,7 @@ class ReplicaStatus(_message.Message):
     STREAM_PORT_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -344,6 +349,8 @@ class ReplicaStatus(_message.Message):
     """In the answer to `Open`: where append streams connect to, on the same host (docs/protocol.md)."""
     contact: _builtins.int
     """Which opening of this replica is the present one; changes with each."""
+    tail: _builtins.str
+    """In an answer to the owner: BLAKE2b over the last records, where they are of format 0 (docs/recovery.md)."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -375,10 +382,11 @@ class ReplicaStatus(_message.Message):
         stream_port: _builtins.int = ...,
         contact: _builtins.int = ...,
         end: Global___End | None = ...,
+        tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

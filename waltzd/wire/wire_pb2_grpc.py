@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ReplicaStub:
-    """A replica seen by the owner of its partition. Every call carries the cluster key and the session; and, in the metadata
-    `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
+    """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
+    in the metadata `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
     """
 
     def __init__(self, channel):
@@ -79,8 +79,8 @@ class ReplicaStub:
 
 
 class ReplicaServicer:
-    """A replica seen by the owner of its partition. Every call carries the cluster key and the session; and, in the metadata
-    `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
+    """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
+    in the metadata `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
     """
 
     def Open(self, request, context):
@@ -188,8 +188,8 @@ def add_ReplicaServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Replica:
-    """A replica seen by the owner of its partition. Every call carries the cluster key and the session; and, in the metadata
-    `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
+    """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
+    in the metadata `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
     """
 
     @staticmethod

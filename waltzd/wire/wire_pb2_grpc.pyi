@@ -31,8 +31,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ReplicaStub:
-    """A replica seen by the owner of its partition. Every call carries the cluster key and the session; and, in the metadata
-    `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
+    """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
+    in the metadata `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
     """
 
     @_typing.overload
@@ -55,8 +55,8 @@ class ReplicaStub:
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
-    """A replica seen by the owner of its partition. Every call carries the cluster key and the session; and, in the metadata
-    `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
+    """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
+    in the metadata `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -75,8 +75,8 @@ class ReplicaAsyncStub(ReplicaStub):
     ListSegments: _aio.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]  # type: ignore[assignment]
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
-    """A replica seen by the owner of its partition. Every call carries the cluster key and the session; and, in the metadata
-    `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
+    """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
+    in the metadata `waltz-storage-bin`, the name of the storage that is meant: another one refuses it.
     """
 
     @_abc_1.abstractmethod

@@ -44,6 +44,10 @@ class Progress:
     """The most that it ever acknowledged while it counted: if it holds less afterwards, it has forgotten something."""
     has_forgotten: bool = False
     """It has forgotten something, and that is not saved yet."""
+    copied_end: object = None
+    """What the log was seen to end with when this one had copied up to the mark."""
+    diverged: tuple[UUID, str] | None = None
+    """It holds another history than the log: which directory does, and how that was seen."""
 
     def check(self) -> None:
         assert self.status is None or self.was_tried

@@ -29,105 +29,35 @@ Each is told from a replica that remembers everything by its incarnation, by the
 marks, and by what the document says that it had acknowledged. One that fails any of these is not touched while it may hold
 the last copy of something acknowledged; it regains its vote by holding all of that again.
 
+What a replica holds may also be what no owner ever wrote. So being level means to end alike, and not only at the same id:
+with the same batch, whose checksum names the one in front of it and so all of them, or in format 0 with the same last
+records. Who ends otherwise than the log is *diverged*: it counts for nothing, gives nothing, and is neither cut nor copied
+to. What the log ends with, the owner that wrote it knows; else those say it who hold it since before, all of them or a
+majority of the members. Where they contradict each other without a majority, nothing opens (`log_end`).
+
 The document itself may be an older one, put back by an operator. Each session is saved there before a storage hears of it,
 so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`).
 
-In order below: how the document changes when a session opens, while it is open and when it ends; what a replica does next,
-as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
+How the document changes when a session opens, while it is open and when it ends, is in `waltzd.server.core.membership`. In
+order below: what a replica does next, as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 from uuid import UUID
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
+from waltzd.format.batch import End
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
+from waltzd.server.core.membership import admitting
 from waltzd.server.core.progress import Marks, Progress
-
-
-def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
-    """It has begun our session and holds more than we ever wrote in it."""
-    return MetadataBehind(
-        f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
-        f"{last_id}: another owner had a session of this number",
-        storage=storage,
-    )
-
-
-def admitting(
-    meta: PartitionMeta, mark: int, members: tuple[str, ...], roles: Iterable[str], level: Mapping[str, ReplicaStatus]
-) -> PartitionMeta:
-    """The document with which the session opens. Level replicas have joined it; of each other one it says up to where it
-    can be trusted. What such a one is cut above is nothing that it could forget."""
-    states: dict[str, ReplicaState] = {}
-    for name in roles:
-        status, state = level.get(name), meta.replicas.get(name)
-        if status is not None:
-            states[name] = _joined(meta, status, mark)
-        elif state is not None and state.closing is None and state.session == meta.opened:
-            states[name] = replace(state, closing=mark, acknowledged=min(mark, state.acknowledged), is_lost=False)
-        elif state is not None:
-            states[name] = state
-    return replace(meta, opened=meta.session, low_mark=mark, members=members, replicas=states, decision=None)
-
-
-def _joined(meta: PartitionMeta, status: ReplicaStatus, held: int) -> ReplicaState:
-    return ReplicaState(session=meta.session, closing=None, incarnation=status.incarnation, acknowledged=held)
-
-
-def joining(meta: PartitionMeta, name: str, status: ReplicaStatus | None, held: int) -> PartitionMeta | None:
-    """The document that lets this member's acknowledgements count, once it is saved; None when it may not join. One that
-    had forgotten something joins again when it holds all that it, or the replica in whose place it is, had acknowledged."""
-    state = meta.replicas.get(name)
-    if meta.opened != meta.session or name not in meta.members or status is None or status.session != meta.session:
-        return None
-    if state is not None and state.session == meta.session and not (state.is_lost and held >= state.acknowledged):
-        return None
-    return replace(meta, replicas={**meta.replicas, name: _joined(meta, status, held)})
-
-
-def losing(meta: PartitionMeta, name: str, mark: int) -> PartitionMeta | None:
-    """The document that takes away the vote of a member that has forgotten what it acknowledged in this session: everything
-    up to `mark`."""
-    state = meta.replicas.get(name)
-    if name not in meta.joined or state is None or state.is_lost:
-        return None
-    lost = replace(state, is_lost=True, acknowledged=max(mark, state.acknowledged))
-    return replace(meta, replicas={**meta.replicas, name: lost})
-
-
-def acknowledging(meta: PartitionMeta, marks: Mapping[str, int]) -> PartitionMeta:
-    """The document that says how far the joined members have acknowledged; the same one where it says so already."""
-    risen = {
-        name: replace(state, acknowledged=marks[name])
-        for name, state in meta.replicas.items()
-        if name in meta.joined and marks.get(name, -1) > state.acknowledged
-    }
-    return replace(meta, replicas={**meta.replicas, **risen}) if risen else meta
-
-
-def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """The document that closes its session at `mark`: nothing is in flight, and nothing will be written any more."""
-    assert meta.opened == meta.session
-    return replace(meta, decision=Decision(mark=mark, session=meta.session))
-
-
-def released(meta: PartitionMeta) -> PartitionMeta:
-    """The document that says besides that its owner answers no read any more: nobody has to outlast its lease."""
-    return replace(meta, lease_ms=0)
-
-
-def following(meta: PartitionMeta, mark: int) -> PartitionMeta:
-    """The document that closes its session at `mark` and takes the next one, in one write: no other owner comes in
-    between."""
-    return replace(closing(meta, mark), session=meta.session + 1)
 
 
 @dataclass(frozen=True)
@@ -139,6 +69,11 @@ class Wait:
 class GiveUp(Wait):
     """It is damaged and no replica that answers holds what it lacks, or it holds what an operator gave up: wait for others,
     or for an operator."""
+
+
+@dataclass(frozen=True)
+class Foreign(GiveUp):
+    """It holds another history than the log: only another directory in its place can be level."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +131,11 @@ class Recovery:
         *,
         is_taken: bool = True,
         ours: Mapping[str, UUID] | None = None,
+        end: End | None = None,
     ) -> None:
         """`meta` carries our session. `is_taken`: it is saved; before that replicas are asked, and none is opened. `ours`:
         where this owner also had the session that is closed, the incarnation of each replica that was in contact with
-        it."""
+        it; and `end`: with which batch the log ends at its mark."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
@@ -210,6 +146,8 @@ class Recovery:
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
         """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
         self._progress: dict[str, Progress] = {}
+        self._known_end: object = _print(end)
+        """What the log has at the mark at which this session opens, once that is certain."""
         assert meta.opened <= meta.session
 
     # -- who there is
@@ -292,7 +230,7 @@ class Recovery:
     def opened(self, name: str, status: ReplicaStatus) -> None:
         """It answered: lower sessions are fenced there."""
         self.progress(name).was_tried = True
-        self.progress(name).copied = None
+        self.progress(name).copied = self.progress(name).copied_end = None
         self.changed(name, status)
 
     def twin_of(self, name: str, status: ReplicaStatus) -> str | None:
@@ -314,6 +252,15 @@ class Recovery:
         """It now holds the log up to this id, on its disk: from us, behind what was trusted."""
         progress = self.progress(name)
         progress.held = progress.copied = max(progress.held, last_id)
+        if progress.copied_end is None and self.mark is not None and progress.held >= self.mark:
+            progress.copied_end = self.log_end
+
+    def diverged(self, name: str, why: str) -> None:
+        """It was seen to hold another history than the log, in this session."""
+        progress = self.progress(name)
+        if progress.status is not None:
+            progress.diverged = progress.status.incarnation, why
+            progress.durable = None
 
     def silent(self, name: str) -> None:
         """It does not answer, for now."""
@@ -326,6 +273,8 @@ class Recovery:
     def saved(self, meta: PartitionMeta) -> None:
         """What `next_save` asked for, or another change, is in the coordinator."""
         assert meta.session == self.session
+        if meta.opened == self.session != self.meta.opened:
+            self._known_end = self.log_end
         self.meta = meta
 
     # -- deciding
@@ -378,7 +327,8 @@ class Recovery:
             return None
         if self.is_fresh:
             return EMPTY if self.roles and all(self.status(name) is not None for name in self.roles) else None
-        statuses = [status for status in self.statuses.values() if self._given_up(status) is None]
+        out = self.foreign
+        statuses = [one for name, one in self.statuses.items() if name not in out and self._given_up(one) is None]
         known = max([self.meta.low_mark, *(status.committed for status in statuses)])
         bounds = (self._bounds(name) for name in self.meta.members)
         return decided((max(known, low), max(known, high)) for low, high in bounds)
@@ -396,6 +346,71 @@ class Recovery:
         """It joined the session that is being closed and remembers everything that it acknowledged in it."""
         status = self.status(name)
         return status is not None and status.is_sound and self._is_the_one_that_joined(name, status)
+
+    # -- whether it is the log that a replica holds
+
+    def divergence(self, name: str) -> str:
+        """How this replica is known to hold another history than the log; empty where it is not."""
+        progress, state = self._progress.get(name), self.meta.replicas.get(name)
+        status = None if progress is None else progress.status
+        if progress is None or status is None:
+            return ""
+        if progress.diverged is not None and progress.diverged[0] == status.incarnation:
+            return progress.diverged[1]
+        if state is not None and state.is_diverged and state.incarnation == status.incarnation:
+            return "holds another history than the log, as an owner has found"
+        mine, log = self._end(name), self.log_end
+        if mine is None or log is None or mine == log:
+            return ""
+        return f"holds something else at id {self.mark} than the log"
+
+    @property
+    def foreign(self) -> dict[str, UUID]:
+        """The directories that hold another history than the log."""
+        return {name: status.incarnation for name, status in self.statuses.items() if self.divergence(name)}
+
+    @property
+    def log_end(self) -> object:
+        """What the log has at the mark. None: nobody has said it, or those who hold it contradict each other."""
+        if self._known_end is not None:
+            return self._known_end
+        found = self._ends
+        return next(iter(found.values()), None) if len(set(found.values())) <= 1 else self._end_of_majority
+
+    @property
+    def _end_of_majority(self) -> object:
+        voters = [name for name, role in self.roles.items() if role is Membership.MEMBER] or list(self.roles)
+        ends = [end for name, end in self._ends.items() if name in voters]
+        return next((end for end in ends if ends.count(end) >= majority(len(voters))), None)
+
+    @property
+    def _ends(self) -> dict[str, object]:
+        """What those have at the mark who hold it since before this session. A copy says no more than its source did."""
+        return {name: end for name in self.roles if self._copied(name) == EMPTY and (end := self._end(name)) is not None}
+
+    def _end(self, name: str) -> object:
+        """What this replica has at the mark, once it has begun this session; None where that is not known."""
+        progress, mark = self._progress.get(name), self.mark
+        status = None if progress is None else progress.status
+        if progress is None or status is None or status.session != self.session:
+            return None
+        if mark is None or mark == EMPTY or progress.held < mark:
+            return None
+        said = _print(status.end) or status.tail or None
+        return said if said is not None and status.last_id == progress.held == mark else progress.copied_end
+
+    @property
+    def contest(self) -> str:
+        """Who contradicts whom about the end of the log, in a sentence; empty where a majority or nobody does."""
+        found = self._ends
+        if self.log_end is not None or len(set(found.values())) <= 1:
+            return ""
+        return (
+            f"{' and '.join(found)} do not end alike at id {self.mark}, and no majority of {', '.join(self.roles)} tells "
+            "which of them is the log"
+        )
+
+    # -- what a replica held
 
     def knows_its_end(self, name: str) -> bool:
         """It joined that session and is damaged, but sound records stand behind the damage: it never held more than the
@@ -416,6 +431,7 @@ class Recovery:
             status.incarnation == state.incarnation
             and status.session == self.meta.opened
             and self.held(name) >= self._least(state, status)
+            and not self.divergence(name)
         )
 
     def _least(self, state: ReplicaState, status: ReplicaStatus) -> int:
@@ -428,7 +444,7 @@ class Recovery:
     def trusted(self, name: str) -> int:
         """Up to this id, what the replica holds is the log, or the lineage of the session that is being closed."""
         status = self.status(name)
-        if status is None or not status.is_sound or self._given_up(status) is not None:
+        if status is None or not status.is_sound or self._given_up(status) is not None or self.divergence(name):
             return EMPTY
         return self._lineage(name, status)
 
@@ -463,6 +479,8 @@ class Recovery:
         given_up = self._given_up(status)
         if given_up is not None:
             return GiveUp(f"a rescue gave up committed transactions above id {given_up} that it holds: set it aside")
+        if why := self.divergence(name):
+            return Foreign(f"it {why}")
         if mark is None:
             return self._while_voting(name, status)
         if name not in self.roles:
@@ -475,14 +493,30 @@ class Recovery:
         if status.session != self.session:
             keep = min(self.trusted(name), _certain(status, mark))
             return Truncate(keep) if held > keep else SetLowMark(mark)
+        if self.contest:
+            return Wait(self.contest)
         if held < mark:
+            waits = self._not_compared(name, mark)
+            if waits:
+                return Wait(f"{', '.join(waits)} said nothing yet of the end of the log")
             last_id, sources = self.give(name, held, mark)
-            return (
-                Copy(last_id, sources)
-                if sources
-                else Wait(f"no replica that answers holds the ids from {held + 1} to {mark}")
-            )
+            missing = f"no replica that answers holds the ids from {held + 1} to {mark}"
+            return Copy(last_id, sources) if sources else Wait(missing)
         return Level()
+
+    def _not_compared(self, name: str, mark: int) -> list[str]:
+        """Those who hold the decided log, but have not begun this session, so that its end cannot be compared: until then
+        nobody copies, because a copy of what is not the log cannot be told from it later."""
+        if self.meta.opened == self.session or self._known_end is not None or self._end_of_majority is not None:
+            return []
+        return [
+            other
+            for other in self.roles
+            if other != name
+            and (status := self.status(other)) is not None
+            and status.session != self.session
+            and self.trusted(other) >= mark
+        ]
 
     def _mend(self, name: str, status: ReplicaStatus, mark: int) -> Task:
         """Damage up to what is certain is replaced by what the others hold; what is behind it is cut, as long as this
@@ -567,6 +601,8 @@ class Recovery:
             if self.is_fresh:
                 return f"the first session needs an answer from every assigned storage{missing}"
             return f"the closing mark of session {self.meta.opened} is undecided{missing}"
+        if self.contest:
+            return f"{self.contest}{missing}"
         level = [name for name in self.roles if isinstance(self.next_for(name), Level)]
         return f"level: {', '.join(level) or 'none'} of {', '.join(self.roles)}{missing}"
 
@@ -610,7 +646,7 @@ class Recovery:
         if not self._is_admissible:
             return None
         level = {name: status for name, status in self.statuses.items() if isinstance(self.next_for(name), Level)}
-        return admitting(self.meta, self.meta.decision.mark, self.members, self.roles, level)
+        return admitting(self.meta, self.meta.decision.mark, self.members, self.roles, level, self.foreign)
 
     def _copies(self, mark: int) -> dict[str, ReplicaState]:
         """The replicas that hold the decided log because they have copied it. That is saved with the decision, which rests
@@ -624,8 +660,8 @@ class Recovery:
         }
 
     def _copied(self, name: str) -> int:
-        copied = self.progress(name).copied
-        return EMPTY if copied is None else copied
+        progress = self._progress.get(name)
+        return EMPTY if progress is None or progress.copied is None else progress.copied
 
     def _has_answered(self, name: str) -> bool:
         progress = self.progress(name)
@@ -651,6 +687,11 @@ class Recovery:
                 assert not meta.replicas[name].is_lost, f"{name} counts, and has forgotten something"
             elif not joined:
                 assert EMPTY <= self.trusted(name) <= progress.held
+
+
+def _print(end: End | None) -> object:
+    """What is compared of it. The checksum is that of a head, which names the one in front of it."""
+    return None if end is None else (end.crc, end.time)
 
 
 def _certain(status: ReplicaStatus, mark: int) -> int:

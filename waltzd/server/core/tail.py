@@ -126,6 +126,22 @@ class Tail:
             found.append(piece)
         return tuple(found)
 
+    def end_at(self, id_: int) -> End | None:
+        """With which batch the log ended at this id; of one that is not the newest, without its place in the segment. None
+        where that is not known here."""
+        if id_ == self.next_id - 1:
+            return self.end
+        at = bisect_right(self._first_ids, id_, self._evicted) - 1
+        piece = self._pieces[at] if at >= self._evicted else None
+        return End(crc=piece.head.crc, time=piece.head.time) if isinstance(piece, Batch) and piece.last_id == id_ else None
+
+    def records_up_to(self, id_: int, count: int) -> Run | None:
+        """The last so many records of format 0 up to this one; None where they are not all in here."""
+        first_id = max(0, id_ - count + 1)
+        if not self.first_id <= first_id <= id_ < min(self.next_id, self._first_batch):
+            return None
+        return self.joined_from(first_id, id_, EVERYTHING)
+
     # -- for readers
 
     def runs_from(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> list[Run]:

@@ -27,7 +27,7 @@ from waltzd.errors import (
 from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.recovery import acknowledging
+from waltzd.server.core.membership import acknowledging
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.session import Session

@@ -9,53 +9,52 @@ core that its replica is silent, waits a little longer each time, and begins fro
 promised itself to a newer session ends more than the link. Records reach a level replica from the tail; one that has fallen
 out of the tail copies from the other replicas, sealed segments as files, until it can go on from the tail. There is no
 queue: the replica is a cursor.
-
-Readers behind the tail are given committed records by any replica that can (`Log.read`). One that fails, or is too slow, is
-asked last from then on, until it has answered again: a storage that hangs costs one deadline, not one for each read. What a
-storage says when it cannot give is about that storage: it never goes to a reader as if it were about the partition.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import (
-    BadFrame,
     CannotConnect,
-    NeedsBatches,
+    Diverged,
+    MetadataBehind,
     NoSuchPartition,
-    NotReady,
     SessionEnded,
     StaleSession,
     WaltzError,
     WrongStorage,
 )
 from waltzd.format.batch import Piece
+from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import OwnedReplica, ReplicaStatus
-from waltzd.protocol.peers import AppendPort, Content, LockHistory, ReplicaPort, runs_of
+from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
+from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import (
     NEAR_IDS,
     Copy,
+    Foreign,
     GiveUp,
     Heal,
     Level,
     Recovery,
     SetLowMark,
+    Task,
     Truncate,
     Wait,
-    written_by_another,
 )
 from waltzd.server.core.tail import Tail
-from waltzd.server.session.copying import Copier, SourceFailed, timely
+from waltzd.server.session.copying import Copier, SourceFailed
+from waltzd.server.session.reading import Reading
 from waltzd.server.session.renewing import renewing
-from waltzd.server.session.settings import SETTLED_SECONDS, SessionSettings
+from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Bell
 
 T = TypeVar("T")
@@ -65,7 +64,15 @@ PAUSES = 5
 """The longest pause before a replica is tried again, in first pauses. Short: one that came back is level the sooner."""
 OPEN_PATIENCE = 6
 """So many times longer than for other calls: a storage proves what it holds before it answers."""
-READ_AGAIN_SECONDS = 0.05
+
+
+def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
+    """It has begun our session and holds more than we ever wrote in it."""
+    return MetadataBehind(
+        f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
+        f"{last_id}: another owner had a session of this number",
+        storage=storage,
+    )
 
 
 class State(enum.StrEnum):
@@ -78,10 +85,16 @@ class State(enum.StrEnum):
     """It is being healed."""
     GIVEN_UP = "GIVEN_UP"
     """It is damaged, and no replica that answers can heal it."""
+    DIVERGED = DIVERGED
+    """It holds another history than the log."""
     DOWN = "DOWN"
 
 
-class Log:
+_STATES: dict[type[Task], State] = {GiveUp: State.GIVEN_UP, Foreign: State.DIVERGED}
+"""While a replica has a task of this kind."""
+
+
+class Log(Reading):
     def __init__(
         self,
         partition: int,
@@ -93,6 +106,7 @@ class Log:
         watch: Callable[[], None] = lambda: None,
     ) -> None:
         """`meta` carries the session id, which is not saved yet. `watch` has `look` of every link called now and then."""
+        super().__init__()
         self.partition = partition
         self.generation = meta.generation
         self.settings = settings
@@ -119,13 +133,6 @@ class Log:
         self._on_commit: list[Callable[[int], None]] = []
         self.on_rise: Callable[[], None] = lambda: None
         """Called when the format has risen."""
-        self._unwell: dict[str, None] = {}
-        """Replicas that failed a reader, in the order in which they did."""
-
-    @property
-    def session(self) -> int:
-        """Rises when a session gives way to the next one of the same owner; no other has written in between."""
-        return self.core.session
 
     # -- what the pipeline uses
 
@@ -139,10 +146,6 @@ class Log:
     def tail(self) -> Tail:
         assert self.open_tail is not None, "the session is not open"
         return self.open_tail
-
-    @property
-    def committed(self) -> int:
-        return self.open_tail.committed if self.open_tail is not None else EMPTY
 
     def append(self, piece: Piece) -> None:
         """Keep it in the tail, from where the replicas get it; `on_commit` tells when it is committed."""
@@ -165,89 +168,6 @@ class Log:
         if format > self.format:
             self.format = format
             self.on_rise()
-
-    async def read(
-        self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False
-    ) -> AsyncGenerator[Run, None]:
-        """Committed records from any replica that can give them."""
-        assert last_id <= self.committed
-        failed: dict[str, WaltzError] = {}
-        while first_id <= last_id:
-            name = await self._source(first_id, failed)
-            until, port = min(last_id, self.core.held(name)), self.links[name].port
-            runs = port.read(
-                self.partition, first_id, until, session=self.session, frame_bytes=chunk_bytes, with_locks=with_locks
-            )
-            try:
-                async for run in timely(runs, self.settings.storage_seconds, name):
-                    yield run
-                    first_id = run.last_id + 1
-                self._unwell.pop(name, None)
-            except WaltzError as error:
-                self._has_failed(name, error, failed)
-
-    async def read_locks(self, last_id: int, bytes_max: int) -> LockHistory | None:
-        """The locks of transactions up to `last_id`, where a batch ends. None: the log has no batch there."""
-
-        async def ask(port: ReplicaPort) -> LockHistory | None:
-            found = await port.read_locks(self.partition, last_id, session=self.session, bytes_max=bytes_max)
-            if found is not None and not 0 <= found.first_id == last_id - len(found.locks) + 1:
-                raise BadFrame(f"the locks of ids up to {last_id} were asked for, and others came")
-            return found
-
-        return await self._ask(last_id, ask)
-
-    async def find_time(self, time: int, last_id: int) -> int:
-        """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`."""
-        return await self._ask(last_id, lambda port: port.find_time(self.partition, time, session=self.session))
-
-    async def _ask(self, id_: int, ask: Callable[[ReplicaPort], Awaitable[T]]) -> T:
-        """The answer of any replica that holds this id."""
-        failed: dict[str, WaltzError] = {}
-        while True:
-            name = await self._source(id_, failed)
-            try:
-                found = await ask(self.links[name].port)
-                self._unwell.pop(name, None)
-                return found
-            except NeedsBatches:
-                raise  # it is about the log
-            except WaltzError as error:
-                self._has_failed(name, error, failed)
-
-    async def _source(self, id_: int, failed: dict[str, WaltzError]) -> str:
-        """A replica that holds this id and has not failed; waits for one while the session begins."""
-        while True:
-            name = self._choose(id_, failed)
-            if name is not None:
-                return name
-            if not self._is_beginning:
-                why = "; ".join(f"{name}: {error.code} {error.message}" for name, error in failed.items())
-                raise NotReady(f"no replica gives ids from {id_} on: {why or 'none that holds them can be read'}")
-            failed.clear()
-            await asyncio.sleep(READ_AGAIN_SECONDS)
-
-    def _has_failed(self, name: str, error: WaltzError, failed: dict[str, WaltzError]) -> None:
-        failed[name] = error
-        self._unwell[name] = self._unwell.pop(name, None)
-
-    def _choose(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
-        able = [
-            name
-            for name, link in sorted(self.links.items())
-            if link.is_readable and name not in failed and self.core.held(name) >= first_id
-        ]
-        well = [name for name in able if name not in self._unwell]
-        if well:
-            return well[self.partition % len(well)]  # partitions spread over the storages
-        return next((name for name in self._unwell if name in able), None)
-
-    @property
-    def _is_beginning(self) -> bool:
-        """The session is not open yet, or only just. Storages refuse the one before from the first contact on, while links
-        of the new one are not ready: that is no failure."""
-        is_settled = self.marks is not None and asyncio.get_running_loop().time() - self.opened_at > SETTLED_SECONDS
-        return self.ended is None and not is_settled
 
     # -- what the links use
 
@@ -294,6 +214,23 @@ class Log:
         progress.has_forgotten = True
         self.decided.ring()
         return True
+
+    def is_other(self, status: ReplicaStatus) -> bool:
+        """Whether what a replica of this session holds last is something else than what was sent to it."""
+        tail, last_id = self.open_tail, status.last_id
+        if tail is None or self.marks is None or status.session != self.session:
+            return False
+        if status.end is not None:
+            ours = tail.end_at(last_id)
+            return ours is not None and (ours.crc, ours.time) != (status.end.crc, status.end.time)
+        records = tail.records_up_to(last_id, TAIL_RECORDS) if status.tail else None
+        return records is not None and tail_hash([records]) != status.tail
+
+    def diverge(self, name: str, why: str) -> None:
+        """This replica is out: it is not healed by anything but another directory in its place."""
+        self.core.diverged(name, why)
+        self.say(f"{name} {why}")
+        self.decided.ring()
 
     def doubt(self, name: str, error: WaltzError) -> bool:
         """What this replica answered when it was opened may not be true any more: whether it is opened again."""
@@ -345,7 +282,8 @@ class Log:
         for link in links.values():
             link.cancel()  # all at once: what they were told belongs to the session before
         self.marks = None
-        self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations)
+        end = self.tail.end_at(self.tail.committed)
+        self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations, end=end)
         self.bytes = 0
         await _close(links)
 
@@ -419,6 +357,8 @@ class ReplicaLink:
         self._overdue: CannotConnect | None = None
         self._doubt: WaltzError | None = None
         """Why it should be opened again, although it has failed in nothing that this link asked of it."""
+        self._look_again_at = 0.0
+        """When a replica that is given up is asked whether it is still the same one; 0 while it is not given up."""
         self._said: type[WaltzError] | None = None
         """What kind of failure was logged since it was level."""
         self._task: asyncio.Task[None] | None = None
@@ -478,6 +418,10 @@ class ReplicaLink:
             started = asyncio.get_running_loop().time()
             try:
                 await self._serve()
+            except Diverged as error:
+                if self._has_begun:  # else it was measured by others, and not by what we wrote
+                    self._log.diverge(self.name, f"holds another history than the log: {error.message}")
+                self._fail(error)
             except StaleSession as error:
                 error.facts.setdefault("storage", self.name)
                 self._fail(error)
@@ -490,6 +434,11 @@ class ReplicaLink:
                 pause = self._retry_seconds
             await asyncio.sleep(pause)
             pause = min(pause * 2, PAUSES * self._retry_seconds)
+
+    @property
+    def _has_begun(self) -> bool:
+        status = self._progress.status
+        return status is not None and status.session == self._log.session
 
     def _fail(self, error: WaltzError) -> None:
         if type(error) is not self._said:  # once, not with every attempt
@@ -531,6 +480,8 @@ class ReplicaLink:
         if log.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
+        if log.is_other(status) and not core.divergence(self.name):
+            log.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
         log.decided.ring()
         await self._settle()
         while True:
@@ -570,11 +521,14 @@ class ReplicaLink:
             seen = log.decided.rings
             self._check_doubt()
             task = core.next_for(self.name)
-            self.state = State.GIVEN_UP if isinstance(task, GiveUp) else State.SETTLING
+            self.state = _STATES.get(type(task), State.SETTLING)
             match task:
                 case Wait(why):
                     self.story = why
-                    await log.decided.wait(seen)
+                    if isinstance(task, GiveUp):
+                        await self._wait_for_another(seen)
+                    else:
+                        await log.decided.wait(seen)
                     continue
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
@@ -595,6 +549,20 @@ class ReplicaLink:
                     await log.decided.wait(seen)
                     continue
             log.decided.ring()
+
+    async def _wait_for_another(self, seen: int) -> None:
+        """An operator sets the directory aside: nothing of that reaches us by itself."""
+        log, clock = self._log, asyncio.get_running_loop()
+        self._look_again_at = self._look_again_at or clock.time() + self._seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._look_again_at):
+                await log.decided.wait(seen)
+        if clock.time() < self._look_again_at:
+            return
+        self._look_again_at = 0.0
+        found, status = await self._timely(self.port.status(log.partition), "say where it stands"), self._progress.status
+        if status is None or found.incarnation != status.incarnation:
+            raise CannotConnect(f"{self.name} has another directory now")
 
     def copier(self) -> Copier:
         """From other replicas to this one."""

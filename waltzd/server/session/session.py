@@ -36,7 +36,8 @@ from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.lease import OUTLASTS, Lease
-from waltzd.server.core.recovery import NEAR_IDS, Level, acknowledging, closing, following, joining, losing, released
+from waltzd.server.core.membership import acknowledging, closing, diverging, following, joining, losing, released
+from waltzd.server.core.recovery import NEAR_IDS, Level
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
@@ -154,6 +155,8 @@ class Session:
         log, core, mark = self.log, self.log.core, self.log.low_mark
         if mark == EMPTY:
             return None
+        if core.contest:
+            raise Diverged(f"partition {log.partition}: {core.contest}")
         level = [name for name in core.names if isinstance(core.next_for(name), Level)]
         statuses = {name: status for name in level if (status := core.status(name)) is not None and status.last_id == mark}
         if not statuses:  # all of them have copied since they were opened
@@ -242,6 +245,12 @@ class Session:
         if self.documents.has_to_write:
             await self._save(core.meta)
             return True
+        for name, incarnation in core.foreign.items():
+            wanted = diverging(core.meta, name, incarnation, core.progress(name).acknowledged)
+            if wanted is not None:
+                log.say(f"{name} {core.divergence(name)}: it is out until it is set aside")
+                await self._save(wanted)
+                return True
         for name in core.forgetful:
             wanted = losing(core.meta, name, core.progress(name).acknowledged)
             if wanted is not None:

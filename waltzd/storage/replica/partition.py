@@ -45,10 +45,11 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.format.batch import Batch, Head, Piece
+from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.finding import Finding
 from waltzd.format.record import LockColumns, Run, join_locks
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.peers import Content, LockHistory
+from waltzd.protocol.peers import Contact, Content, LockHistory
 from waltzd.storage.replica.examine import Quarantine
 from waltzd.storage.replica.healing import Healing, Installation
 from waltzd.storage.replica.promise import Fence, PromiseFile
@@ -58,6 +59,9 @@ from waltzd.storage.replica.site import Room, Site
 from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
 
 T = TypeVar("T")
+NO_TAIL = (-1, "")
+TAIL_BYTES = 1 << 20
+"""Of the last records, read at once."""
 HASH_BYTES_MIN = 64 << 10
 """So much is hashed beside the next append: less costs less than a turn on another thread."""
 
@@ -78,6 +82,8 @@ class Partition:
         self.concerned = shelf.concerned
         self.cuts = 0
         self.committed = self._noted = promise.value.committed
+        self._tail = NO_TAIL
+        """A hash of the last records, and up to which id."""
 
     def stand(self) -> None:
         """See where the log ends, and finish its last segment."""
@@ -130,7 +136,24 @@ class Partition:
             damaged_segments=self._healing.damaged_segments,
             contact=self.contact,
             end=self._shelf.end,
+            tail=self._tail[1] if self._tail[0] == self.last_id else "",
         )
+
+    def _look_at_tail(self) -> None:
+        """Hash the last records, where they are of format 0, for the next status: owners compare replicas by that. What
+        cannot be read is left out, and found by whoever reads it."""
+        last_id = self.last_id
+        if self._shelf.end is not None or last_id < 0 or self._tail[0] == last_id or self._quarantine:
+            return
+        runs: list[Run] = []
+        at = max(0, last_id - TAIL_RECORDS + 1)
+        try:
+            while at <= last_id:
+                runs.append(self.read(at, last_id, TAIL_BYTES, session=self.promised_session))
+                at = runs[-1].last_id + 1
+        except (WaltzError, Suspect):
+            return
+        self._tail = last_id, tail_hash(runs)
 
     @property
     def is_in_place(self) -> bool:
@@ -143,17 +166,24 @@ class Partition:
 
     # -- sessions
 
-    def open_session(self, session: int, caller: int = 0) -> ReplicaStatus:
+    def open_session(self, session: int, caller: int = 0, secret: bytes = b"") -> ReplicaStatus:
         """Fence every lower session, durably, and prove the records that this replica vouches for."""
-        self.fence(session, caller)
+        self.fence(session, caller, secret)
         self.prove()
         return self.status()
 
-    def fence(self, session: int, caller: int = 0, *, by_operator: bool = False) -> int:
+    def fence(self, session: int, caller: int = 0, secret: bytes = b"", *, by_operator: bool = False) -> int:
         """Promise durably to refuse every lower session, and begin a new contact of this caller."""
         self._check_alive()
         with self._fatal():
-            return self._fence.open(session, committed=self.committed, caller=caller, by_operator=by_operator)
+            return self._fence.open(
+                session, committed=self.committed, caller=caller, secret=secret, by_operator=by_operator
+            )
+
+    def check_contact(self, session: int, contact: Contact) -> None:
+        """For each call that comes from outside: it is of the latest contact, and shows the owner's secret."""
+        self._check_alive()
+        self._fence.check_secret(session, contact)
 
     def check_session(self, session: int, contact: int = 0) -> None:
         """The session must be exactly the promised one, and the contact the latest."""
@@ -194,7 +224,10 @@ class Partition:
     def prove_next(self) -> bool:
         """Check one segment of them, the newest first. False when there is none left."""
         with self._fatal():
-            return self._healing.prove_next(self._site.info.low_mark)
+            if self._healing.prove_next(self._site.info.low_mark):
+                return True
+        self._look_at_tail()
+        return False
 
     # -- appending
 
@@ -310,6 +343,7 @@ class Partition:
             self._writer.checkpoint_id = self.last_id
             control = self._site.control
             control.start_session(self.number, session=session, low_mark=low_mark, local_low_mark=self.last_id)
+        self._look_at_tail()
         return self.status()
 
     def truncate(self, session: int, mark: int, contact: int = 0) -> ReplicaStatus:
@@ -355,6 +389,7 @@ class Partition:
                 floor=self._cut_floor,
             )
         durable = min(self._promise.value.durable, mark)
+        self._tail = NO_TAIL
         self._promise.change(
             durable=durable, newest=shelf.first_ids[position], segments=position + 1, committed=self.committed
         )
@@ -398,6 +433,8 @@ class Partition:
         if self.last_id < before:
             self.cuts += 1
         self._writer.checkpoint_id = min(self._promise.value.durable, self.last_id)
+        self._tail = NO_TAIL
+        self._look_at_tail()
         ids = f"{installation.first_id} to {installation.next_id - 1}"
         self._site.say(f"took the ids {ids} as a file")
         return self.status()

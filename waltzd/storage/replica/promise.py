@@ -7,11 +7,15 @@ another file, also when it was written over the very file that it was taken from
 `Fence` lets one caller through: the owner of the promised session, in its latest *contact*. A contact begins with each
 opening of the replica and ends the same caller's earlier one. An owner opens again when it gave up waiting for something,
 and decides by the answer; so nothing that an earlier contact began may still take effect.
+
+Everybody can read the number of a session. So the first opening of a session says a *secret*, and whoever does not show the
+same one may neither open that session again nor use it. It is in memory only: after a restart the owner opens again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -40,6 +44,7 @@ from waltzd.format.layout import (
     Promise,
     read_promise_file,
 )
+from waltzd.protocol.peers import Contact
 from waltzd.storage.replica.control import ControlFile, write_new_file
 
 
@@ -184,8 +189,10 @@ class Fence:
         """The latest one. Contacts of this process are above those of every earlier one, because the sequence has risen."""
         self._contacts: dict[int, int] = {_NO_CALLER: self.contact}
         """The contact of each caller in this session; two callers are two names that lead to one storage."""
+        self._secret: bytes | None = None
+        """Of the owner of the promised session; None until it opens."""
 
-    def open(self, session: int, *, committed: int, caller: int, by_operator: bool = False) -> int:
+    def open(self, session: int, *, committed: int, caller: int, secret: bytes, by_operator: bool = False) -> int:
         """Promise durably to refuse every lower session, and begin a new contact. An operator may take back a promise to a
         session that has not begun here."""
         if session < 0:
@@ -193,10 +200,18 @@ class Fence:
         promised = self._promise.value.session
         is_taken_back = by_operator and self._control.info(self._partition).session < session < promised
         self.check_current(promised if is_taken_back else session)
+        is_known = session == promised and self._secret is not None
+        if is_known and not by_operator and not self._is_shown(secret):
+            raise StaleSession(
+                f"session {session} of partition {self._partition} was opened by another owner, whose secret the caller "
+                "does not know",
+                promised_session=promised,
+            )
         if session > promised or is_taken_back:
             check_jump(promised, session)
             self._promise.promise(session=session, committed=committed)
             self._contacts.clear()
+        self._secret = None if by_operator else secret
         self.contact += 1
         self._contacts.pop(_NO_CALLER, None)
         self._contacts.pop(caller, None)
@@ -204,6 +219,18 @@ class Fence:
             del self._contacts[next(iter(self._contacts))]
         self._contacts[caller] = self.contact
         return self.contact
+
+    def _is_shown(self, secret: bytes) -> bool:
+        return self._secret is not None and hmac.compare_digest(self._secret, secret)
+
+    def check_secret(self, session: int, contact: Contact) -> None:
+        """Refuses whoever did not open the promised session."""
+        self.check(session, contact.number)
+        if not self._is_shown(contact.secret):
+            raise NotOpened(
+                f"session {session} of partition {self._partition} was not opened here by this caller: it does not show "
+                "the secret"
+            )
 
     def check(self, session: int, contact: int) -> None:
         """Refuses every session but the promised one; a contact of 0 means any."""

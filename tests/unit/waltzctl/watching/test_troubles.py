@@ -12,7 +12,7 @@ from waltzctl.picture.picture import Picture
 from waltzctl.placement.storage import availability
 from waltzctl.shell.options import command_of
 from waltzctl.watching import rules
-from waltzctl.watching.facts import Facts, Health, Lost, Verdict
+from waltzctl.watching.facts import Facts, Grade, Health, Lost, Verdict
 from waltzctl.watching.poll import confirmed, missed
 from waltzctl.watching.rules import with_since
 from waltzd.cluster.documents import Membership
@@ -127,6 +127,18 @@ def test_a_replica_that_catches_up_names_itself_its_partitions_and_its_story() -
         "s3's replicas of partitions 1-2 no longer count: catching up, holds 5 of 99 (partition 1)",
         "wait until it is level",
     )
+
+
+def test_a_replica_of_another_history_fails_and_names_the_way_out() -> None:
+    story = "it holds something else at id 9 than the log"
+    for role in ("member", "learner"):
+        other = replace(replica("s3", counts=False, state="DIVERGED", story=story), role=role)
+        view = partition(1, said=owned(1, (replica("s1"), replica("s2"), other)))
+        checks = rules.diagnose(Facts(picture=well(partitions=(partition(0), view))))
+        (found,) = [check for check in checks if check.name == "quorum margin"]
+        assert found.grade is Grade.FAIL
+        assert f"s3's replica of partition 1 no longer counts: diverged, {story}" in found.finding
+        assert "`waltzctl storage recover s3`" in found.fix
 
 
 def test_learners_are_no_reason() -> None:

@@ -128,6 +128,7 @@ states = st.builds(
     closing=st.none() | marks,
     incarnation=st.uuids(),
     is_lost=st.booleans(),
+    is_diverged=st.booleans(),
 )
 
 

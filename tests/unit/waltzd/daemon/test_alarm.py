@@ -56,3 +56,15 @@ def test_files_that_are_refused_are_told_at_once_and_damage_when_nobody_heals_it
     assert [said.level for said in alarms.look(2, damaged)] == [logging.INFO], "the first one is over"
     assert alarms.look(4, damaged) == []
     assert "partition 5: damaged, and not healed, for 16 seconds now" in alarms.look(18, damaged)[0].text
+
+
+def test_a_replica_of_another_history_is_an_error_at_once() -> None:
+    alarms, story = Alarms(), "it holds something else at id 9 than the log"
+    found = alarm.of_server([owned(3, (replica("s1"), replica("s2", state="DIVERGED", story=story)))], "W2096")
+    assert levels_and_texts(alarms.look(0, found)) == [
+        (
+            logging.ERROR,
+            "W2005 partition 3: the replica on s2 holds another history than the log and is out, for 0 seconds now: it "
+            "holds something else at id 9 than the log; find out who wrote there, then `waltzctl storage recover s2`",
+        )
+    ]

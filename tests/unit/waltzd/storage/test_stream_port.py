@@ -15,12 +15,14 @@ from tests.unit.keeping import CONFIG, with_calls
 from waltzd.client.loop import LoopThread
 from waltzd.errors import CannotConnect, StaleSession
 from waltzd.protocol.address import Address
+from waltzd.protocol.peers import Contact
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire.storages import AppendStream
 from waltzd.wire.streams import Hello
 from waltzd.wire.tasks import on_loop
 
+SECRET = bytes(range(32))
 Opened = Callable[[], AppendStream]
 
 
@@ -32,11 +34,12 @@ def with_port(connections_max: int, test: Callable[[StreamPort, Opened], Corouti
     failed: list[BaseException] = []
 
     async def run(calls: StorageCalls, _: list[str]) -> None:
-        await calls.open_session(0, 2, 3)
+        await calls.open_session(0, 2, 3, secret=SECRET)
         port = StreamPort(calls, Address("127.0.0.1", 0), None, connections_max=connections_max)
         await port.start(failed.append)
         try:
-            await test(port, lambda: AppendStream("127.0.0.1", port.address.port, Hello(KEY, 0, 2), tls=None, name=None))
+            hello = Hello(KEY, 0, 2, Contact(secret=SECRET))
+            await test(port, lambda: AppendStream("127.0.0.1", port.address.port, hello, tls=None, name=None))
         finally:
             await port.stop(0)
 

@@ -19,6 +19,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition
 from waltzd.format.batch import Batch, why_wrong
 from waltzd.format.record import encode_payloads
+from waltzd.protocol.peers import Contact
 from waltzd.wire.codec import packed_error, unpacked_error
 from waltzd.wire.frames import FRAME_COST, HEAD, QUIET_SECONDS, SMALL_BYTES, WAITING_MAX, Connection, Kind
 from waltzd.wire.streams import Hello, batches_of, batches_parts, mark_bytes, mark_of, records_of, records_parts
@@ -415,8 +416,9 @@ def test_any_bytes_are_records_or_refused(raw: bytes) -> None:
 
 
 def test_callers_marks_and_refusals_travel() -> None:
-    hello = Hello(UUID(int=5), 3, 77, 2, "s1", 1 << 40, 9)
+    hello = Hello(UUID(int=5), 3, 77, Contact(2, bytes(range(32))), "s1", 1 << 40, 9)
     assert Hello.decode(hello.encode()) == hello
+    assert str(bytes(range(32))) not in repr(hello), "a secret stands in no log"
     assert mark_of(mark_bytes(-1)) == -1
     back = unpacked_error(packed_error(NoSuchPartition("there is none")))
     assert (type(back), back.message) == (NoSuchPartition, "there is none")

@@ -10,9 +10,11 @@ import pytest
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors import MetadataBehind
+from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority, reached
-from waltzd.server.core.recovery import Copy, Recovery, SetLowMark, Truncate
+from waltzd.server.core.membership import diverging, joining
+from waltzd.server.core.recovery import Copy, Foreign, Level, Recovery, SetLowMark, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}
 
@@ -159,3 +161,90 @@ def test_a_learner_of_our_own_session_holds_nothing_but_our_log(status: ReplicaS
     other = Recovery(closed, roles)
     other.opened("D", status)
     assert other.next_for("D") == Truncate(4), "another owner knows nothing of what it has copied"
+
+
+# -- the same last id is not the same log ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("are_batches", [True, False], ids=["format 1", "format 0"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_whose_end_is_the_log_is_decided_as_by_counting_in_all_small_cases(count: int, are_batches: bool) -> None:
+    """Each replica holds one of three ends, or lags, or is silent. Where those that hold one agree, it is the log; where
+    they do not, the majority of all members is, or nobody knows."""
+    names, opened, refused = "ABCDE"[:count], 0, 0
+    for kinds in itertools.product(("x", "y", "z", "behind", "silent"), repeat=count):
+        closed = meta(members=names, joined=names, decision=Decision(mark=9, session=1))
+        core = Recovery(closed, dict.fromkeys(names, Membership.MEMBER))
+        for name, kind in zip(names, kinds, strict=True):
+            if kind == "silent":
+                core.silent(name)
+                continue
+            end = {"end": End(crc=ord(kind[0]))} if are_batches else {"tail": kind}
+            core.opened(name, holds(name, 5 if kind == "behind" else 9, session=2, low_mark=5, **end))
+        ends = [kind for kind in kinds if kind in "xyz"]
+        most = max(ends, key=ends.count, default=None)
+        is_told = most is not None and (len(set(ends)) == 1 or ends.count(most) >= majority(count))
+        for name, kind in zip(names, kinds, strict=True):
+            task = core.next_for(name)
+            if kind == "silent" or not is_told:
+                assert type(task) is Wait, (kinds, name, task)
+            elif kind == "behind":
+                assert isinstance(task, Copy), (kinds, name, task)
+                assert {kinds[names.index(source)] for source in task.sources} == {most}, "a forgery is copied"
+            else:
+                assert isinstance(task, Level if kind == most else Foreign), (kinds, name, task)
+        level = ends.count(most) if is_told and most is not None else 0
+        assert core.has_level_majority == (level >= majority(count)), kinds
+        assert bool(core.contest) == (len(set(ends)) > 1 and not is_told), kinds
+        opened += core.has_level_majority
+        refused += bool(core.contest)
+        core.check()
+    assert opened
+    assert refused or count == 1
+
+
+def test_the_owner_that_wrote_the_log_needs_nobody_to_tell_what_it_ends_with() -> None:
+    core = Recovery(
+        meta(decision=Decision(mark=9, session=1)),
+        dict.fromkeys("ABC", Membership.MEMBER),
+        ours=HOME,
+        end=End(crc=1, time=2),
+    )
+    for name, crc in zip("ABC", (3, 3, 1), strict=True):
+        core.opened(name, holds(name, 9, session=2, low_mark=9, end=End(crc=crc, time=2, segment_bytes=7)))
+    assert [type(core.next_for(name)) for name in "ABC"] == [Foreign, Foreign, Level]
+    assert not core.has_level_majority
+
+
+def test_a_copy_of_what_turned_out_not_to_be_the_log_is_out_as_well() -> None:
+    core = Recovery(meta(members="ABCDE", joined="ABCDE", decision=Decision(mark=9, session=1)),
+                    dict.fromkeys("ABCDE", Membership.MEMBER))  # fmt: skip
+    core.opened("A", holds("A", 9, session=2, low_mark=9, end=End(crc=8)))
+    core.opened("B", holds("B", 5, session=2, low_mark=9))
+    assert core.next_for("B") == Copy(9, ("A",))
+    core.copied("B", 9)
+    assert isinstance(core.next_for("B"), Level)
+    for name in "CDE":
+        core.opened(name, holds(name, 9, session=2, low_mark=9, end=End(crc=7)))
+    assert [type(core.next_for(name)) for name in "ABCDE"] == [Foreign, Foreign, Level, Level, Level]
+
+
+def test_who_diverged_has_no_vote_gives_nothing_and_does_not_join_again() -> None:
+    document = meta(joined="ABC", low_mark=4)
+    out = diverging(document, "C", HOME["C"], 9)
+    assert out is not None
+    assert diverging(out, "C", HOME["C"], 9) is None
+    core = Recovery(out, dict.fromkeys("ABC", Membership.MEMBER))
+    core.opened("A", holds("A", 9))
+    core.opened("C", holds("C", 20, committed=20))
+    assert isinstance(core.next_for("C"), Foreign)
+    assert core.decide() is None, "what it says is committed, and what it holds, is no reason"
+    assert core.trusted("C") == -1
+    core.opened("B", holds("B", 8))
+    core.silent("A")
+    assert core.decide() is None
+    core.opened("A", holds("A", 9))
+    assert core.next_for("B") == Copy(9, ("A",))
+    open_ = replace(out, opened=2, replicas={**out.replicas, "C": replace(out.replicas["C"], session=2)})
+    assert joining(open_, "C", holds("C", 9, session=2), 9) is None
+    assert joining(open_, "C", holds("C", 9, session=2, incarnation=UUID(int=99)), 9) is not None

@@ -29,22 +29,12 @@ from uuid import UUID
 import pytest
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.format.batch import End
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.recovery import (
-    Copy,
-    GiveUp,
-    Heal,
-    Recovery,
-    SetLowMark,
-    Task,
-    Truncate,
-    Wait,
-    following,
-    joining,
-    losing,
-)
+from waltzd.server.core.membership import diverging, following, joining, losing
+from waltzd.server.core.recovery import Copy, Foreign, GiveUp, Heal, Recovery, SetLowMark, Task, Truncate, Wait
 
 FOLDER = Path(__file__).parents[4] / "golden" / "recovery"
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}
@@ -63,6 +53,8 @@ class Replica:
     local: int
     promised: int = 2
     findings: tuple[Finding, ...] = ()
+    end: int = 0
+    """The checksum of its last batch; 0 where it does not say."""
 
     def status(self) -> ReplicaStatus:
         return ReplicaStatus(
@@ -70,6 +62,7 @@ class Replica:
             low_mark=self.low, local_low_mark=self.local, committed=self.committed, last_id=self.held,
             is_available=True, is_full=False, segments=1, findings=self.findings,
             damaged_segments=tuple(one.first_id or 0 for one in self.findings),
+            end=End(crc=self.end) if self.end else None,
         )  # fmt: skip
 
 
@@ -107,6 +100,12 @@ class Story:
                 self.do(who, int(rest[-1]) if rest else None)
             case _, ["joins"]:
                 self.change(who, joining(self.core.meta, who, self.core.status(who), self.core.held(who)))
+            case _, ["diverges"]:
+                self.core.diverged(who, "holds another history than the log")
+                status = self.core.status(who)
+                assert status is not None
+                mark = self.core.progress(who).acknowledged
+                self.change(who, diverging(self.core.meta, who, status.incarnation, mark))
             case _, ["forgets", mark]:
                 self.change(who, losing(self.core.meta, who, int(mark)))
             case _:
@@ -163,7 +162,7 @@ class Story:
             least = min(low, held)
             before = Replica(HOME[name], session=meta.opened, low=low, held=held, committed=least, local=least)
         said: dict[str, Any] = {
-            word: int(facts[word]) for word in ("session", "low", "committed", "local", "promised") if word in facts
+            word: int(facts[word]) for word in ("session", "low", "committed", "local", "promised", "end") if word in facts
         }
         return replace(before, held=held, findings=tuple(findings(facts)), **said)
 
@@ -237,15 +236,17 @@ def told(meta: PartitionMeta) -> str:
     held = {name: f":{states[name].acknowledged}" * (states[name].acknowledged > EMPTY) for name in meta.joined}
     joined = [f"{name}{mark}{' (no vote)' * states[name].is_lost}" for name, mark in held.items()]
     others = [
-        f"{name} trusted to {state.closing}"
+        f"{name} {'out' if state.is_diverged else f'trusted to {state.closing}'}"
         for name, state in states.items()
-        if name not in meta.joined and state.closing is not None
+        if (name not in meta.joined and state.closing is not None) or state.is_diverged
     ]
     return "; ".join([f"{', '.join(joined)} of {', '.join(meta.members)}", *others])
 
 
 def spoken(task: Task) -> str:
     match task:
+        case Foreign(why):
+            return f"is out: {why}"
         case GiveUp(why):
             return f"is given up: {why}"
         case Wait(why):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.batches import batches_of
 from tests.unit.mounting import piece_of
 from waltzd.disk.seam import Buffer
 from waltzd.format.batch import Batch, End, Piece
@@ -186,3 +187,29 @@ def test_a_replica_gets_what_is_older_than_batches_by_itself() -> None:
     assert run is not None
     assert run.times is not None
     assert run.times.tolist() == [NO_TIME] * 3 + [5, 5], "a reader gets all of it"
+
+
+def test_a_tail_knows_with_which_batch_the_log_ended_where_one_ends() -> None:
+    tail, log = Tail(3, 1 << 20), batches_of([[b"a", b"b"], [b"c"], [b"d", b"e"]], first_id=5)
+    tail.append(encode_payloads(3, [b"x", b"y"]))
+    for batch in log:
+        tail.append(batch)
+    found = {id_: tail.end_at(id_) for id_ in range(1, 12)}
+    assert found[9] == tail.end
+    ended = {id_: (end.crc, end.time) for id_, end in found.items() if end is not None}
+    assert ended == {batch.last_id: (batch.head.crc, batch.head.time) for batch in log}
+
+
+@pytest.mark.parametrize(
+    ("id_", "count", "first_id"), [(6, 4, 3), (6, 5, None), (4, 2, 3), (6, 1, 6), (7, 1, None), (2, 1, None)]
+)
+def test_the_last_records_up_to_an_id_are_given_where_all_of_them_are_in_the_tail(
+    id_: int, count: int, first_id: int | None
+) -> None:
+    tail = Tail(3, 1 << 20)
+    tail.append(encode_payloads(3, [b"a", b"b"]))
+    tail.append(encode_payloads(5, [b"c", b"d"]))
+    for batch in batches_of([[b"e"]], first_id=7):
+        tail.append(batch)
+    run = tail.records_up_to(id_, count)
+    assert (None if run is None else (run.first_id, run.last_id)) == (None if first_id is None else (first_id, id_))

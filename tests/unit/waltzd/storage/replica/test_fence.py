@@ -12,9 +12,10 @@ from tests.simulation.sample import KEY, blank_disk, first_ids, open_directory, 
 from tests.unit.keeping import with_calls
 from waltzd.disk.seam import Buffer
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import CannotConnect, NoSuchPartition, NotOpened, SessionTooFar, StaleSession
+from waltzd.errors import CannotConnect, NoSuchPartition, NotOpened, SessionTooFar, StaleSession, WaltzError
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address
+from waltzd.protocol.peers import Contact, RecordsFrame, secret_of
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import FIRST_SESSION_MAX, SESSIONS_MAX
@@ -24,6 +25,7 @@ from waltzd.wire.storages import AppendStream, connect
 from waltzd.wire.streams import FileSender, Hello
 
 SESSION = 7
+SECRET, OTHER = secret_of(b"a server", 0, SESSION), secret_of(b"another server", 0, SESSION)
 
 
 def ten_records() -> SimDisk:
@@ -133,7 +135,7 @@ def test_an_abandoned_connection_ends_with_its_contact() -> None:
             return await right(function, *arguments)
 
         changed._run_writing = slow
-        first = await calls.open_session(0, SESSION, 3)
+        first = await calls.open_session(0, SESSION, 3, secret=SECRET)
         port = StreamPort(calls, Address("127.0.0.1", 0), None)
         await port.start(failed.append)
 
@@ -142,13 +144,13 @@ def test_an_abandoned_connection_ends_with_its_contact() -> None:
             yield bytes(run_for(0, 10, 20).data)  # more than will be decided
 
         try:
-            hello = Hello(KEY, 0, SESSION, first.contact, first_id=10, file_bytes=0)
+            hello = Hello(KEY, 0, SESSION, Contact(first.contact, SECRET), first_id=10, file_bytes=0)
             connection = await connect("127.0.0.1", port.address.port, Kind.INSTALL, hello.encode(), tls=None, name=None)
             with pytest.raises(CannotConnect):
                 await FileSender(connection, receiver="it", seconds=0.2).send(pieces())
             connection.lose(CannotConnect("the file was given up here"))
-            assert (await calls.open_session(0, SESSION, 3)).last_id == 9
-            assert (await calls.set_low_mark(0, SESSION, 15)).last_id == 9
+            assert (await calls.open_session(0, SESSION, 3, secret=SECRET)).last_id == 9
+            assert (await calls.set_low_mark(0, SESSION, 15, contact=Contact(0, SECRET))).last_id == 9
             gate.set()
             await until(lambda: "Installation.abandon" in turns)
             assert calls.directory.partition(0).last_id == 9
@@ -164,18 +166,18 @@ def test_an_append_stream_of_the_same_session_ends_when_the_replica_is_opened_ag
     failed: list[BaseException] = []
 
     async def story(calls: StorageCalls, _: list[str]) -> None:
-        contact = (await calls.open_session(0, SESSION, 3)).contact
-        await calls.set_low_mark(0, SESSION, 9, contact=contact)
+        contact = (await calls.open_session(0, SESSION, 3, secret=SECRET)).contact
+        await calls.set_low_mark(0, SESSION, 9, contact=Contact(contact, SECRET))
         port = StreamPort(calls, Address("127.0.0.1", 0), None)
         await port.start(failed.append)
         try:
             for said in (contact, 0):
-                hello = Hello(KEY, 0, SESSION, said)
+                hello = Hello(KEY, 0, SESSION, Contact(said, SECRET))
                 stream = AppendStream("127.0.0.1", port.address.port, hello, tls=None, name=None)
                 last_id = calls.directory.partition(0).last_id + 1
                 await stream.send(run_for(0, last_id, 1), 9)
                 assert await stream.receive() == last_id
-                contact = (await calls.open_session(0, SESSION, 3)).contact
+                contact = (await calls.open_session(0, SESSION, 3, secret=SECRET)).contact
                 with pytest.raises(NotOpened, match=r"opened again|was announced"):
                     async with asyncio.timeout(10):  # a stream that is left open says nothing
                         await stream.receive()
@@ -185,6 +187,93 @@ def test_an_append_stream_of_the_same_session_ends_when_the_replica_is_opened_ag
 
     with_calls(ten_records(), story)
     assert failed == []
+
+
+# -- who does not know the secret --------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_of_one_owner_one_partition_and_one_session() -> None:
+    said = {secret_of(key, number, session) for key in (b"a", b"b") for number in (0, 1) for session in (7, 8)}
+    assert len(said) == 8
+
+
+class Forgery:
+    """An append stream with one record that its owner never wrote."""
+
+    def __init__(self) -> None:
+        self.frames = [RecordsFrame(run_for(0, 10, 1), 9)]
+
+    async def receive(self) -> RecordsFrame | None:
+        return self.frames.pop() if self.frames else None
+
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, durable_id: int) -> None:
+        raise AssertionError("it may not")
+
+    async def send(self, durable_id: int) -> None:
+        raise AssertionError(f"it is acknowledged up to {durable_id}")
+
+    async def refuse(self, error: WaltzError) -> None:
+        return None
+
+
+async def _all(things: Any) -> list[Any]:
+    return [thing async for thing in things]
+
+
+async def _nothing() -> AsyncIterator[Buffer]:
+    raise AssertionError("a file is asked for")
+    yield b""
+
+
+FORGED: dict[str, Callable[[StorageCalls, Contact], Any]] = {
+    "append": lambda calls, contact: calls.append(0, SESSION, Forgery(), contact=contact),
+    "truncate": lambda calls, contact: calls.truncate(0, SESSION, 5, contact=contact),
+    "set low mark": lambda calls, contact: calls.set_low_mark(0, SESSION, 9, contact=contact),
+    "install": lambda calls, contact: calls.install_segment(0, SESSION, 10, 0, _nothing(), contact=contact),
+    "fetch": lambda calls, contact: _all(calls.fetch_segment(0, SESSION, 0, contact=contact)),
+    "read": lambda calls, contact: _all(calls.read(0, SESSION, 0, 9, 0, contact=contact)),
+    "read whole": lambda calls, contact: _all(calls.read_whole(0, SESSION, 0, 9, 0, contact=contact)),
+    "read locks": lambda calls, contact: calls.read_locks(0, SESSION, 9, 100, contact=contact),
+    "find a time": lambda calls, contact: calls.find_time(0, SESSION, 1, contact=contact),
+    "segments": lambda calls, contact: asyncio.to_thread(calls.segments, 0, SESSION, contact=contact),
+}
+
+
+@pytest.mark.parametrize("when", ["while the owner is there", "after a restart"])
+@pytest.mark.parametrize("call", FORGED)
+def test_who_does_not_show_the_secret_of_the_session_may_nothing_in_it(call: str, when: str) -> None:
+    async def story(calls: StorageCalls, _: list[str]) -> None:
+        contact = 0
+        if when == "while the owner is there":
+            contact = (await calls.open_session(0, SESSION, 3, secret=SECRET)).contact
+        else:
+            await calls.fence(0, SESSION)  # as a restart leaves it: promised, and nobody has opened it
+        before = calls.directory.partition(0).status()
+        shown = [Contact(number, secret) for number in (0, contact) for secret in (b"", bytes(32), OTHER)]
+        for forged in shown if contact else [*shown, Contact(0, SECRET)]:
+            with pytest.raises(NotOpened, match="show the secret"):
+                await FORGED[call](calls, forged)
+        assert calls.directory.partition(0).status() == before
+
+    with_calls(ten_records(), story)
+
+
+def test_a_session_is_opened_again_by_its_owner_only_and_whoever_wants_more_fences_it_visibly() -> None:
+    async def story(calls: StorageCalls, _: list[str]) -> None:
+        first = await calls.open_session(0, SESSION, 3, secret=SECRET)
+        with pytest.raises(StaleSession, match="by another owner"):
+            await calls.open_session(0, SESSION, 3, caller=5, secret=OTHER)
+        assert (await calls.set_low_mark(0, SESSION, 9, contact=Contact(first.contact, SECRET))).session == SESSION
+        assert (await calls.open_session(0, SESSION, 3, caller=6, secret=SECRET)).session == SESSION
+        assert (await calls.open_session(0, SESSION + 1, 3, secret=OTHER)).promised_session == SESSION + 1
+        with pytest.raises(StaleSession):
+            await calls.open_session(0, SESSION, 3, secret=SECRET)
+
+    with_calls(ten_records(), story)
 
 
 # -- sessions from nowhere ---------------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from waltzd.errors import (
     PartitionOffline,
     StaleSession,
 )
+from waltzd.format.digest import TAIL_RECORDS, tail_hash
+from waltzd.format.layout import segment_name
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -288,3 +290,27 @@ def test_a_directory_that_went_away_is_noticed_where_the_next_segment_is_made() 
         partition.open_session(4)
     with pytest.raises(DirectoryGone, match="partition 0 up to id"):
         directory.close()
+
+
+def test_an_answer_to_the_owner_says_what_the_log_ends_with() -> None:
+    """Of format 0; replicas that were cut into segments in another way say the same."""
+    one, other = (begun(40, segment_bytes=size)[2] for size in (300, 1 << 20))
+    said = one.open_session(4).tail
+    assert said == other.open_session(4).tail == tail_hash([run_for(0, 40 - TAIL_RECORDS, TAIL_RECORDS)])
+    one.append(4, [run_for(0, 40, 1)], -1)
+    assert one.status().tail == "", "it is not known before somebody asks"
+    assert one.set_low_mark(4, 40).tail not in ("", said)
+    assert other.truncate(4, 38).tail == ""
+    assert other.set_low_mark(4, 38).tail == tail_hash([run_for(0, 39 - TAIL_RECORDS, TAIL_RECORDS)])
+    assert begun(0)[2].open_session(4).tail == ""
+    few = begun(3)[2].open_session(4).tail
+    assert few == tail_hash([run_for(0, 0, 3)])
+
+
+def test_what_cannot_be_read_at_the_end_is_left_out_of_the_answer() -> None:
+    disk, _, partition = begun(40, segment_bytes=1 << 20)
+    path = f"{partition.directory}/{segment_name(0)}"
+    disk.corrupt(path, disk.size(path) - 20, b"\xff")
+    partition._tail = (-1, "")
+    partition._look_at_tail()
+    assert partition.status().tail == ""
