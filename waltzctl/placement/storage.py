@@ -30,7 +30,7 @@ from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.numbers import partitions_of, spell
 from waltzctl.shell.options import From, Key, Misused, Output, confirmed
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, first_contact, unknown, using
+from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, check_operator, first_contact, unknown, using
 from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
 from waltzctl.show import files
 from waltzctl.show.cluster import storages
@@ -163,6 +163,7 @@ def verify(
       waltzctl storage verify 127.0.0.1:55281 0-1 -o json
     """
     chosen = partitions_of(numbers) if numbers else []
+    check_operator(place.given.tls(), "have files checked, which begins to heal what is damaged")
 
     async def ask(client: AdminClient, _: Any) -> tuple[list[Finding], list[VerifySummary]]:
         found = [one async for one in client.verify(chosen)]
@@ -258,6 +259,7 @@ class Hand(Place):
     def _at_once(self, done: str, act: Act, question: str) -> int:
         """Partial success is an exit code of its own."""
         asked = self.asked
+        check_operator(self.given.tls(), "change a storage")
         if asked.is_dry or asked.reason or asked.confirm or asked.override:
             raise Misused(
                 "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, nothing is known "
