@@ -240,8 +240,8 @@ def test_every_change_of_a_cluster_is_among_those_that_an_observer_may_not_make(
             module, _, function = where.partition(":")
             if module.startswith("waltzctl.placement"):
                 taken = signature(getattr(import_module(module), function)).parameters.values()
-                is_change = any(str(one.annotation) in ("Changing", "ByHand") for one in taken)
-                assert not is_change or f"{group} {name}".strip() in CHANGING
+                changes = any(str(one.annotation) in ("Changing", "ByHand") for one in taken)
+                assert not changes or f"{group} {name}".strip() in CHANGING
 
 
 @pytest.mark.parametrize("command", sorted(CHANGING))
@@ -258,5 +258,5 @@ def test_an_observer_looks_at_a_storage(waltzctl: Tool, closed: str, authority: 
     for command in ("describe", "partitions"):
         done = waltzctl("storage", command, closed, *given)
         assert (done.code, done.err) == (0, ""), command
-    for command in (["create-partition", closed, "1"], ["remove-partition", closed, "0", "--yes"]):
-        refused(waltzctl("storage", *command, *given), 9, "W2024", "may only look")
+    for change in (["create-partition", closed, "1"], ["remove-partition", closed, "0", "--yes"]):
+        refused(waltzctl("storage", *change, *given), 9, "W2024", "may only look")

@@ -168,6 +168,14 @@ def test_what_daemons_said(live: LocalCluster, waltzctl: Tool) -> None:
     assert set(only["events"][0]) == {"time", "who", "kind", "level", "code", "text"}
 
 
+def test_who_asked_the_daemons_for_what(live: LocalCluster, waltzctl: Tool) -> None:
+    told = as_json(waltzctl("audit", "list", "--directory", live.directory, "-o", "json"))
+    assert set(told["heads"]) >= {"server-1", "storage-1"}
+    assert {"StorageAdmin/CreatePartitions", "Replica/Open"} <= {one["what"] for one in told["audit"]}
+    assert {one["who"] for one in told["audit"] if one["what"] == "Replica/Open"} == {"anonymous"}
+    assert as_json(waltzctl("audit", "list", "--who", "nobody", "--directory", live.directory, "-o", "json"))["audit"] == []
+
+
 def test_events_that_cannot_be_asked_for(live: LocalCluster, waltzctl: Tool) -> None:
     told = waltzctl("events", "--daemon", "server-9", "--directory", live.directory)
     assert (told.code, told.out) == (3, "")

@@ -94,6 +94,7 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.StorageAdmin/Events": _LOOKING,
     "/waltz.v1.StorageAdmin/Fence": _OPERATORS,
     "/waltz.v1.StorageAdmin/DeleteSetAside": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Audit": _OPERATORS,
     "/waltz.v1.Log/Locate": _APPLICATIONS | _LOOKING | _SERVERS,
     "/waltz.v1.Log/Register": _APPLICATIONS,
     "/waltz.v1.Log/Mount": _APPLICATIONS,
@@ -104,6 +105,7 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
     "/waltz.v1.ServerAdmin/ExplainLock": _LOOKING,
     "/waltz.v1.ServerAdmin/Events": _LOOKING,
+    "/waltz.v1.ServerAdmin/Audit": _OPERATORS,
 }
 """Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage
 refuses a call of theirs that carries a session. Observers see no payload and no digest of one."""

@@ -26,6 +26,7 @@ StorageAdmin/Digest                operator
 StorageAdmin/Events                operator observer
 StorageAdmin/Fence                 operator
 StorageAdmin/DeleteSetAside        operator
+StorageAdmin/Audit                 operator
 Log/Locate                         server client operator observer
 Log/Register                       client operator
 Log/Mount                          client operator
@@ -36,6 +37,7 @@ ServerAdmin/Describe               server operator observer
 ServerAdmin/Drain                  operator
 ServerAdmin/ExplainLock            operator observer
 ServerAdmin/Events                 operator observer
+ServerAdmin/Audit                  operator
 """
 
 
