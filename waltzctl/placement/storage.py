@@ -57,6 +57,8 @@ from waltzd.wire.tls import Tls
 
 T = TypeVar("T")
 NO_KEY = UUID(int=0)
+KEPT_MS = 24 * 3600 * 1000
+"""Files that were set aside for less may be those of a mistake that nobody has noticed yet."""
 LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage partitions`."
 Results = dict[int, WaltzError | None]
 Act = Callable[[AdminClient], Awaitable[Results]]
@@ -182,7 +184,8 @@ def verify(
 
 def clean(*, name: StorageName, request: Changing) -> int:
     """Delete the files that were set aside on a storage when partitions were taken off it, for good. Replicas are never
-    touched. It is refused while a partition takes no transactions of which something was set aside: it may be needed.
+    touched. It is refused while a partition takes no transactions of which something was set aside: it may be needed. What
+    was set aside less than a day ago, as far as the storage knows, wants the name of the storage to be typed.
 
     \b
     Examples:
@@ -206,10 +209,15 @@ def clean(*, name: StorageName, request: Changing) -> int:
 
 def cleaning(now: Situation, name: str, found: Sequence[SetAside]) -> Plan:
     closed = {view.partition for view in now.found.partitions if not view.is_open}
+    young = [one for one in found if one.kept_ms < KEPT_MS]
     return Plan(
         verb="storage clean",
         subject=name,
-        steps=tuple(f"delete {one.name}, {size(one.bytes)}" for one in found),
+        steps=tuple(
+            f"delete {one.name}, {size(one.bytes)}{', which may be younger than a day' if one in young else ''}"
+            for one in found
+        ),
+        danger=Danger.TYPED if young else Danger.ASK,
         unsafe=tuple(
             f"partition {aside_partition(one.name)} takes no transactions: {one.name} may be needed"
             for one in found
@@ -413,8 +421,18 @@ def removal(now: Situation, name: str, chosen: Sequence[int], metas: Metas, *, d
         steps=tuple(steps),
         margins=tuple(margins),
         danger=max(danger(margins), Danger.TYPED if delete_files else Danger.ASK),
-        unsafe=needed(margins, name),
+        unsafe=(*needed(margins, name), *(_still_counted(now, name, chosen, metas) if delete_files else ())),
     )
+
+
+def _still_counted(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[str]:
+    """Reasons to set files aside at most. A mistake in the name of a storage costs a copy then, and no data."""
+    counted = [
+        number
+        for number in chosen
+        if now.roles(number).get(name) is Membership.MEMBER or ((meta := metas[number]) and name in meta.members)
+    ]
+    return [f"{name} is a member of {spell(counted)}: its files can be set aside, and deleted later"] if counted else []
 
 
 def _left(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[Effect]:

@@ -86,6 +86,8 @@ def name_of(identity: Identity | None) -> str:
 @contextmanager
 def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Heard]:
     """Notes the call that runs inside, when it has ended, however it ended."""
+    # Who calls is asked before the call runs: of one that has ended gRPC knows it no more, and ends the process.
+    caller, peer = caller_of(context), peer_of(context)
     heard, code, is_gone = Heard(), None, False
     try:
         yield heard
@@ -100,13 +102,13 @@ def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, 
         raise
     finally:
         is_denied = context.code() is grpc.StatusCode.PERMISSION_DENIED
-        if is_denied or _is_worth_a_line(method, heard.request, context):
+        if is_denied or _is_worth_a_line(method, heard.request, caller):
             partitions, about = _about(method, heard.request)
             code, partitions = _refused_in(heard.reply, code, partitions)
             auditor.note(
                 Deed(
-                    who=name_of(caller_of(context)),
-                    peer=peer_of(context),
+                    who=name_of(caller),
+                    peer=peer,
                     what=method.removeprefix("/waltz.v1.").removeprefix("/"),
                     partitions=spans(partitions),
                     about=shortened(f"{about} caller=gone".strip() if is_gone else about),
@@ -115,11 +117,10 @@ def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, 
             )
 
 
-def _is_worth_a_line(method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+def _is_worth_a_line(method: str, request: Any, caller: Identity | None) -> bool:
     if method in LOOKING:
         return False
     if method in READING:
-        caller = caller_of(context)
         return caller is not None and caller.role is Role.OPERATOR
     # Without a session a replica is only asked where it stands.
     return method != "/waltz.v1.Replica/Open" or request is None or bool(request.target.HasField("session"))

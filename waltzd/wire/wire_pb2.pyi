@@ -735,17 +735,21 @@ class SetAside(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    KEPT_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     bytes: _builtins.int
+    kept_ms: _builtins.int
+    """For so long at least it has been there: a storage that was started again counts from its start."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         bytes: _builtins.int = ...,
+        kept_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "kept_ms", b"kept_ms", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
