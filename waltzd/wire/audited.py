@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from waltzd.errors import WaltzError
 from waltzd.protocol.audit import ANONYMOUS, Auditor, Deed, shortened, spans
@@ -102,8 +103,9 @@ def noted(auditor: Auditor, method: str, context: grpc.aio.ServicerContext[Any, 
         raise
     finally:
         is_denied = context.code() is grpc.StatusCode.PERMISSION_DENIED
-        if is_denied or _is_worth_a_line(method, heard.request, caller):
-            partitions, about = _about(method, heard.request)
+        request = heard.request if isinstance(heard.request, Message) else None
+        if is_denied or _is_worth_a_line(method, request, caller):
+            partitions, about = _about(method, request)
             code, partitions = _refused_in(heard.reply, code, partitions)
             auditor.note(
                 Deed(
