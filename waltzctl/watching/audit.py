@@ -141,7 +141,9 @@ def examined(file: Path, head: str | None) -> Verdict:
     for part in _parts(file):
         try:
             with part.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-                breaks += chain.follow(str(part), (line.rstrip("\n") for line in lines))
+                # The daemon may be in the middle of the newest line.
+                whole = (line for line in lines if part != file or line.endswith("\n"))
+                breaks += chain.follow(str(part), (line.rstrip("\n") for line in whole))
         except OSError as error:
             raise translate(error, f"reading {part}") from error
     return Verdict(chain=chain, breaks=tuple(breaks), head=head)

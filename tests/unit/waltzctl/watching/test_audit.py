@@ -99,6 +99,14 @@ def test_a_line_that_was_changed_is_named(file: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["findings"][0]["line"] == 1
 
 
+def test_the_line_that_is_being_written_is_not_judged(file: Path) -> None:
+    file.write_text(file.read_text() + '{"number":')
+    assert examined(file, None).is_well
+    older = file.parent / "audit.log.1"
+    older.write_text(older.read_text() + '{"number":')
+    assert not examined(file, None).is_well
+
+
 def test_lines_that_were_cut_off_are_noticed_by_a_head_told_before(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = examined(file, None).chain.head
     lines = file.read_text().splitlines(keepends=True)
