@@ -149,11 +149,11 @@ def _component(found: Locked, *, is_optional: bool) -> dict[str, Any]:
         ],
     }
     try:
-        licence = metadata(found.name).get("License-Expression")
-    except PackageNotFoundError:
-        licence = None
-    if licence:
-        component["licenses"] = [{"expression": licence}]
+        said = metadata(found.name)
+    except PackageNotFoundError:  # it is for other machines
+        return component
+    if "License-Expression" in said:
+        component["licenses"] = [{"expression": said["License-Expression"]}]
     return component
 
 
