@@ -30,6 +30,7 @@ COMPLETE = "_WALTZCTL_COMPLETE"
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
         "analysis": ("", "What a log says when all of it is looked at."),
+        "audit": ("", "Who asked the daemons for what, and was refused what."),
         "archive": ("", "What was exported, back as files of a log."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
@@ -81,6 +82,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "waltz_spark.restoring.archive_command:restore_",
             "Make segments again from a lossless export, byte for byte.",
         ),
+    },
+    "audit": {
+        "list": ("waltzctl.watching.audit:list_", "What daemons were asked lately, and by whom."),
+        "verify": ("waltzctl.watching.audit:verify", "Whether the audit file of a daemon is whole."),
     },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),

@@ -193,3 +193,70 @@ def test_nobody_there_is_not_about_certificates(waltzctl: Tool, operator: Files)
         for given in ([], words(operator)):
             told = waltzctl("storage", "describe", address, *given)
             refused(told, 6, "W4001", "check that the daemon runs")
+
+
+# -- a certificate that may only look ----------------------------------------------------------------------------------
+
+CHANGING = {
+    "cluster delete": [],
+    "cluster set": ["--replicas", "3"],
+    "create-cluster": ["--name", "trial", "--partitions", "1", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
+    "health": [],
+    "moves cancel": [],
+    "moves resume": [],
+    "partition assign": ["0", "--to", "s1"],
+    "partition auto-assign": [],
+    "partition compare": ["0"],
+    "partition preferred": ["0", "--server", "one"],
+    "partition rescue": ["0"],
+    "partition transfer": ["0", "--to", "one"],
+    "partition unassign": ["0", "--from", "s1"],
+    "server drain": ["one"],
+    "server remove": ["one"],
+    "server undrain": ["one"],
+    "storage add": ["s9=127.0.0.1:1,127.0.0.1:2"],
+    "storage availability": ["s1", "0", "--offline"],
+    "storage clean": ["s1"],
+    "storage create-partition": ["s1", "0"],
+    "storage recover": ["s1"],
+    "storage remove": ["s1"],
+    "storage remove-partition": ["s1", "0"],
+    "storage replace": ["s1", "s2"],
+    "storage set": ["s1", "--group", "two"],
+    "storage verify": ["127.0.0.1:1"],
+    "txn append": ["0", "x"],
+    "txn get": ["0", "0"],
+    "txn grep": ["0", "--match", "x"],
+    "txn tail": ["0"],
+}
+
+
+def test_every_change_of_a_cluster_is_among_those_that_an_observer_may_not_make() -> None:
+    from importlib import import_module
+    from inspect import signature
+
+    for group, commands in COMMANDS.items():
+        for name, (where, _) in commands.items():
+            module, _, function = where.partition(":")
+            if module.startswith("waltzctl.placement"):
+                taken = signature(getattr(import_module(module), function)).parameters.values()
+                changes = any(str(one.annotation) in ("Changing", "ByHand") for one in taken)
+                assert not changes or f"{group} {name}".strip() in CHANGING
+
+
+@pytest.mark.parametrize("command", sorted(CHANGING))
+def test_an_observer_is_refused_before_anything_is_asked(waltzctl: Tool, authority: Authority, command: str) -> None:
+    """Nobody answers at these addresses."""
+    files = authority.issue(KEY, Role.OBSERVER, "eve")
+    where = [] if "127.0.0.1:1" in CHANGING[command] else ["--coordinator", "127.0.0.1:1"]
+    told = waltzctl(*command.split(), *CHANGING[command], *where, *words(files))
+    refused(told, 9, "W2024", "eve has the role observer, which may only look", "nothing was changed")
+
+
+def test_an_observer_looks_at_a_storage(waltzctl: Tool, closed: str, authority: Authority) -> None:
+    given = words(authority.issue(KEY, Role.OBSERVER, "eve"))
+    for command in ("describe", "partitions"):
+        done = waltzctl("storage", command, closed, *given)
+        assert (done.code, done.err) == (0, ""), command
+    for change in (["create-partition", closed, "1"], ["remove-partition", closed, "0", "--yes"]):
+        refused(waltzctl("storage", *change, *given), 9, "W2024", "may only look")

@@ -39,7 +39,15 @@ ELSEWHERE = {
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
-    "cli/test_looking": [["doctor"], ["events"], ["health"], ["support", "bundle"], ["top"]],
+    "cli/test_looking": [
+        ["audit", "list"],
+        ["audit", "verify"],
+        ["doctor"],
+        ["events"],
+        ["health"],
+        ["support", "bundle"],
+        ["top"],
+    ],
     "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
     "cli/test_ownership": [
         *(["partition", name] for name in ("preferred", "transfer")),

@@ -168,7 +168,7 @@ def test_plans_change_nothing(place: Place) -> None:
         ["storage", "set", "storage-1", "--group", "rack-1"],
         ["storage", "availability", "storage-1", "0", "--offline"],
         ["storage", "remove-partition", "storage-1", "0"],
-        ["storage", "remove-partition", "storage-1", "0-1", "--delete-files"],
+        ["storage", "remove-partition", "storage-1", "0-1", "--delete-files", "--override", "storage-1"],
         ["partition", "unassign", "0", "--from", "storage-3"],
         ["cluster", "set", "--replicas", "1"],
     ):

@@ -341,12 +341,13 @@ def test_a_replica_that_is_refused_is_set_aside_and_made_anew(own: LocalCluster,
     assert (waltzctl(*words).code, (data(own, "storage-2") / "0.set-aside-1").exists()) == (2, True), "unasked"
     end(own, "storage-1", "storage-3")
     until(lambda: "0.set-aside-1 may be needed" in waltzctl(*words, "--dry-run").out)
-    assert waltzctl(*words, "--yes").code == 5
+    assert waltzctl(*words, "--confirm", "storage-2").code == 5
     assert (data(own, "storage-2") / "0.set-aside-1").exists()
     for name in ("storage-1", "storage-3"):
         own.start_one(name)
     wait_until_healthy(waltzctl, own)
-    assert waltzctl(*words, "--yes").code == 0
+    assert waltzctl(*words, "--yes").code == 2, "it was set aside today"
+    assert waltzctl(*words, "--confirm", "storage-2").code == 0
     assert [path.name for path in data(own, "storage-2").iterdir() if path.is_dir()] in (["0", "1"], ["1", "0"])
     assert waltzctl(*words, "--yes").out.startswith("nothing to do")
     for arguments in examples(waltzctl, ["storage", "clean"]):

@@ -57,9 +57,11 @@ def test_a_replica_is_taken_off_as_a_change_of_the_cluster(tool: Tool, waltzctl:
     """Its owner makes it anew at once: it is assigned there."""
     before = document_tree(str(live.directory))
     words = ["remove-partition", "storage-1", "0"]
-    planned = tool(*words, "--delete-files", "--dry-run")
+    planned = tool(*words, "--dry-run")
     assert (planned.code, planned.err) == (0, ""), planned
-    assert planned.out.startswith("would do: storage remove-partition storage-1\n  delete the files of partition 0 on")
+    assert planned.out.startswith("would do: storage remove-partition storage-1\n  set aside the files of partition 0 on")
+    told = tool(*words, "--delete-files", "--confirm", "storage-1")
+    refused(told, 5, "W2100", "storage-1 is a member of partition 0: its files can be set aside")
     refused(tool(*words, "--yes"), 2, "W2101", "say --confirm storage-1")
     refused(tool(*words, "--yes", "--key", "00000000-0000-0000-0000-000000000001"), 4, "W2002")
     refused(tool("remove-partition", "storage-1", "7", "--yes"), 3, "W2007")

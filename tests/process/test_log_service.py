@@ -33,6 +33,7 @@ from waltzd.errors import (
 from waltzd.format.batch import End
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.address import Address, parse_address
+from waltzd.protocol.audit import DEAF, Auditor, Deed
 from waltzd.protocol.batches import (
     Committals,
     Credit,
@@ -76,14 +77,14 @@ def reached(address: str, key: UUID | None = None, *, seconds: float = CALL_SECO
 
 
 @contextlib.asynccontextmanager
-async def served(room: Room) -> AsyncIterator[str]:
-    server = create_server(8 << 20)
-    add_log_service(server, room.calls)
+async def served(room: Room, auditor: Auditor = DEAF) -> AsyncIterator[str]:
+    server = create_server(8 << 20, None, auditor)
+    add_log_service(server, room.calls, None, auditor)
     port = listen(server, Address("127.0.0.1", 0))
     await server.start()
     address = f"127.0.0.1:{port}"
     failed: list[BaseException] = []
-    streams = StreamPort(Address("127.0.0.1", 0), 8 << 20, None)
+    streams = StreamPort(Address("127.0.0.1", 0), 8 << 20, None, auditor)
     await streams.open()
     streams.serve(room.calls, on_fatal=failed.append)
     if _streams["carrier"] == "frames":
@@ -179,6 +180,52 @@ def test_a_mount_from_beginning_to_end(caplog: pytest.LogCaptureFixture) -> None
                 await stream.send([Credit(1)])
 
     over_grpc(test, caplog)
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.deeds: list[Deed] = []
+
+    def note(self, deed: Deed) -> None:
+        self.deeds.append(deed)
+
+
+def test_the_audit_log_is_told_of_each_mount_and_of_no_append() -> None:
+    ear = Ear()
+
+    async def run() -> None:
+        room = Room(FakeSession(tail_bytes=100_000))
+        async with asyncio.timeout(60), served(room, ear) as address:
+            async with reached(address, KEY) as client:
+                await client.register()
+                await client.high_water_mark(3)
+                stream = await mounted(client)
+                await stream.send([batch_of(b"a", b"b")])
+                await stream.receive()
+                stream.cancel()
+                while len(ear.deeds) < 3:
+                    await asyncio.sleep(0.01)
+                late = client.mount()
+                await late.send([mount_request(1, partition=1)])
+                assert [type(frame) for frame in await late.receive() or ()] == [Refused]
+                late.cancel()
+            async with reached(address, UUID(int=99)) as stranger:
+                with pytest.raises(ForeignCluster):
+                    await stranger.high_water_mark(3)
+            while len(ear.deeds) < 5:
+                await asyncio.sleep(0.01)
+
+    loop.run(run())
+    assert [(deed.what, deed.partitions, deed.code) for deed in ear.deeds] == [
+        ("Log/Register", "", None),
+        ("Log/Mount", "3", None),
+        ("Log/Mount/end", "3", None),
+        ("Log/Mount", "1", NotOwner.code),
+        ("Log/HighWaterMark", "", ForeignCluster.code),
+    ]
+    assert {deed.who for deed in ear.deeds} == {"anonymous"}
+    assert "client=1 feed=" in ear.deeds[1].about
+    assert all(deed.peer.startswith("127.0.0.1:") for deed in ear.deeds)
 
 
 def test_groups_times_and_locks_travel(caplog: pytest.LogCaptureFixture) -> None:

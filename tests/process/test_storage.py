@@ -8,6 +8,7 @@ import itertools
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -375,7 +376,7 @@ def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDa
             for name in ("1", "waltz-storage.ctl", ".", "0.set-aside-2", "0.set-aside-1/../1", "./0.set-aside-1", ""):
                 assert isinstance(await refused(admin.delete_aside(["0.set-aside-1", name])), BadArgument), name
             assert (daemon.directory / "0.set-aside-1" / "promise").exists()
-            assert await admin.delete_aside([aside.name]) == (aside,)
+            assert await admin.delete_aside([aside.name]) == (replace(aside, kept_ms=0),)
             assert (await admin.describe()).set_aside == ()
             assert [path.name for path in daemon.directory.iterdir() if path.is_dir()] == ["1"]
 

@@ -210,3 +210,23 @@ def test_an_operator_makes_a_cluster_and_looks_at_it(
     code, out, err = waltzctl("cluster", "describe", *options(foreign))
     assert (code, out) == (4, "")
     assert f"W2002 the certificate belongs to the cluster {UUID(int=7)}" in err
+
+    observer = options(authority.issue(KEY, Role.OBSERVER, "eve"))
+    for words in (
+        ["cluster", "describe"], ["storage", "list"], ["storage", "describe", "s1"], ["server", "list"],
+        ["partition", "list"], ["events"], ["history"], ["lock", "explain", "0", "door", "1"], ["health", "--no-write"],
+        ["server", "drain", "one", "--dry-run", "--override", "one"],
+    ):  # fmt: skip
+        assert waltzctl(*words, *observer)[::2] == (0, ""), words
+    for words in (["server", "drain", "one", "--yes"], ["health"], ["txn", "tail", "0"], ["audit", "list"]):
+        code, out, err = waltzctl(*words, *observer)
+        assert (code, out, "W2024" in err) == (9, "", True), words
+    (made,) = json.loads(waltzctl("history", "-o", "json", *observer)[1])["history"]
+    assert (made["verb"], made["who"]) == ("create-cluster", "ann"), "the name is that of the certificate"
+    told = json.loads(waltzctl("audit", "list", "-o", "json", *operator)[1])["audit"]
+    done = {(one["who"].partition("/role/")[2], one["what"]) for one in told}
+    assert {
+        ("client/app", "Log/Mount"),
+        ("server/one", "Replica/Append"),
+        ("operator/ann", "StorageAdmin/CreatePartitions"),
+    } <= done

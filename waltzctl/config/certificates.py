@@ -57,7 +57,7 @@ URI.1 = {uri}
 
 def issue(
     *,
-    role: Annotated[Role, Argument(metavar="{server|storage|client|operator}")],
+    role: Annotated[Role, Argument(metavar="{server|storage|client|operator|observer}")],
     names: Annotated[tuple[str, ...], Argument(metavar="NAME...")],
     cluster_key: Annotated[uuid.UUID, Option("--cluster-key", help="Of the cluster, as in the storages' configuration.")],
     directory: Annotated[
@@ -71,9 +71,10 @@ def issue(
     days: Annotated[int, Option("--days", min=1, max=_AUTHORITY_DAYS, help="Until they end.")] = DAYS,
     output: Output = "table",
 ) -> int:
-    """Make certificates for trials and for a first cluster, of storages, servers, clients (applications) or operators with
-    these names. The first call makes the authority that signs them, ca.pem and ca.key; with ca.key a person can take any
-    role in the cluster, so it stays in this directory. It calls the program `openssl`. No file is written over.
+    """Make certificates for trials and for a first cluster, of storages, servers, clients (applications), operators or
+    observers (who look and change nothing) with these names. The first call makes the authority that signs them, ca.pem
+    and ca.key; with ca.key a person can take any role in the cluster, so it stays in this directory. It calls the program
+    `openssl`. No file is written over.
 
     \b
     Examples:

@@ -178,7 +178,9 @@ def history(
     reach: Meant,
     output: AnyForm = "table",
 ) -> int:
-    """Who changed what with waltzctl, when and why, and what came of it. The oldest entries are forgotten after a thousand.
+    """Who changed what with waltzctl, when and why, and what came of it: the name in the certificate, or `unverified:` with
+    the name that the environment says. The newest 1,000 entries are kept. What daemons were asked, they say themselves:
+    `waltzctl audit list`.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ from waltzctl.placement.plan import Creation, assign_replicas
 from waltzctl.shell.change import NOTHING_BEGUN, who
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.options import Output
-from waltzctl.shell.reach import Meant, check_name, first_contact, using
+from waltzctl.shell.reach import Meant, check_name, check_operator, first_contact, using
 from waltzctl.show.cluster import creation
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import is_line
@@ -137,6 +137,8 @@ def create(
       waltzctl create-cluster --coordinator 127.0.0.1:2181 --name trial --partitions 4 --replicas 1 \\
         --storage one=127.0.0.1:55280,127.0.0.1:55281,rack-1
     """
+    if not dry_run:
+        check_operator(reach.tls, "make a cluster")
     storages = tuple(map(storage_of, given))
     wish = Wish(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -202,18 +204,20 @@ async def create_cluster(
         there = await _look(coordinator, wish, key) or there  # another operator may have been faster
         created_now = await _create_replicas(key, there[1], there[2], descriptions, tls)
         if not was_there:
-            await _remember(Cluster(coordinator), there[0], there[1], began=created)
+            await _remember(Cluster(coordinator), there[0], there[1], began=created, tls=tls)
     meta, storages, replicas = there
     return Creation(meta=meta, storages=storages, replicas=replicas, was_there=was_there, created=created_now)
 
 
-async def _remember(cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, StorageMeta], *, began: str) -> None:
+async def _remember(
+    cluster: Cluster, meta: ClusterMeta, storages: Mapping[str, StorageMeta], *, began: str, tls: Tls | None
+) -> None:
     """What was done with a cluster begins with this."""
     await cluster.begin_history(
         HistoryEntry(
             began=began,
             ended=datetime.now(UTC).isoformat(timespec="seconds"),
-            who=who(),
+            who=who(tls),
             verb="create-cluster",
             subject=meta.name,
             reason=None,

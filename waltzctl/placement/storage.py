@@ -30,7 +30,7 @@ from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.numbers import partitions_of, spell
 from waltzctl.shell.options import From, Key, Misused, Output, confirmed
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, first_contact, unknown, using
+from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, check_operator, first_contact, unknown, using
 from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
 from waltzctl.show import files
 from waltzctl.show.cluster import storages
@@ -57,6 +57,8 @@ from waltzd.wire.tls import Tls
 
 T = TypeVar("T")
 NO_KEY = UUID(int=0)
+KEPT_MS = 24 * 3600 * 1000
+"""Files that were set aside for less may be those of a mistake that nobody has noticed yet."""
 LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage partitions`."
 Results = dict[int, WaltzError | None]
 Act = Callable[[AdminClient], Awaitable[Results]]
@@ -163,6 +165,7 @@ def verify(
       waltzctl storage verify 127.0.0.1:55281 0-1 -o json
     """
     chosen = partitions_of(numbers) if numbers else []
+    check_operator(place.given.tls(), "have files checked, which begins to heal what is damaged")
 
     async def ask(client: AdminClient, _: Any) -> tuple[list[Finding], list[VerifySummary]]:
         found = [one async for one in client.verify(chosen)]
@@ -181,7 +184,8 @@ def verify(
 
 def clean(*, name: StorageName, request: Changing) -> int:
     """Delete the files that were set aside on a storage when partitions were taken off it, for good. Replicas are never
-    touched. It is refused while a partition takes no transactions of which something was set aside: it may be needed.
+    touched. It is refused while a partition takes no transactions of which something was set aside: it may be needed. What
+    was set aside less than a day ago, as far as the storage knows, wants the name of the storage to be typed.
 
     \b
     Examples:
@@ -205,10 +209,15 @@ def clean(*, name: StorageName, request: Changing) -> int:
 
 def cleaning(now: Situation, name: str, found: Sequence[SetAside]) -> Plan:
     closed = {view.partition for view in now.found.partitions if not view.is_open}
+    young = [one for one in found if one.kept_ms < KEPT_MS]
     return Plan(
         verb="storage clean",
         subject=name,
-        steps=tuple(f"delete {one.name}, {size(one.bytes)}" for one in found),
+        steps=tuple(
+            f"delete {one.name}, {size(one.bytes)}{', which may be younger than a day' if one in young else ''}"
+            for one in found
+        ),
+        danger=Danger.TYPED if young else Danger.ASK,
         unsafe=tuple(
             f"partition {aside_partition(one.name)} takes no transactions: {one.name} may be needed"
             for one in found
@@ -258,6 +267,7 @@ class Hand(Place):
     def _at_once(self, done: str, act: Act, question: str) -> int:
         """Partial success is an exit code of its own."""
         asked = self.asked
+        check_operator(self.given.tls(), "change a storage")
         if asked.is_dry or asked.reason or asked.confirm or asked.override:
             raise Misused(
                 "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, nothing is known "
@@ -411,8 +421,18 @@ def removal(now: Situation, name: str, chosen: Sequence[int], metas: Metas, *, d
         steps=tuple(steps),
         margins=tuple(margins),
         danger=max(danger(margins), Danger.TYPED if delete_files else Danger.ASK),
-        unsafe=needed(margins, name),
+        unsafe=(*needed(margins, name), *(_still_counted(now, name, chosen, metas) if delete_files else ())),
     )
+
+
+def _still_counted(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[str]:
+    """Reasons to set files aside at most. A mistake in the name of a storage costs a copy then, and no data."""
+    counted = [
+        number
+        for number in chosen
+        if now.roles(number).get(name) is Membership.MEMBER or ((meta := metas[number]) and name in meta.members)
+    ]
+    return [f"{name} is a member of {spell(counted)}: its files can be set aside, and deleted later"] if counted else []
 
 
 def _left(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[Effect]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from waltzctl.playground.daemon import birth
 from waltzctl.shell.blueprint import BLUEPRINT, STATE
+from waltzd.daemon.audit import AUDIT_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
 from waltzd.errors import AlreadyThere, DirectoryHeld, NoLocalCluster
@@ -39,12 +40,12 @@ _DIRECTORIES = re.compile(
     """,
     re.VERBOSE,
 )
-_OF_A_STORAGE = (CONTROL_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME)
+_OF_A_STORAGE = (CONTROL_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME, AUDIT_NAME)
 _FILES = re.compile(
     rf"""
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}
     | log/(zookeeper|(storage|server)-\d+)\.log(\.old)?
-    | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)?)
+    | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)? | {re.escape(AUDIT_NAME)}(\.\d+)?)
     | zookeeper/(lock|zoo\.cfg|log4j2\.properties|zookeeper\.log(\.\d+)?|hs_err_pid\d+\.log)
     | zookeeper/data/version-2/((log|snapshot)\.[0-9a-f]+(\.\w+)?|(accepted|current)Epoch(\.\w+)?)
     | storage-\d+/storage\.yml

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from waltzctl.records.comparison import Answers, Compared, Comparison, Question, Standing, comparison
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
-from waltzctl.shell.reach import Meant, Reach, unknown, using
+from waltzctl.shell.reach import Meant, Reach, check_operator, unknown, using
 from waltzctl.show.forms import AnyForm
 from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import (
@@ -66,6 +66,7 @@ def compare(
     from waltzctl.show import records
     from waltzctl.show.forms import put
 
+    check_operator(reach.tls, "compare what replicas hold")
     with Waiting(progress) as waiting:
         found = using(reach, lambda cluster: _compare(cluster, reach, partition, names, seconds, waiting))
     put(records.comparison(found), output)

@@ -16,7 +16,7 @@ import typer
 from waltzctl.picture import last_seen
 from waltzctl.shell.moment import Within
 from waltzctl.shell.numbers import check_partitions
-from waltzctl.shell.reach import Reach, first_contact, using
+from waltzctl.shell.reach import Reach, check_operator, first_contact, using
 from waltzctl.show.terminal import printable
 from waltzctl.watching.poll import LOST, known_of
 from waltzd import Client, ClientSettings, Transaction
@@ -165,6 +165,7 @@ def with_client(
 ) -> T:  # fmt: skip
     """Do something as an application would. The coordinator is only asked where servers are, and whether there is the
     partition `typed`. `seconds`: how long to wait for a partition that is not open."""
+    check_operator(reach.tls, "read or append transactions")
     # The client's errors say all that it would log.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
     try:

@@ -28,13 +28,14 @@ from typer import Option
 from waltzctl.shell.interruption import Interrupted, interruptible
 from waltzctl.shell.options import CHANGE, From, Output, confirmed, typed
 from waltzctl.shell.progress import Say, Shown, ShownProgress, Waiting
-from waltzctl.shell.reach import Meant, Reach, using
+from waltzctl.shell.reach import Meant, Reach, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import put_plan, put_question
 from waltzctl.show.terminal import is_line, printable
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, NotConfirmed, Unsafe, WaltzError
+from waltzd.wire.tls import Tls
 
 NOTHING_BEGUN = "Interrupted. Nothing was changed."
 ONLY_WAITED = "Interrupted. This command changed nothing; what it waited for goes on without it."
@@ -44,6 +45,8 @@ STAYS = (
     "there; `waltzctl history` says what was planned."
 )
 REASON_CHARACTERS_MAX = 1000
+UNVERIFIED = "unverified: "
+"""In front of a name in the history that no certificate says."""
 changing = partial(Option, rich_help_panel=CHANGE)
 
 
@@ -118,6 +121,8 @@ class Request:
 
     def perform(self, prepare: Prepare) -> int:
         asked, reach = self.asked, self.reach
+        if not asked.is_dry:
+            check_operator(reach.tls, "change a cluster")
         try:
             with interruptible(NOTHING_BEGUN):
                 change = using(reach, prepare)
@@ -130,7 +135,7 @@ class Request:
         async def act(cluster: Cluster) -> Mapping[str, Any]:
             if not (change.is_change and change.is_recorded):
                 return await change.do(cluster, waiting.say)
-            async with recorded(cluster, change.plan, asked):
+            async with recorded(cluster, change.plan, asked, reach.tls):
                 if change.is_planned_again:
                     _check_again((await prepare(cluster)).plan, asked)
                 return await change.do(cluster, waiting.say)
@@ -200,12 +205,12 @@ def _confirm(plan: Plan, asked: Asked, reach: Reach) -> None:
 
 
 @asynccontextmanager
-async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[None]:
+async def recorded(cluster: Cluster, plan: Plan, asked: Asked, tls: Tls | None = None) -> AsyncIterator[None]:
     """Keeps the change that runs inside in the history: that it began, and how it ended."""
     entry = HistoryEntry(
         began=_now(),
         ended=None,
-        who=who(),
+        who=who(tls),
         verb=plan.verb,
         subject=plan.subject,
         reason=asked.reason,
@@ -228,12 +233,15 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked) -> AsyncIterator[
             typer.echo(f"How it ended is not in the history, entry {number}: {why}", err=True)
 
 
-def who() -> str:
+def who(tls: Tls | None = None) -> str:
+    """The name in the certificate. Without one, what the environment says, which any person may choose."""
+    if tls is not None:
+        return tls.identity.name
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in many containers
         name = f"user {os.getuid()}"
-    return printable(f"{name}@{socket.gethostname()}")
+    return printable(f"{UNVERIFIED}{name}@{socket.gethostname()}")
 
 
 def _now() -> str:

@@ -54,7 +54,7 @@ MEANT: dict[str, tuple[str, str]] = {
     "directory": ("DIR", "A cluster on this machine, made by `waltzctl up DIR`."),
     "coordinator": ("HOST:PORT,…", "Addresses of the ZooKeeper ensemble."),
     "root": ("PATH", f"Where the cluster's documents are in ZooKeeper; {LOCAL_ROOT} by default."),
-    "tls_certificate": ("FILE", "Your certificate, with the role operator. These three, or none."),
+    "tls_certificate": ("FILE", "Your certificate, with the role operator, or observer to look. These three, or none."),
     "tls_key": ("FILE", "Its key, which only you may read."),
     "tls_ca": ("FILE", "The authorities that sign the daemons' certificates."),
 }
@@ -338,13 +338,25 @@ def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | No
         raise BadArgument(
             error.message, not_done=_NO_DAEMON_ASKED, next_step="correct the file, or give another one"
         ) from error
-    if tls.identity.role is not Role.OPERATOR:
+    if tls.identity.role not in (Role.OPERATOR, Role.OBSERVER):
         raise NotPermitted(
-            f"{certificate} has the role {tls.identity.role}; waltzctl needs the role {Role.OPERATOR}",
+            f"{certificate} has the role {tls.identity.role}; waltzctl needs the role {Role.OPERATOR}, or {Role.OBSERVER} "
+            "to look",
             not_done=_NO_DAEMON_ASKED,
             next_step=f"use a certificate with the role {Role.OPERATOR}",
         )
     return tls
+
+
+def check_operator(tls: Tls | None, what: str) -> None:
+    """Raises, before anything is asked, where the certificate may only look. `what`: what it may not do, as a sentence goes
+    on with it."""
+    if tls is not None and tls.identity.role is Role.OBSERVER:
+        raise NotPermitted(
+            f"the certificate of {tls.identity.name} has the role {Role.OBSERVER}, which may only look, and not {what}",
+            not_done="nothing was changed, and no transaction was read",
+            next_step=f"use a certificate with the role {Role.OPERATOR}",
+        )
 
 
 def _check_there(path: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from waltzctl.shell.numbers import partitions_of
-from waltzctl.shell.reach import Meant, Reach
+from waltzctl.shell.reach import Meant, Reach, check_operator
 from waltzctl.show import watching
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.watching.poll import Poll
@@ -40,6 +40,8 @@ def health(
       waltzctl health
       waltzctl health 0-1 --no-write -o json
     """
+    if not no_write:
+        check_operator(reach.tls, "commit a probe; --no-write does not need to")
     probing, contact_ms, contact_error = loop.run(_probe(reach, partitions, seconds=seconds, is_writing=not no_write))
     put(watching.probing(probing, contact_ms, contact_error, is_writing=not no_write), output)
     return EXIT_OK if probing.is_well and contact_error is None else EXIT_UNHEALTHY

@@ -76,6 +76,22 @@ class DaemonConfig:
     log_level: str = setting(
         "The least important lines that are logged.", default="info", choices=("debug", "info", "warning", "error")
     )
+    audit_file: str | None = setting(
+        "Where it is kept who asked this daemon for what, a line each, and what was refused. Without it, a storage keeps "
+        "`audit.log` in its directory; a server keeps it in the directory that the service manager gives it "
+        "(`STATE_DIRECTORY`), or in memory only.",
+        default=None,
+        example="/var/log/waltz/audit.log",
+    )
+    audit_bytes_max: int = setting(
+        "Begin a new audit file when the current one has reached this size.",
+        default=8 << 20,
+        bounds=(4 << 10, 1 << 30),
+        unit="bytes",
+    )
+    audit_files_max: int = setting(
+        "How many audit files are kept; the oldest is deleted for a new one.", default=8, bounds=(1, 1000)
+    )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """What the types do not show: settings that are wrong, or do not go together, as (key, what is wrong)."""

@@ -144,6 +144,8 @@ class SetAside:
 
     name: str
     bytes: int
+    kept_ms: int = 0
+    """For so long at least it has been there: a storage that was started again counts from its start."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ class Role(enum.StrEnum):
     """An application."""
     OPERATOR = "operator"
     """A person with `waltzctl`, or a tool of theirs."""
+    OBSERVER = "observer"
+    """The same, to look only: how daemons and partitions are, no transaction, and no change."""
 
 
 _URI = re.compile(r"waltz://([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/role/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
@@ -69,7 +71,9 @@ class Identity:
 
 _SERVERS = frozenset({Role.SERVER})
 _READERS = frozenset({Role.SERVER, Role.OPERATOR})
+"""Of what is committed."""
 _OPERATORS = frozenset({Role.OPERATOR})
+_LOOKING = frozenset({Role.OPERATOR, Role.OBSERVER})
 _APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
 
 RIGHTS: dict[str, frozenset[Role]] = {
@@ -80,33 +84,35 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/Read": _READERS,
     "/waltz.v1.Replica/ReadLocks": _SERVERS,
     "/waltz.v1.Replica/FindTime": _SERVERS,
-    "/waltz.v1.Replica/ListSegments": _READERS,
-    "/waltz.v1.StorageAdmin/Describe": _READERS,
+    "/waltz.v1.Replica/ListSegments": _READERS | _LOOKING,
+    "/waltz.v1.StorageAdmin/Describe": _LOOKING | _SERVERS,
     "/waltz.v1.StorageAdmin/CreatePartitions": _OPERATORS,
     "/waltz.v1.StorageAdmin/RemovePartitions": _OPERATORS,
     "/waltz.v1.StorageAdmin/SetAvailable": _OPERATORS,
     "/waltz.v1.StorageAdmin/Verify": _OPERATORS,
     "/waltz.v1.StorageAdmin/Digest": _OPERATORS,
-    "/waltz.v1.StorageAdmin/Events": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Events": _LOOKING,
     "/waltz.v1.StorageAdmin/Fence": _OPERATORS,
     "/waltz.v1.StorageAdmin/DeleteSetAside": _OPERATORS,
-    "/waltz.v1.Log/Locate": _APPLICATIONS | _SERVERS,
+    "/waltz.v1.StorageAdmin/Audit": _OPERATORS,
+    "/waltz.v1.Log/Locate": _APPLICATIONS | _LOOKING | _SERVERS,
     "/waltz.v1.Log/Register": _APPLICATIONS,
     "/waltz.v1.Log/Mount": _APPLICATIONS,
-    "/waltz.v1.Log/HighWaterMark": _APPLICATIONS,
+    "/waltz.v1.Log/HighWaterMark": _APPLICATIONS | _LOOKING,
     "/waltz.v1.Log/Fetch": _APPLICATIONS,
-    "/waltz.v1.Log/FindTime": _APPLICATIONS,
-    "/waltz.v1.ServerAdmin/Describe": _READERS,
+    "/waltz.v1.Log/FindTime": _APPLICATIONS | _LOOKING,
+    "/waltz.v1.ServerAdmin/Describe": _LOOKING | _SERVERS,
     "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
-    "/waltz.v1.ServerAdmin/ExplainLock": _OPERATORS,
-    "/waltz.v1.ServerAdmin/Events": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ExplainLock": _LOOKING,
+    "/waltz.v1.ServerAdmin/Events": _LOOKING,
+    "/waltz.v1.ServerAdmin/Audit": _OPERATORS,
 }
 """Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage
-refuses a call of theirs that carries a session."""
+refuses a call of theirs that carries a session. Observers see no payload and no digest of one."""
 
 RIGHTS_OF_TOOLS: dict[str, frozenset[Role]] = {
-    "/grpc.health.v1.Health/Check": _APPLICATIONS | _SERVERS,
-    "/grpc.health.v1.Health/Watch": _APPLICATIONS | _SERVERS,
+    "/grpc.health.v1.Health/Check": _APPLICATIONS | _LOOKING | _SERVERS,
+    "/grpc.health.v1.Health/Watch": _APPLICATIONS | _LOOKING | _SERVERS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
 }
 """The same for the calls that gRPC itself defines."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from waltzd.daemon import logs
+from waltzd.daemon.audit import AuditLog
 from waltzd.daemon.health_service import add_health, add_reflection
 from waltzd.daemon.process import vitals
 from waltzd.daemon.readiness import Unready
@@ -28,7 +29,14 @@ Explain: TypeAlias = Callable[[int, int], LockExplanation]
 
 
 class ServerAdminService(ServerAdminServicer):
-    def __init__(self, describe: Callable[[], ServerDescription], registration: Registration, explain: Explain) -> None:
+    def __init__(
+        self,
+        describe: Callable[[], ServerDescription],
+        registration: Registration,
+        explain: Explain,
+        audit: AuditLog,
+    ) -> None:
+        self._audit = audit
         self._describe = describe
         self._registration = registration
         self._explain = explain
@@ -38,6 +46,9 @@ class ServerAdminService(ServerAdminServicer):
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
         return to_message(wire.EventsReply, logs.RECENT.after(request.after))
+
+    async def Audit(self, request: wire.AuditRequest, context: Context) -> wire.AuditReply:
+        return to_message(wire.AuditReply, self._audit.lines())
 
     async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainReply:
         try:
@@ -66,7 +77,8 @@ def add_admin_service(
     registration: Registration,
     explain: Explain,
     unready: Unready,
+    audit: AuditLog,
 ) -> None:
-    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain), server)
+    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, audit), server)
     add_health(server, {SERVICE: False}, unready)
     add_reflection(server, [SERVICE])

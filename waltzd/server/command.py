@@ -26,6 +26,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.daemon import alarm, logs, readiness
+from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.process import Supervisor, allow_open_files, share_arena
@@ -66,15 +67,17 @@ log = logging.getLogger("waltz.server")
 def run(config: ServerConfig) -> None:
     """Serve until told to stop."""
     logs.configure(config.log_format, config.log_level)
-    home = os.environ.get("STATE_DIRECTORY")  # a server has no files of its own; a service manager may give it a place
-    if home:
-        logs.RECENT.keep(os.path.join(home.partition(":")[0], logs.EVENTS_NAME))
+    # A server has no files of its own; a service manager may give it a place.
+    home = os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
+    if home is not None:
+        logs.RECENT.keep(os.path.join(home, logs.EVENTS_NAME))
+    audit = audit_log(config, home)
     faulthandler.enable()
     allow_open_files()
     share_arena()
     # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    runner.run(_serve(config))
+    runner.run(_serve(config, audit))
 
 
 def end_at_once(error: BaseException) -> NoReturn:
@@ -84,8 +87,9 @@ def end_at_once(error: BaseException) -> NoReturn:
     os._exit(EXIT_BUG)
 
 
-async def _serve(config: ServerConfig) -> None:
+async def _serve(config: ServerConfig, audit: AuditLog) -> None:
     async with AsyncExitStack() as ends:
+        ends.callback(audit.close)
         supervisor = ends.enter_context(closing(Supervisor.of_this_process()))
         supervisor.status(f"waiting for the coordinator at {config.hosts}")
         coordinator = ZooKeeperCoordinator(config.hosts, config.cluster, session_seconds=config.session_seconds)
@@ -95,19 +99,21 @@ async def _serve(config: ServerConfig) -> None:
         meta = await cluster.meta()
         _check_preferred(config, meta)
         tls = tls_for(config, Role.SERVER, meta.key)
-        clients = Listener(config.listen, config.message_bytes_max, tls)
-        operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls)
+        clients = Listener(config.listen, config.message_bytes_max, tls, audit)
+        operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit)
         ends.push_async_callback(_stop, clients, operators)
-        streams = await _open_streams(config, tls, ends)
+        streams = await _open_streams(config, tls, audit, ends)
         daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams)
         ends.push_async_callback(daemon.close)
         if streams is not None:
             streams.serve(ServerCalls(daemon.owner), on_fatal=end_at_once)
         await clients.start(
-            lambda server: add_log_service(server, ServerCalls(daemon.owner), daemon.unready), on_fatal=end_at_once
+            lambda server: add_log_service(server, ServerCalls(daemon.owner), daemon.unready, audit), on_fatal=end_at_once
         )
         await operators.start(
-            lambda server: add_admin_service(server, daemon.describe, daemon.registration, daemon.explain, daemon.unready),
+            lambda server: add_admin_service(
+                server, daemon.describe, daemon.registration, daemon.explain, daemon.unready, audit
+            ),
             on_fatal=end_at_once,
         )
         if config.http_listen is not None:
@@ -116,10 +122,10 @@ async def _serve(config: ServerConfig) -> None:
     log.info("stopped")
 
 
-async def _open_streams(config: ServerConfig, tls: Tls | None, ends: AsyncExitStack) -> StreamPort | None:
+async def _open_streams(config: ServerConfig, tls: Tls | None, audit: AuditLog, ends: AsyncExitStack) -> StreamPort | None:
     if config.stream_port < 0:
         return None
-    port = StreamPort(replace(config.listen, port=config.stream_port), config.message_bytes_max, tls)
+    port = StreamPort(replace(config.listen, port=config.stream_port), config.message_bytes_max, tls, audit)
     await port.open()
     ends.push_async_callback(port.stop, STOP_SECONDS)
     return port

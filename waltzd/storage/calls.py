@@ -36,6 +36,7 @@ from waltzd.errors import (
     ReadFailed,
     TooLarge,
     TooManyCallers,
+    Unsafe,
     WaltzError,
 )
 from waltzd.format.digest import Digest, Hashing
@@ -63,6 +64,8 @@ ANSWER_SECONDS_MAX = 5.0
 APPENDERS_MAX = 16
 """Append streams for each partition: each may have one message in memory beside what is queued, and an owner has one or two
 of them, with those that a broken connection has not ended yet."""
+LEAVE_SECONDS = 2.0
+"""How long an owner's append stream may take to end before files are deleted."""
 READERS_MAX = 256
 """Streams that read, on the whole storage: each may have one frame in memory."""
 
@@ -119,6 +122,8 @@ class StorageCalls:
         """The newest segment file on its way to each partition."""
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
+        self._aside_since = {one.name: self._started_ns for one in directory.aside()}
+        """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
         """What calls have done, and what streams and lanes have: each is counted on its own loop."""
         self.is_draining = False
@@ -552,7 +557,11 @@ class StorageCalls:
         await self._change(change)
 
     async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
+        """Files are deleted only where no owner appends to them: for that one they are a replica that counts."""
+
         async def change() -> str | None:
+            if delete_files:
+                await self._check_left(number)
             lane = self._lanes.pop(number, None)
             if lane is not None:
                 await lane.close()
@@ -560,6 +569,19 @@ class StorageCalls:
             return await self._write(lambda: self._directory.remove_partition(number, delete_files=delete_files))
 
         return await self._change(change)
+
+    async def _check_left(self, number: int) -> None:
+        """An owner that was told to leave closes its stream a moment later."""
+        lane = self._lanes.get(number)
+        waiting = asyncio.get_running_loop().time() + LEAVE_SECONDS
+        while lane is not None and any(stream.is_of(lane) for stream in list(self._streams)):
+            if asyncio.get_running_loop().time() >= waiting:
+                raise Unsafe(
+                    f"the owner of partition {number} appends to this replica",
+                    not_done="its files are as they were",
+                    next_step="take it off without deleting its files: they are set aside, and can be deleted later",
+                )
+            await asyncio.sleep(LEAVE_SECONDS / 20)
 
     async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
         return await self._change(lambda: self._write(self._directory.delete_aside, names))
@@ -656,9 +678,15 @@ class StorageCalls:
             instance=directory.instance,
             free_bytes_min=self._config.free_bytes_min,
             name=directory.name,
-            set_aside=directory.aside(),
+            set_aside=self._aside(),
             formats=VERSIONS,
         )
+
+    def _aside(self) -> tuple[SetAside, ...]:
+        """Of one that is new since the last look, it is known from now on."""
+        now, there = monotonic_ns(), self._directory.aside()
+        self._aside_since = {one.name: self._aside_since.get(one.name, now) for one in there}
+        return tuple(replace(one, kept_ms=(now - self._aside_since[one.name]) // 1_000_000) for one in there)
 
     def _describe_one(self, number: int, refused: WaltzError | None) -> PartitionDescription:
         lane = self._lanes.get(number)

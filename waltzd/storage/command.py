@@ -19,6 +19,7 @@ import uvloop
 
 from waltzd.client.loop import LoopThread
 from waltzd.daemon import alarm, logs
+from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import StorageConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.http import HttpPort
@@ -75,6 +76,7 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
     except FlushFailed as error:
         end_at_once(error)
     logs.RECENT.keep(os.path.join(config.directory, logs.EVENTS_NAME))
+    audit = audit_log(config, config.directory)
     tls = tls_for(config, Role.STORAGE, directory.control.header.key)
     with (
         closing(supervisor),
@@ -83,7 +85,7 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
     ):
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers))
+        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers, audit))
 
 
 def _name(config: StorageConfig, tls: Tls | None) -> str:
@@ -113,6 +115,7 @@ async def _serve(
     supervisor: Supervisor,
     writers: Threads,
     readers: Threads,
+    audit: AuditLog,
 ) -> None:
     underway, streams_loop = Underway(), LoopThread("streams").loop
     underway.watch(streams_loop.call_soon_threadsafe)
@@ -141,7 +144,7 @@ async def _serve(
 
         return unready
 
-    ports = await start_services(calls, tls, unready_at, on_fatal=end_at_once)
+    ports = await start_services(calls, tls, unready_at, audit, on_fatal=end_at_once)
     http = await _watch(config, calls, expiry, unready_at(ports))
     for found in (await calls.describe()).assigned:
         log.info("%s", found.story, extra={"code": found.refused.code if found.refused else None})
@@ -172,6 +175,7 @@ async def _serve(
     await calls.close()
     if http is not None:
         await http.stop()
+    audit.close()
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 

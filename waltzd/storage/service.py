@@ -12,6 +12,7 @@ from uuid import UUID
 import grpc.aio
 
 from waltzd.daemon import logs
+from waltzd.daemon.audit import AuditLog
 from waltzd.daemon.health_service import add_health, add_reflection
 from waltzd.daemon.process import vitals
 from waltzd.daemon.readiness import Unready
@@ -214,6 +215,10 @@ class ReplicaService(_Service, ReplicaServicer):
 
 
 class StorageAdminService(_Service, StorageAdminServicer):
+    def __init__(self, calls: StorageCalls, audit: AuditLog) -> None:
+        super().__init__(calls)
+        self._audit = audit
+
     @_answered
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
         self._calls.directory.check_meant(*meant_of(context))
@@ -223,6 +228,11 @@ class StorageAdminService(_Service, StorageAdminServicer):
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
         self._calls.directory.check_meant(*meant_of(context))
         return to_message(wire.EventsReply, logs.RECENT.after(request.after))
+
+    @_answered
+    async def Audit(self, request: wire.AuditRequest, context: Context) -> wire.AuditReply:
+        self._calls.directory.check_meant(*meant_of(context))
+        return to_message(wire.AuditReply, self._audit.lines())
 
     async def _for_each(
         self, key: bytes, partitions: Sequence[int], context: Context, call: Callable[[int], Awaitable[str | None]]
@@ -318,21 +328,26 @@ class Ports:
 
 
 async def start_services(
-    calls: StorageCalls, tls: Tls | None, unready: Callable[[Ports], Unready], *, on_fatal: Callable[[BaseException], None]
+    calls: StorageCalls,
+    tls: Tls | None,
+    unready: Callable[[Ports], Unready],
+    audit: AuditLog,
+    *,
+    on_fatal: Callable[[BaseException], None],
 ) -> Ports:
     config = calls.config
-    replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls)
-    streams = StreamPort(calls, replace(config.listen, port=config.stream_port), tls)
-    admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls)
+    replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls, audit)
+    streams = StreamPort(calls, replace(config.listen, port=config.stream_port), tls, audit)
+    admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit)
     await on_loop(calls.streams_loop, streams.start(on_fatal))
     service = ReplicaService(calls, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
     ports = Ports(replicas, streams, admin, calls.streams_loop)
-    await admin.start(lambda server: _add_admin_services(calls, server, unready(ports)), on_fatal=on_fatal)
+    await admin.start(lambda server: _add_admin_services(calls, audit, server, unready(ports)), on_fatal=on_fatal)
     return ports
 
 
-def _add_admin_services(calls: StorageCalls, server: Server, unready: Unready) -> None:
-    add_StorageAdminServicer_to_server(StorageAdminService(calls), server)
+def _add_admin_services(calls: StorageCalls, audit: AuditLog, server: Server, unready: Unready) -> None:
+    add_StorageAdminServicer_to_server(StorageAdminService(calls, audit), server)
     add_health(server, {ADMIN: False}, unready, is_ending=lambda: calls.is_draining)
     add_reflection(server, [ADMIN])

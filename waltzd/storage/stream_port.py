@@ -14,10 +14,12 @@ from typing import Any
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
 from waltzd.protocol.address import Address
+from waltzd.protocol.audit import DEAF, Auditor, Deed
 from waltzd.protocol.peers import RecordsFrame
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.lane import refuse
+from waltzd.wire.audited import name_of
 from waltzd.wire.codec import packed_error, packed_status
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.streams import FIRST_BYTES, FileSender, Hello, batches_of, mark_bytes, received, records_of
@@ -76,13 +78,26 @@ async def _telling(link: _FramedLink) -> AsyncGenerator[None, None]:
         raise
 
 
+def _told(deed: Deed, kind: Kind, hello: Hello) -> Deed:
+    """What a stream is for, by its first frame."""
+    what = {Kind.HELLO: "Replica/Append", Kind.INSTALL: "Replica/Install"}.get(kind, "Replica/FetchSegment")
+    return replace(deed, what=what, partitions=str(hello.partition), about=f"session={hello.session}")
+
+
 class StreamPort:
     def __init__(
-        self, calls: StorageCalls, address: Address, tls: Tls | None, *, connections_max: int = CONNECTIONS_MAX
+        self,
+        calls: StorageCalls,
+        address: Address,
+        tls: Tls | None,
+        auditor: Auditor = DEAF,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self.address = address
         self._calls = calls
         self._tls = tls
+        self._auditor = auditor
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
         self._on_fatal: Callable[[BaseException], None] | None = None
@@ -118,23 +133,36 @@ class StreamPort:
 
     async def _serve(self, connection: Connection) -> None:
         link = _FramedLink(connection)
+        deed = Deed(who=name_of(connection.identity), peer=connection.peer, what="Replica/Stream")
         try:
             async with _telling(link):
                 call = await self._call(connection)
+                if call is not None:
+                    deed = _told(deed, *call)
                 match call:
                     case Kind.FETCH, hello:
                         await self._send(hello, connection)
                     case Kind.INSTALL, hello:
                         await self._take(hello, connection)
+                        self._auditor.note(deed)
             if call is not None and call[0] is Kind.HELLO:
                 hello = call[1]
+                self._auditor.note(deed)
+                deed = replace(deed, what=f"{deed.what}/end")
                 await self._calls.append(hello.partition, hello.session, link, contact=hello.contact)
+                self._auditor.note(deed)
         except CannotConnect:  # the caller has gone
-            pass
-        except WaltzError:
+            self._end(deed, None)
+        except WaltzError as error:
             self._calls.streamed.refused_calls += 1
+            self._end(deed, error.code)
         finally:
             connection.close()
+
+    def _end(self, deed: Deed, code: str | None) -> None:
+        """Of a stream that was refused, or was lost: one that never said what it wanted, and went, is nothing to tell."""
+        if code is not None or deed.what.endswith("/end"):
+            self._auditor.note(replace(deed, code=code))
 
     async def _call(self, connection: Connection) -> tuple[Kind, Hello] | None:
         """The first frame; None when it does not come."""

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+from urllib.parse import unquote
 from uuid import UUID
 
 import grpc
@@ -88,6 +89,11 @@ def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
     # gRPC's own list of names mixes all types: only the certificate says which of them are URIs.
     found = certificate_of(context)
     return None if found is None else Identity.among(found.uris)
+
+
+def peer_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The caller's address as plain connections say it: gRPC puts its kind in front, and escapes brackets."""
+    return unquote(str(context.peer())).removeprefix("ipv4:").removeprefix("ipv6:")
 
 
 def certificate_of(context: grpc.aio.ServicerContext[Any, Any]) -> x509.Certificate | None:

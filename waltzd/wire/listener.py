@@ -25,7 +25,9 @@ from google.protobuf.message import DecodeError
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, TooManyCallers, WaltzError
 from waltzd.protocol import x509
 from waltzd.protocol.address import Address
+from waltzd.protocol.audit import DEAF, Auditor
 from waltzd.protocol.role import allowed
+from waltzd.wire.audited import noted
 from waltzd.wire.grpc import Server, abort, caller_of, certificate_of, knocked, options_for
 from waltzd.wire.tls import Credentials, Tls
 
@@ -108,8 +110,9 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
     of a call with only one before it asks any interceptor, so each is served as a call whose caller sends a stream: on the
     wire there is no difference."""
 
-    def __init__(self, tls: Tls | None) -> None:
+    def __init__(self, tls: Tls | None, auditor: Auditor) -> None:
         self._tls = tls
+        self._auditor = auditor
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -135,12 +138,15 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
                 await abort(context, error)
 
         async def answer(messages: Any, context: Any) -> Any:
-            with self._while_certified(context):
-                return await serve(await said(messages, context), context)
+            with self._while_certified(context), noted(self._auditor, method, context) as heard:
+                heard.request = await said(messages, context)
+                heard.reply = await serve(heard.request, context)
+                return heard.reply
 
         async def stream(messages: Any, context: Any) -> Any:
-            with self._while_certified(context):
-                async with aclosing(serve(await said(messages, context), context)) as answers:
+            with self._while_certified(context), noted(self._auditor, method, context) as heard:
+                heard.request = await said(messages, context)
+                async with aclosing(serve(heard.request, context)) as answers:
                     async for message in answers:
                         yield message
 
@@ -193,7 +199,7 @@ async def _end_with_certificate(context: Any, serving: asyncio.Task[Any], tls: T
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-def create_server(message_bytes_max: int, tls: Tls | None = None) -> Server:
+def create_server(message_bytes_max: int, tls: Tls | None = None, auditor: Auditor = DEAF) -> Server:
     options = [
         *options_for(message_bytes_max),
         ("grpc.so_reuseport", 0),  # with it two daemons share one port in silence
@@ -205,7 +211,7 @@ def create_server(message_bytes_max: int, tls: Tls | None = None) -> Server:
         # Otherwise a stream that is not read takes megabytes from its caller, the faster it sends the more.
         ("grpc.http2.bdp_probe", 0),
     ]
-    return grpc.aio.server(options=options, interceptors=[_Doorkeeper(tls), _NonsenseIsEmpty()])
+    return grpc.aio.server(options=options, interceptors=[_Doorkeeper(tls, auditor), _NonsenseIsEmpty()])
 
 
 def listen(server: Server, address: Address, tls: Tls | None = None) -> int:
@@ -251,10 +257,11 @@ FRESH_SECONDS = 1.0
 
 
 class Listener:
-    def __init__(self, address: Address, message_bytes_max: int, tls: Tls | None) -> None:
+    def __init__(self, address: Address, message_bytes_max: int, tls: Tls | None, auditor: Auditor = DEAF) -> None:
         self.address = address
         self._message_bytes_max = message_bytes_max
         self._tls = tls
+        self._auditor = auditor
         self._server = self._open()
         self._add_services: Callable[[Server], None] = lambda server: None
         self._keeping: asyncio.Task[None] | None = None
@@ -265,7 +272,7 @@ class Listener:
         self._knocked: float | None = None
 
     def _open(self) -> Server:
-        server = create_server(self._message_bytes_max, self._tls)
+        server = create_server(self._message_bytes_max, self._tls, self._auditor)
         self.address = replace(self.address, port=listen(server, self.address, self._tls))
         return server
 

@@ -20,6 +20,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
+from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.batches import ClientFrame, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import Events, ServerDescription
 from waltzd.protocol.locks import LockExplanation
@@ -411,6 +412,10 @@ class ServerAdminClient(Caller):
     async def events(self, after: int = 0) -> Events:
         """What it logged last, with higher numbers than this."""
         return to_value(Events, await self._call(self._stub.Events, wire.EventsRequest(after=after)))
+
+    async def audit(self) -> AuditLines:
+        """Who asked it for what lately, and was refused what."""
+        return to_value(AuditLines, await self._call(self._stub.Audit, wire.AuditRequest()))
 
     async def explain_lock(self, partition: int, lock: int) -> LockExplanation:
         """What its table says of a lock, by its 64 bits; only the owner of the partition knows."""

@@ -19,6 +19,7 @@ from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
+from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
@@ -330,6 +331,10 @@ class AdminClient(Caller):
     async def events(self, after: int = 0) -> Events:
         """What it logged last, with higher numbers than this."""
         return to_value(Events, await self._call(self._stub.Events, wire.EventsRequest(after=after)))
+
+    async def audit(self) -> AuditLines:
+        """Who asked it for what lately, and was refused what."""
+        return to_value(AuditLines, await self._call(self._stub.Audit, wire.AuditRequest()))
 
     async def create_partitions(self, partitions: Sequence[int]) -> dict[int, WaltzError | None]:
         request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=partitions)

@@ -324,7 +324,7 @@ def _proven(certificate: str, key: str, ca: str) -> tuple[Identity, float]:
     if identity is None:
         raise BadConfig(
             f"{certificate} does not say who it is for: among its names there must be one URI of the form "
-            "waltz://<cluster key>/role/<server|storage|client|operator>/<name>"
+            "waltz://<cluster key>/role/<server|storage|client|operator|observer>/<name>"
         )
     if identity.role in (Role.SERVER, Role.STORAGE):
         for name in identity.dns_names:

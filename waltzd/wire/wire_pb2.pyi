@@ -743,17 +743,21 @@ class SetAside(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    KEPT_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     bytes: _builtins.int
+    kept_ms: _builtins.int
+    """For so long at least it has been there: a storage that was started again counts from its start."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         bytes: _builtins.int = ...,
+        kept_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "kept_ms", b"kept_ms", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2250,3 +2254,96 @@ class LogEvent(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__code) -> _WhichOneofReturnType__code | None: ...
 
 Global___LogEvent: _TypeAlias = LogEvent  # noqa: Y015
+
+@_typing.final
+class AuditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRequest: _TypeAlias = AuditRequest  # noqa: Y015
+
+@_typing.final
+class AuditReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    head: _builtins.str
+    """The hash of the newest line in the file; empty where there is no file."""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditLine]:
+        """The newest, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        head: _builtins.str = ...,
+        lines: _abc.Iterable[Global___AuditLine] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditReply: _TypeAlias = AuditReply  # noqa: Y015
+
+@_typing.final
+class AuditLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    ABOUT_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Rises by one with each line, over restarts where there is a file."""
+    time_ms: _builtins.int
+    who: _builtins.str
+    """The URI in the caller's certificate; `anonymous` without one, and empty where the daemon tells of itself."""
+    peer: _builtins.str
+    what: _builtins.str
+    """The call."""
+    partitions: _builtins.str
+    """As in 0-3,7."""
+    about: _builtins.str
+    """The arguments that matter. Never a payload."""
+    code: _builtins.str
+    """Of the error with which it was refused; absent: it was done."""
+    times: _builtins.int
+    """How many refusals the line stands for."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        who: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        what: _builtins.str = ...,
+        partitions: _builtins.str = ...,
+        about: _builtins.str = ...,
+        code: _builtins.str | None = ...,
+        times: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_code", b"_code", "code", b"code"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_code", b"_code", "about", b"about", "code", b"code", "number", b"number", "partitions", b"partitions", "peer", b"peer", "time_ms", b"time_ms", "times", b"times", "what", b"what", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__code: _TypeAlias = _typing.Literal["code"]  # noqa: Y015
+    _WhichOneofArgType__code: _TypeAlias = _typing.Literal["_code", b"_code"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__code) -> _WhichOneofReturnType__code | None: ...
+
+Global___AuditLine: _TypeAlias = AuditLine  # noqa: Y015

@@ -464,6 +464,11 @@ class StorageAdminStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.SetAsideRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.SetAsideReply.FromString,
                 _registered_method=True)
+        self.Audit = channel.unary_unary(
+                '/waltz.v1.StorageAdmin/Audit',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
+                _registered_method=True)
 
 
 class StorageAdminServicer:
@@ -528,6 +533,13 @@ class StorageAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Audit(self, request, context):
+        """Who asked it for what lately, and was refused what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -575,6 +587,11 @@ def add_StorageAdminServicer_to_server(servicer, server):
                     servicer.DeleteSetAside,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.SetAsideRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.SetAsideReply.SerializeToString,
+            ),
+            'Audit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Audit,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -821,6 +838,33 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/DeleteSetAside',
             waltzd_dot_wire_dot_wire__pb2.SetAsideRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.SetAsideReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.StorageAdmin/Audit',
+            waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1167,6 +1211,11 @@ class ServerAdminStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.EventsRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.EventsReply.FromString,
                 _registered_method=True)
+        self.Audit = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/Audit',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
+                _registered_method=True)
 
 
 class ServerAdminServicer:
@@ -1201,6 +1250,13 @@ class ServerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Audit(self, request, context):
+        """Who asked it for what lately, and was refused what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1223,6 +1279,11 @@ def add_ServerAdminServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.EventsRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.EventsReply.SerializeToString,
+            ),
+            'Audit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Audit,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1335,6 +1396,33 @@ class ServerAdmin:
             '/waltz.v1.ServerAdmin/Events',
             waltzd_dot_wire_dot_wire__pb2.EventsRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.EventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/Audit',
+            waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -162,6 +162,8 @@ class StorageAdminStub:
     """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
     DeleteSetAside: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SetAsideRequest, _wire_pb2.SetAsideReply]
     """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
+    Audit: _grpc.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]
+    """Who asked it for what lately, and was refused what."""
 
 @_typing.type_check_only
 class StorageAdminAsyncStub(StorageAdminStub):
@@ -181,6 +183,8 @@ class StorageAdminAsyncStub(StorageAdminStub):
     """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
     DeleteSetAside: _aio.UnaryUnaryMultiCallable[_wire_pb2.SetAsideRequest, _wire_pb2.SetAsideReply]  # type: ignore[assignment]
     """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
+    Audit: _aio.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]  # type: ignore[assignment]
+    """Who asked it for what lately, and was refused what."""
 
 class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
     """A storage seen by an operator."""
@@ -251,6 +255,14 @@ class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.SetAsideReply, _abc.Awaitable[_wire_pb2.SetAsideReply]]:
         """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
+
+    @_abc_1.abstractmethod
+    def Audit(
+        self,
+        request: _wire_pb2.AuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.AuditReply, _abc.Awaitable[_wire_pb2.AuditReply]]:
+        """Who asked it for what lately, and was refused what."""
 
 def add_StorageAdminServicer_to_server(servicer: StorageAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -365,6 +377,8 @@ class ServerAdminStub:
     """What the lock table of a partition says of one lock."""
     Events: _grpc.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]
     """What it logged last."""
+    Audit: _grpc.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]
+    """Who asked it for what lately, and was refused what."""
 
 @_typing.type_check_only
 class ServerAdminAsyncStub(ServerAdminStub):
@@ -378,6 +392,8 @@ class ServerAdminAsyncStub(ServerAdminStub):
     """What the lock table of a partition says of one lock."""
     Events: _aio.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]  # type: ignore[assignment]
     """What it logged last."""
+    Audit: _aio.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]  # type: ignore[assignment]
+    """Who asked it for what lately, and was refused what."""
 
 class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
     """-- a server, seen by an operator ------------------------------------------------------------------------------------"""
@@ -412,5 +428,13 @@ class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.EventsReply, _abc.Awaitable[_wire_pb2.EventsReply]]:
         """What it logged last."""
+
+    @_abc_1.abstractmethod
+    def Audit(
+        self,
+        request: _wire_pb2.AuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.AuditReply, _abc.Awaitable[_wire_pb2.AuditReply]]:
+        """Who asked it for what lately, and was refused what."""
 
 def add_ServerAdminServicer_to_server(servicer: ServerAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

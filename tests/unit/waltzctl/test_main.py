@@ -82,7 +82,7 @@ def testwho_did_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert getpass.getuser() == f"ada{NASTY}\udcff"
     with_entry = json.dumps(change.who(), ensure_ascii=False)
     check(with_entry)
-    assert with_entry.encode().startswith(b'"ada\\\\x1b')
+    assert with_entry.encode().startswith(b'"unverified: ada\\\\x1b')
 
 
 # -- at the door -------------------------------------------------------------------------------------------------------

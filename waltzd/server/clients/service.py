@@ -11,11 +11,13 @@ import grpc.aio
 from waltzd.daemon.health_service import add_health
 from waltzd.daemon.readiness import Unready
 from waltzd.errors import CannotConnect, WaltzError
+from waltzd.protocol.audit import DEAF, Auditor
 from waltzd.protocol.batches import ClientFrame, ServerFrame
 from waltzd.server.clients.calls import ServerCalls
+from waltzd.server.clients.evidence import MountEvidence
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message
-from waltzd.wire.grpc import Server, abort, caller_of
+from waltzd.wire.grpc import Server, abort, caller_of, peer_of
 from waltzd.wire.listener import first_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
 
@@ -26,8 +28,9 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class _GrpcLink:
     """The stream of one mount."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, evidence: MountEvidence) -> None:
         self._context = context
+        self._evidence = evidence
         self._is_first = True
 
     @property
@@ -47,9 +50,12 @@ class _GrpcLink:
         if message is grpc.aio.EOF:
             return None
         assert isinstance(message, wire.ClientFrame)
-        return client_frames(message)
+        frames = client_frames(message)
+        self._evidence.said(frames)
+        return frames
 
     async def send(self, frames: Sequence[ServerFrame]) -> None:
+        self._evidence.told(frames)
         await _write(self._context, server_message(frames))
 
     @property
@@ -61,8 +67,9 @@ class _GrpcLink:
 
 
 class LogService(LogServicer):
-    def __init__(self, calls: ServerCalls) -> None:
+    def __init__(self, calls: ServerCalls, auditor: Auditor) -> None:
         self._calls = calls
+        self._auditor = auditor
 
     async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
         try:
@@ -105,10 +112,13 @@ class LogService(LogServicer):
             await _abort(context, error)
 
     async def Mount(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]
+        evidence = MountEvidence(self._auditor, who=_identity(context), peer=peer_of(context))
         try:
-            await self._calls.mount(_GrpcLink(context))
+            await self._calls.mount(_GrpcLink(context, evidence))
         except WaltzError as error:
             await _abort(context, error)
+        finally:
+            evidence.ended()
 
 
 def _identity(context: Context) -> str:
@@ -128,8 +138,8 @@ async def _abort(context: Context, error: WaltzError) -> None:
         await abort(context, error)
 
 
-def add_log_service(server: Server, calls: ServerCalls, unready: Unready | None = None) -> None:
+def add_log_service(server: Server, calls: ServerCalls, unready: Unready | None = None, auditor: Auditor = DEAF) -> None:
     """With `unready`, gRPC's health service as well."""
-    add_LogServicer_to_server(LogService(calls), server)
+    add_LogServicer_to_server(LogService(calls, auditor), server)
     if unready is not None:
         add_health(server, {LOG: True}, unready)

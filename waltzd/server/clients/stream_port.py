@@ -13,9 +13,13 @@ from dataclasses import replace
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
 from waltzd.protocol.address import Address
+from waltzd.protocol.audit import DEAF, Auditor, Deed
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame
 from waltzd.protocol.role import allowed
+from waltzd.server.clients import evidence
 from waltzd.server.clients.calls import ServerCalls
+from waltzd.server.clients.evidence import MountEvidence
+from waltzd.wire.audited import name_of
 from waltzd.wire.codec import packed_error, packed_server_frames, unpacked_client_frames
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.tasks import tell_failure
@@ -32,8 +36,9 @@ CONNECTIONS_MAX = 8192
 
 
 class _FramedLink:
-    def __init__(self, connection: Connection, identity: str) -> None:
+    def __init__(self, connection: Connection, identity: str, evidence: MountEvidence) -> None:
         self.identity = identity
+        self._evidence = evidence
         self._connection = connection
         self._expected = Kind.MOUNT
         self._is_refused = False
@@ -52,9 +57,12 @@ class _FramedLink:
         kind, content = found
         if kind is not expected:
             raise BadFrame(f"a frame of the kind {kind.name} in the place of one of the kind {expected.name}")
-        return unpacked_client_frames(content)
+        frames = unpacked_client_frames(content)
+        self._evidence.said(frames)
+        return frames
 
     async def send(self, frames: Sequence[ServerFrame]) -> None:
+        self._evidence.told(frames)
         self._is_refused = self._is_refused or isinstance(frames[-1], Refused)
         await self._connection.send(Kind.SERVER, (packed_server_frames(frames),))
 
@@ -68,11 +76,18 @@ class _FramedLink:
 
 class StreamPort:
     def __init__(
-        self, address: Address, message_bytes_max: int, tls: Tls | None, *, connections_max: int = CONNECTIONS_MAX
+        self,
+        address: Address,
+        message_bytes_max: int,
+        tls: Tls | None,
+        auditor: Auditor = DEAF,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self.address = address
         self._message_bytes_max = message_bytes_max
         self._tls = tls
+        self._auditor = auditor
         self._connections_max = connections_max
         self._calls: ServerCalls | None = None
         self._on_fatal: Callable[[BaseException], None] | None = None
@@ -114,15 +129,19 @@ class StreamPort:
 
     async def _serve(self, calls: ServerCalls, connection: Connection) -> None:
         try:
-            link = _FramedLink(connection, self._identity(connection))
+            identity = self._identity(connection)
         except NotPermitted as error:
+            who = name_of(connection.identity)
+            self._auditor.note(Deed(who=who, peer=connection.peer, what=evidence.MOUNT, code=error.code))
             await self._refuse(connection, error)
             return
+        mount = MountEvidence(self._auditor, who=identity, peer=connection.peer)
         try:
-            await calls.mount(link)
+            await calls.mount(_FramedLink(connection, identity, mount))
         except WaltzError:  # the client was told, or has gone
             pass
         finally:
+            mount.ended()
             connection.close()
 
     def _identity(self, connection: Connection) -> str:

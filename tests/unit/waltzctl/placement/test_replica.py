@@ -11,10 +11,11 @@ import pytest
 from tests.unit.pictures import STORAGES, partition, silent, situation, storage, well
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.moves import Situation
-from waltzctl.placement.storage import creation, removal, switching
+from waltzctl.placement.storage import KEPT_MS, cleaning, creation, removal, switching
 from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.documents import Membership, PartitionMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, PartitionExists
+from waltzd.protocol.descriptions import SetAside
 
 OPENED = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
 
@@ -69,6 +70,23 @@ def test_what_nobody_wants_is_asked_for_simply() -> None:
     plan = taken(now(well(), ("s2", "s3")), meta, delete_files=True)
     assert (plan.refusals, plan.danger) == ([], Danger.TYPED)
     assert plan.steps == ("delete the files of partitions 0-1 on s1; not assigned to it",)
+
+
+def test_files_of_a_member_are_not_deleted() -> None:
+    """By the document of the last session, or by the assignment: whichever says so."""
+    wanted = ["s1 is a member of partitions 0-1: its files can be set aside, and deleted later"]
+    assert taken(now(well()), delete_files=True).refusals == wanted
+    assert taken(now(well(), ("s2", "s3")), delete_files=True).refusals == wanted
+    assert taken(now(well()), replace(OPENED, members=("s2", "s3")), delete_files=True).refusals == wanted
+    assert taken(now(well()), None, delete_files=True).refusals == wanted, "the document is gone"
+
+
+@pytest.mark.parametrize(("kept_ms", "wanted"), [(0, Danger.TYPED), (KEPT_MS - 1, Danger.TYPED), (KEPT_MS, Danger.ASK)])
+def test_what_was_set_aside_today_wants_a_name(kept_ms: int, wanted: Danger) -> None:
+    old = SetAside("1.set-aside-1", 10, kept_ms=10 * KEPT_MS)
+    plan = cleaning(now(well()), "s1", [old, SetAside("0.set-aside-1", 10, kept_ms=kept_ms)])
+    assert (plan.danger, plan.refusals) == (wanted, [])
+    assert [("younger than a day" in step) for step in plan.steps] == [False, wanted is Danger.TYPED]
 
 
 def test_before_the_first_session_there_is_nothing_to_lose() -> None:

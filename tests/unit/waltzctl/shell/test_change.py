@@ -7,11 +7,13 @@ import io
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.process.certificates import Authority
 from waltzctl.shell.change import Asked, Asking, agree, recorded
 from waltzctl.shell.options import command_of
 from waltzctl.shell.reach import Reach
@@ -23,6 +25,7 @@ from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import ClusterMeta, HistoryEntry
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, NotConfirmed, Unsafe
+from waltzd.protocol.role import Role
 
 META = ClusterMeta(name="test", key=UUID(int=7), partitions=4, created="2026-01-01")
 HERE = Reach(hosts="zk:1", root="/waltz", tls=None, name="payments", is_protected=False, origins={})
@@ -205,7 +208,22 @@ def test_what_was_done_is_in_the_history() -> None:
         assert (entry.reason, entry.outcome) == ("new disks", "done")
         assert entry.ended is not None
         assert entry.began <= entry.ended
+        assert entry.who.startswith("unverified: ")
         assert "@" in entry.who
+
+    run(work())
+
+
+def test_the_name_in_the_history_is_that_of_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment says."""
+    monkeypatch.setenv("LOGNAME", "ceo")
+    ann = Authority(tmp_path).issue(META.key, Role.OPERATOR, "ann").tls(Role.OPERATOR)
+
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        async with recorded(cluster, PLAN, YES, ann):
+            pass
+        assert (await only_entry(cluster)).who == "ann"
 
     run(work())
 

@@ -94,6 +94,9 @@ def test_every_setting_can_be_given() -> None:
         drain_seconds: 0
         log_format: json
         log_level: debug
+        audit_file: /var/log/waltz/audit.log
+        audit_bytes_max: 1MiB
+        audit_files_max: 3
         """.replace("\n        ", "\n")
     )
     assert found == StorageConfig(
@@ -121,8 +124,11 @@ def test_every_setting_can_be_given() -> None:
         drain_seconds=0,
         log_format="json",
         log_level="debug",
+        audit_file="/var/log/waltz/audit.log",
+        audit_bytes_max=1 << 20,
+        audit_files_max=3,
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 24
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 27
     assert parse(show(found)) == found
 
 
@@ -289,6 +295,7 @@ SAMPLE_STORAGE = StorageConfig(
     tls_key="/etc/waltz/storage.key",
     tls_ca="/etc/waltz/ca.pem",
     tls_revoked="/etc/waltz/revoked.pem",
+    audit_file="/var/log/waltz/audit.log",
 )
 SAMPLE_SERVER = ServerConfig(
     name="server-1",
@@ -300,6 +307,7 @@ SAMPLE_SERVER = ServerConfig(
     tls_key="/etc/waltz/server.key",
     tls_ca="/etc/waltz/ca.pem",
     tls_revoked="/etc/waltz/revoked.pem",
+    audit_file="/var/log/waltz/audit.log",
 )
 
 

@@ -32,6 +32,7 @@ from waltzd.errors import (
     PartitionDamaged,
     TooLarge,
     TooManyCallers,
+    Unsafe,
     WaltzError,
 )
 from waltzd.format.batch import Batch, Piece
@@ -39,6 +40,7 @@ from waltzd.format.finding import Finding
 from waltzd.format.layout import CONTROL_NAME, HEADER_BYTES, FileHeader, control_struct_offset, segment_name
 from waltzd.format.record import Run
 from waltzd.protocol.peers import RecordsFrame
+from waltzd.storage import calls as module
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.partition import Partition
@@ -77,6 +79,9 @@ class QuietLink(OneFrame):
     def __init__(self) -> None:
         super().__init__(RecordsFrame(run_for(0, 0, 1), -1))
         self._hung_up = asyncio.Event()
+
+    def hang_up(self) -> None:
+        self._hung_up.set()
 
     async def receive(self) -> RecordsFrame | None:
         await self._hung_up.wait()
@@ -406,6 +411,50 @@ def test_a_newest_segment_that_is_healed_for_less_than_it_had_is_not_level() -> 
     assert not again.status().is_sound
     assert again.status().incarnation != status.incarnation
     disk.kill()
+
+
+def test_files_to_which_an_owner_appends_are_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks, and by whichever address. Once the owner has left, they are."""
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.1)
+    disk = blank_disk()
+    begin(open_directory(disk), 0, records=3)
+    disk.kill()
+
+    async def test(calls: StorageCalls, _: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        link = QuietLink()
+        serving = asyncio.create_task(calls.append(0, 7, link))
+        await asyncio.sleep(0)
+        (refused,) = await asyncio.gather(calls.remove_partition(0, delete_files=True), return_exceptions=True)
+        if not isinstance(refused, Unsafe):
+            await asyncio.gather(serving, return_exceptions=True)
+        assert isinstance(refused, Unsafe), "the owner appends"
+        assert calls.status(0).last_id == 2, "nothing was touched"
+        leaving = asyncio.create_task(calls.remove_partition(0, delete_files=True))
+        link.hang_up()
+        await serving
+        assert await leaving is None
+        assert disk.names(ROOT).count("0") == 0
+
+    with_calls(disk, test)
+
+
+def test_what_was_set_aside_is_as_old_as_the_storage_knows() -> None:
+    disk = blank_disk()
+    directory = open_directory(disk)
+    begin(directory, 0, records=3)
+    begin(directory, 1, records=3)
+    directory.remove_partition(1, delete_files=False)
+    disk.kill()
+
+    async def test(calls: StorageCalls, _: list[str]) -> None:
+        await asyncio.sleep(0.01)
+        await calls.remove_partition(0, delete_files=False)
+        kept = {one.name: one.kept_ms for one in (await calls.describe()).set_aside}
+        assert kept["0.set-aside-1"] == 0, "it is new"
+        assert kept["1.set-aside-1"] > 0, "it was there at the start"
+
+    with_calls(disk, test)
 
 
 def test_a_partition_that_is_made_while_the_storage_closes_is_finished_first() -> None:

@@ -1,0 +1,296 @@
+"""The audit log of a daemon as it runs: in a file that is chained (`waltzd.protocol.audit`), in memory, and as log lines.
+
+A thread writes the file and flushes what it wrote: a disk that hangs must keep no caller waiting. So a line is on the
+disk a moment after the call that it tells of, and a machine that dies takes the last ones with it. A full disk does not
+stop the daemon either. Lines wait in memory, up to a bound; what is lost beyond it is counted, and a line says so as soon
+as there is room.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import version
+
+from waltzd.daemon.config import DaemonConfig
+from waltzd.disk.real import translate
+from waltzd.errors import BadConfig, WaltzError, tree
+from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, AuditLine, AuditLines, Deed, Refusals, decode, encode
+
+AUDIT_NAME = "audit.log"
+RECENT_MAX = 500
+"""Of the lines in memory, of each kind: what people did, or were refused; and what servers and applications did."""
+WAITING_MAX = 10_000
+"""Lines that wait for the disk: about ten megabytes."""
+END_BYTES = 1 << 20
+"""So much of the end of a file is read at a start."""
+TORN_BYTES_MAX = 64 << 10
+"""The longest piece of a line: more without an end is no line of ours, and stays."""
+LOOK_SECONDS = 2.0
+FLUSH_SECONDS = 1.0
+_MISCONFIGURED = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.EAGAIN, errno.ELOOP}
+)
+_DENIED = frozenset(code for code, kind in tree().items() if kind.status == "PERMISSION_DENIED")
+_PEOPLE = ("StorageAdmin/", "ServerAdmin/", "audit/")
+log = logging.getLogger("waltz.audit")
+
+
+class ChainedFile:
+    """The newest lines in a file, older ones in PATH.1, PATH.2 and so on, which is the oldest. Not for two threads."""
+
+    def __init__(self, path: str, *, bytes_max: int, files_max: int) -> None:
+        self.path = path
+        self.head = START
+        self.number = 0
+        self._bytes_max = bytes_max
+        self._files_max = files_max
+        self._file: int | None = None
+        self._size = 0
+
+    def open(self) -> list[AuditLine]:
+        """Its newest lines, oldest first. What a crash left of a line is cut off."""
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two writers would tear one chain into two
+            content = self._whole_lines(file)
+            if not content:
+                with suppress(FileNotFoundError), open(f"{self.path}.1", "rb") as older:
+                    older.seek(max(0, os.fstat(older.fileno()).st_size - END_BYTES))
+                    content = older.read()
+            found = self._go_on_behind(content)
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+        return found
+
+    def _whole_lines(self, file: int) -> bytes:
+        self._size = os.fstat(file).st_size
+        content = os.pread(file, END_BYTES, max(0, self._size - END_BYTES))
+        torn = len(content) - (content.rfind(b"\n") + 1)
+        if torn > TORN_BYTES_MAX:
+            self._size += os.write(file, b"\n")
+        elif torn:
+            self._size -= torn
+            os.ftruncate(file, self._size)
+            log.warning("the last line of %s was not whole, and was cut off: %d bytes", self.path, torn)
+            content = content[: len(content) - torn]
+        return content
+
+    def _go_on_behind(self, content: bytes) -> list[AuditLine]:
+        self.head, found = START, []
+        texts = content.decode("utf-8", "replace").splitlines()
+        for text in texts:
+            try:
+                line, _, self.head = decode(text)
+            except ValueError:  # the first one may be the end of a line
+                self.head = START
+                continue
+            found.append(line)
+            self.number = line.number
+        if texts and self.head == START:
+            log.error("the last line of %s cannot be read: the chain of its lines begins anew behind it", self.path)
+        return found
+
+    def append(self, lines: list[AuditLine]) -> None:
+        """All of them, flushed; or OSError, and none."""
+        if self._file is None:
+            self.open()
+        if self._size >= self._bytes_max:
+            self._rotate()
+        assert self._file is not None
+        texts, head = [], self.head
+        for line in lines:
+            text, head = encode(line, head)
+            texts.append(text + "\n")
+        content = memoryview("".join(texts).encode())
+        try:
+            written = 0
+            while written < len(content):
+                written += os.write(self._file, content[written:])
+            os.fdatasync(self._file)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            self.close()
+            raise
+        self.head, self.number, self._size = head, lines[-1].number, self._size + len(content)
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._files_max - 2, 0, -1):
+            with suppress(FileNotFoundError):
+                os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
+        if self._files_max > 1:
+            os.replace(self.path, f"{self.path}.1")
+        else:
+            os.unlink(self.path)
+        head, number = self.head, self.number
+        self.open()
+        self.head, self.number = head, number
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class AuditLog:
+    """The file, if there is one, and the newest lines in memory. Any thread may write."""
+
+    def __init__(self, file: ChainedFile | None) -> None:
+        """`BadConfig` when the file can never be written; a full disk is none of these reasons."""
+        self._file = file
+        self._changed = threading.Condition()
+        self._refusals = Refusals()
+        self._people: deque[AuditLine] = deque(maxlen=RECENT_MAX)
+        self._others: deque[AuditLine] = deque(maxlen=RECENT_MAX)
+        self._number = 0
+        self._waiting: deque[AuditLine] = deque()
+        self._lost = 0
+        self._complaint: WaltzError | None = None
+        if file is not None:
+            self._open(file)
+            threading.Thread(target=self._write, args=(file,), name="audit", daemon=True).start()
+        self.note(Deed(who=NOBODY, peer="", what=BEGAN, about=f"version={version('waltzd')} process={os.getpid()}"))
+        log.info("the audit log begins; %s", self._place())
+
+    def _open(self, file: ChainedFile) -> None:
+        try:
+            before = file.open()
+        except OSError as error:
+            if error.errno in _MISCONFIGURED:
+                raise BadConfig(f"the audit log cannot be written: {translate(error, file.path).message}") from error
+            self._complain(error, file)
+            return
+        self._number = file.number
+        for line in before:
+            self._ring(line).append(line)
+
+    def _place(self) -> str:
+        return "it is kept in memory only" if self._file is None else f"the head of {self._file.path} is {self.head}"
+
+    @property
+    def head(self) -> str:
+        return "" if self._file is None else self._file.head
+
+    def note(self, deed: Deed) -> None:
+        with self._changed:
+            now_ms = _now_ms()
+            for one in self._refusals.told(deed, now_ms) if deed.code is not None else (deed,):
+                self._put(one, now_ms)
+
+    def _put(self, deed: Deed, now_ms: int) -> None:
+        self._number += 1
+        line = AuditLine(**asdict(deed), number=self._number, time_ms=now_ms)
+        self._ring(line).append(line)
+        if self._file is not None:
+            if len(self._waiting) < WAITING_MAX:
+                self._waiting.append(line)
+            else:
+                self._lost += 1
+            self._changed.notify_all()
+        if line.what not in (BEGAN, ENDED, LOST):
+            log.log(_level(line), "%s", sentence(line), extra={"code": line.code})
+
+    def _ring(self, line: AuditLine) -> deque[AuditLine]:
+        """What applications and servers do is much, and must not push out what people do."""
+        return self._people if line.what.startswith(_PEOPLE) or _is_denied(line) else self._others
+
+    def lines(self) -> AuditLines:
+        """The newest, oldest first."""
+        with self._changed:
+            self._count_refusals()
+            found = sorted((*self._people, *self._others), key=lambda line: line.number)
+        return AuditLines(head=self.head, lines=tuple(found))
+
+    def _count_refusals(self, *, is_all: bool = False) -> None:
+        now_ms = _now_ms()
+        for one in self._refusals.over(now_ms, is_all=is_all):
+            self._put(one, now_ms)
+
+    def close(self) -> None:
+        """Before the process ends: what is not written yet has a moment for it."""
+        with self._changed:
+            self._count_refusals(is_all=True)
+        self.note(Deed(who=NOBODY, peer="", what=ENDED))
+        self.flush()
+        log.info("the audit log ends; %s", self._place())
+
+    def flush(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, FLUSH_SECONDS)
+
+    # -- the thread
+
+    def _write(self, file: ChainedFile) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting, LOOK_SECONDS)
+                self._count_refusals()
+                batch = list(self._waiting)
+            if batch and not self._append(file, batch):
+                time.sleep(LOOK_SECONDS)
+
+    def _append(self, file: ChainedFile, batch: list[AuditLine]) -> bool:
+        try:
+            file.append(batch)
+        except OSError as error:
+            self._complain(error, file)
+            return False
+        with self._changed:
+            for _ in batch:
+                self._waiting.popleft()
+            lost, self._lost = self._lost, 0
+            if lost:
+                self._put(Deed(who=NOBODY, peer="", what=LOST, about="they could not be written", times=lost), _now_ms())
+            self._changed.notify_all()
+        if self._complaint is not None:
+            self._complaint = None
+            log.warning("the audit log %s is written again; %d lines of it were lost", file.path, lost)
+        return True
+
+    def _complain(self, error: OSError, file: ChainedFile) -> None:
+        """Once, until it works again."""
+        found = translate(error, f"writing {file.path}")
+        if self._complaint is None:
+            log.error("%s the audit log cannot be written: %s. This daemon goes on; the newest %d lines wait in memory",
+                      found.code, found.message, WAITING_MAX)  # fmt: skip
+        self._complaint = found
+
+
+def sentence(line: AuditLine) -> str:
+    parts = [line.what, line.partitions and f"partition {line.partitions}", line.about]
+    did = " ".join(part for part in parts if part)
+    times = f", {line.times} times more" if line.times > 1 else ""
+    return f"{line.who} at {line.peer}: {did}: {'done' if line.code is None else f'refused with {line.code}'}{times}"
+
+
+def _is_denied(line: AuditLine) -> bool:
+    """The caller had no right to it; other refusals are daily work: another owner, a newer session."""
+    return line.code in _DENIED
+
+
+def _level(line: AuditLine) -> int:
+    if _is_denied(line):
+        return logging.WARNING
+    return logging.INFO if line.what.startswith(_PEOPLE) else logging.DEBUG
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def audit_log(config: DaemonConfig, directory: str | None) -> AuditLog:
+    """That of a daemon. `directory`: where it is kept unless the configuration says otherwise; without one, in memory."""
+    path = config.audit_file or (None if directory is None else os.path.join(directory, AUDIT_NAME))
+    bounds = {"bytes_max": config.audit_bytes_max, "files_max": config.audit_files_max}
+    return AuditLog(None if path is None else ChainedFile(path, **bounds))

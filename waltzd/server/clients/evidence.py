@@ -1,0 +1,45 @@
+"""What the audit log is told of one mount, through whichever carrier it came: that it began, and when and why it ended.
+
+The carrier shows the frames that pass; only the first of a client, and the answer to it, are looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from waltzd.protocol.audit import ANONYMOUS, Auditor, Deed
+from waltzd.protocol.batches import ClientFrame, Mounted, MountRequest, Refused, ServerFrame
+
+MOUNT = "Log/Mount"
+
+
+class MountEvidence:
+    def __init__(self, auditor: Auditor, *, who: str, peer: str) -> None:
+        self._auditor = auditor
+        self._deed = Deed(who=who or ANONYMOUS, peer=peer, what=MOUNT)
+        self._is_asked = self._is_mounted = False
+        self._code: str | None = None
+
+    def said(self, frames: Sequence[ClientFrame]) -> None:
+        """By the client."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        for frame in frames:
+            if isinstance(frame, MountRequest):
+                about = f"client={frame.client} feed={frame.feed.name.lower()}"
+                self._deed = replace(self._deed, partitions=str(frame.partition), about=about)
+
+    def told(self, frames: Sequence[ServerFrame]) -> None:
+        """To the client."""
+        if not self._is_mounted and isinstance(frames[0], Mounted):
+            self._is_mounted = True
+            self._auditor.note(self._deed)
+        if isinstance(frames[-1], Refused):
+            self._code = frames[-1].error.code
+
+    def ended(self) -> None:
+        what = f"{MOUNT}/end" if self._is_mounted else MOUNT
+        if self._is_mounted or self._code is not None:
+            self._auditor.note(replace(self._deed, what=what, code=self._code))
