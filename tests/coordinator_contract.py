@@ -66,6 +66,10 @@ class World(Protocol):
         """A session on a root that is not there yet."""
         ...
 
+    async def connect_as(self, credentials: str | None, root: str) -> Coordinator:
+        """The coordinator of `connect_elsewhere`, by a process that shows these credentials, or none."""
+        ...
+
     async def expire(self, coordinator: Coordinator) -> None:
         """The coordinator gives this session up; return when it has a new one."""
         ...
@@ -792,6 +796,53 @@ async def a_cluster_is_not_deleted_with_what_others_made_below_it(world: World) 
     assert (await coordinator.get("/payments/replicas")) is not None
     await coordinator.commit([Delete("/payments/replicas", 0), Delete("/payments", 0)])
     assert await cluster.delete() > 0
+
+
+CREDENTIALS = "waltz:a-long-random-password"
+
+
+@story
+async def a_closed_cluster_is_nobody_elses(world: World) -> None:
+    """Made with credentials: whoever has none, or others, reads nothing and changes nothing."""
+    root = "/waltz/closed"
+    cluster = await Cluster.create(await world.connect_as(CREDENTIALS, root), a_cluster())
+    await cluster.save_preferences(Preferences(partitions={0: "s"}), NO_VERSION)
+    await cluster.begin_history(an_entry("s"))
+    server = Cluster(await world.connect_as(CREDENTIALS, root))
+    await server.register_server(a_server("s"))  # an ephemeral node
+    assert await cluster.open_nodes() == []
+    assert await server.new_client_id() > 0
+    for stranger in (await world.connect_as(None, root), await world.connect_as("eve:another-password", root)):
+        for path in ("/", CLIENT_IDS, "/history", f"{SERVERS}/s", PREFERRED):
+            with pytest.raises(CoordinatorRefused):
+                await stranger.get(path)
+            with pytest.raises(CoordinatorRefused):
+                await stranger.children(path)
+            with pytest.raises(CoordinatorRefused):
+                await stranger.commit([Set(path, b"forged", 0)])
+            with pytest.raises(CoordinatorRefused):
+                await stranger.commit([Create(f"{path.rstrip('/')}/forged", b"")])
+    assert await cluster.delete() > 0
+
+
+@story
+async def an_open_cluster_is_closed_while_it_is_used(world: World) -> None:
+    """What is created is as open as the root: processes get their credentials one after the other."""
+    root = "/waltz/opened"
+    old, new = [Cluster(await world.connect_as(credentials, root)) for credentials in (None, CREDENTIALS)]
+    await Cluster.create(old.coordinator, a_cluster())
+    assert (old.coordinator.is_known, new.coordinator.is_known) == (False, True)
+    await new.register_server(a_server("s"))
+    assert list(await old.servers()) == ["s"]
+    found = await old.open_nodes()
+    assert found[0] == "/"
+    assert {CLIENT_IDS, SERVERS, f"{SERVERS}/s", "/history"} <= set(found)
+    assert await new.secure() == len(found)
+    assert (await new.open_nodes(), await new.secure()) == ([], 0)
+    with pytest.raises(CoordinatorRefused):
+        await old.meta()
+    await new.register_server(a_server("t"))
+    assert await new.open_nodes() == []
 
 
 @story

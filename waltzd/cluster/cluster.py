@@ -508,11 +508,38 @@ class Cluster:
     async def delete(self) -> int:
         """Take every document of the cluster away, whole or not at all; how many there were."""
         await self.check_alone()
-        paths = [ROOT]
-        for path in paths:  # grows while it is walked
-            paths += [f"{path.rstrip('/')}/{name}" for name in await self.coordinator.children(path)]
+        paths = await self._paths()
         await self.coordinator.commit([Delete(path, await self._version_of(path)) for path in reversed(paths)])
         return len(paths)
+
+    # -- who may change it ---------------------------------------------------------------------------------------------
+
+    async def open_nodes(self) -> list[str]:
+        """The paths of all nodes that a process without credentials may read or change, the root first."""
+        paths = await self._paths()
+        are_open = await self.each(paths, self.coordinator.is_open)
+        return [path for path, is_open in zip(paths, are_open, strict=True) if is_open]
+
+    async def secure(self) -> int:
+        """Close every node, the root first, since what is created from then on is closed; how many were open."""
+        await self.check_alone()
+        closed = 0
+        while found := await self.open_nodes():
+            for path in found:
+                with suppress(NodeMissing):  # it went away meanwhile
+                    await self.coordinator.protect(path)
+                    closed += 1
+        return closed
+
+    async def _paths(self) -> list[str]:
+        """Of all nodes, each behind the one that it is below."""
+        paths = [ROOT]
+        level = [ROOT]
+        while level:
+            names = await self.each(level, self.coordinator.children)
+            level = [f"{path.rstrip('/')}/{name}" for path, below in zip(level, names, strict=True) for name in below]
+            paths += level
+        return paths
 
     async def check_alone(self) -> None:
         if strange := set(await self.coordinator.children(ROOT)) - _OURS:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from waltzd.cluster.access import Access, CoordinatorTls, Verify, read_credentials
 from waltzd.daemon.config_file import document, sample
 from waltzd.daemon.settings import setting, spell_size
 from waltzd.format.layout import PARTITIONS_MAX
@@ -107,10 +108,13 @@ class DaemonConfig:
 
 
 def check_files(config: DaemonConfig) -> None:
-    """`BadConfig` unless the certificates are there, fit together and name the role of the daemon."""
+    """`BadConfig` unless the certificates are there, fit together and name the role of the daemon, and credentials are
+    some."""
     from waltzd.wire.tls import tls_for
 
     tls_for(config, config.role, config.cluster_key if isinstance(config, StorageConfig) else None)
+    if isinstance(config, ServerConfig):
+        _ = config.access
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +251,41 @@ class ServerConfig(DaemonConfig):
         example="127.0.0.1:2181",
     )
     cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
+    coordinator_tls: str = setting(
+        "How ZooKeeper is spoken to. `off`: in plain text. `host`: with TLS, and its certificate must carry the host name or "
+        "address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each of their "
+        "holders may then pose as ZooKeeper.",
+        default="off",
+        choices=("off", "host", "authority"),
+    )
+    coordinator_tls_certificate: str | None = setting(
+        "Certificate that is shown to ZooKeeper, in PEM. Without it `tls_certificate` and `tls_key` are.",
+        default=None,
+        example="/etc/waltz/zookeeper-client.pem",
+    )
+    coordinator_tls_key: str | None = setting(
+        "Private key of `coordinator_tls_certificate`.", default=None, example="/etc/waltz/zookeeper-client.key"
+    )
+    coordinator_tls_ca: str | None = setting(
+        "Certificates in PEM of the authorities that sign for ZooKeeper. Without it `tls_ca` counts; the authorities of the "
+        "machine never do.",
+        default=None,
+        example="/etc/waltz/zookeeper-ca.pem",
+    )
+    coordinator_credentials: str | None = setting(
+        "A file with a line `name:password`, which only this daemon may read: the documents of a closed cluster belong to "
+        "that name, and ZooKeeper lets nobody else read or change them. Further lines are shown to ZooKeeper as well, while "
+        "a password is replaced. Use the same on all servers, and for `waltzctl`.",
+        default=None,
+        example="/etc/waltz/zookeeper.credentials",
+    )
+    coordinator_open: str = setting(
+        "What a server with certificates does when ZooKeeper lets everybody change the documents of the cluster. `refused`: "
+        "it does not start. `accepted`: it logs that and goes on; for a ZooKeeper that nobody else reaches, and until "
+        "`waltzctl cluster secure` has closed the documents.",
+        default="refused",
+        choices=("refused", "accepted"),
+    )
     session_seconds: int = setting(
         "How long ZooKeeper waits for a heartbeat before it declares this server dead and its partitions move. Those of a "
         "process that has ended move earlier, when its port refuses connections and the storages confirm it.",
@@ -365,6 +404,20 @@ class ServerConfig(DaemonConfig):
         return max(self.frame_bytes_max, self.payload_bytes_max + OVERHEAD_BYTES) + locks_bytes + MESSAGE_OVERHEAD_BYTES
 
     @property
+    def access(self) -> Access:
+        """How the coordinator is reached, and as whom; `BadConfig` when a file that it takes cannot be used."""
+        tls = None
+        if self.coordinator_tls != "off":
+            own = self.coordinator_tls_certificate, self.coordinator_tls_key
+            certificate, key = own if own[0] is not None else (self.tls_certificate, self.tls_key)
+            ca = self.coordinator_tls_ca or self.tls_ca
+            assert ca is not None, "`conflicts` says so"
+            tls = CoordinatorTls(ca=ca, certificate=certificate, key=key, verify=Verify(self.coordinator_tls))
+            tls.check()
+        path = self.coordinator_credentials
+        return Access(tls=tls, credentials=() if path is None else read_credentials(path))
+
+    @property
     def hosts(self) -> str:
         """The coordinator's addresses in the form of its client."""
         return ",".join(part.strip() for part in self.coordinator.split(","))
@@ -390,6 +443,14 @@ class ServerConfig(DaemonConfig):
                 yield "coordinator", str(error)
         if not _ROOT.fullmatch(self.cluster):
             yield "cluster", f"{self.cluster!r} is not a path; write it as in /waltz or /waltz/production"
+        if (self.coordinator_tls_certificate is None) != (self.coordinator_tls_key is None):
+            missing = "coordinator_tls_key" if self.coordinator_tls_key is None else "coordinator_tls_certificate"
+            yield missing, "it is missing: coordinator_tls_certificate and coordinator_tls_key go together"
+        if self.coordinator_tls != "off" and self.coordinator_tls_ca is None and self.tls_ca is None:
+            yield "coordinator_tls", "it needs the authorities that sign for ZooKeeper: set coordinator_tls_ca, or tls_ca"
+        for name in ("coordinator_tls_certificate", "coordinator_tls_ca"):
+            if self.coordinator_tls == "off" and getattr(self, name) is not None:
+                yield name, "with coordinator_tls: off it is never used"
         try:
             _ = self.preferred_partitions
         except ValueError as error:
