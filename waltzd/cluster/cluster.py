@@ -520,11 +520,18 @@ class Cluster:
         are_open = await self.each(paths, self.coordinator.is_open)
         return [path for path, is_open in zip(paths, are_open, strict=True) if is_open]
 
+    async def unclosed_nodes(self) -> list[str]:
+        """The paths of all nodes that do not belong to our credentials alone: open ones, and those of a name or a password
+        that is replaced."""
+        paths = await self._paths()
+        are_ours = await self.each(paths, self.coordinator.is_ours)
+        return [path for path, is_ours in zip(paths, are_ours, strict=True) if not is_ours]
+
     async def secure(self) -> int:
-        """Close every node, the root first, since what is created from then on is closed; how many were open."""
+        """Close every node, the root first, since what is created from then on is closed; how many were not."""
         await self.check_alone()
         closed = 0
-        while found := await self.open_nodes():
+        while found := await self.unclosed_nodes():
             for path in found:
                 with suppress(NodeMissing):  # it went away meanwhile
                     await self.coordinator.protect(path)

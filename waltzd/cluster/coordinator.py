@@ -98,6 +98,10 @@ class Coordinator(Protocol):
         """Whether a process without credentials may do something with this node; False when there is none."""
         ...
 
+    async def is_ours(self, path: str) -> bool:
+        """Whether this node belongs to the credentials of this process and to nobody else; True when there is none."""
+        ...
+
     async def protect(self, path: str) -> None:
         """Close a node: give it to the credentials of this process, and nothing to anybody else."""
         ...

@@ -88,9 +88,7 @@ class MemoryTree:
         check_access(path, self._entries[path], credentials)
         self._entries[path] = replace(self._entries[path], owner=credentials)
 
-    def _apply(
-        self, entries: dict[str, _Entry], change: Change, holder: int, credentials: str | None
-    ) -> list[str]:
+    def _apply(self, entries: dict[str, _Entry], change: Change, holder: int, credentials: str | None) -> list[str]:
         """Change `entries`, or raise; which paths were changed."""
         path = change.path
         if isinstance(change, Create):
@@ -113,9 +111,7 @@ class MemoryTree:
                 del entries[path]
                 return [path, *self._mark_above(entries, path)]
 
-    def _create(
-        self, entries: dict[str, _Entry], change: Create, holder: int, credentials: str | None
-    ) -> list[str]:
+    def _create(self, entries: dict[str, _Entry], change: Create, holder: int, credentials: str | None) -> list[str]:
         path, above = change.path, _above(change.path)
         if path in entries:
             raise NodeExists(f"the coordinator has a node {path} already", path=path)
@@ -234,6 +230,12 @@ class MemoryCoordinator:
         entry = self._tree.find(path)
         await self._cross()
         return entry is not None and entry.owner is None
+
+    async def is_ours(self, path: str) -> bool:
+        await self._cross()
+        entry = self._tree.find(path)
+        await self._cross()
+        return entry is None or entry.owner == self._credentials
 
     async def protect(self, path: str) -> None:
         assert self._credentials is not None

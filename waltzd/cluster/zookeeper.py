@@ -300,11 +300,16 @@ class ZooKeeperCoordinator:
         return self._access.is_known
 
     async def is_open(self, path: str) -> bool:
+        return any(one.id.scheme in ("world", "ip") for one in await self._acl_of(path))
+
+    async def is_ours(self, path: str) -> bool:
+        return all(one in self._closed for one in await self._acl_of(path))
+
+    async def _acl_of(self, path: str) -> list[ACL]:
         try:
-            acl, _ = await self._call(path, lambda client: client.get_acls_async(self._full(path)))
+            return list((await self._call(path, lambda client: client.get_acls_async(self._full(path))))[0])
         except NodeMissing:
-            return False
-        return any(one.id.scheme in ("world", "ip") for one in acl)
+            return []
 
     async def protect(self, path: str) -> None:
         assert self._access.is_known
