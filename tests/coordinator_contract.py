@@ -16,6 +16,7 @@ import pytest
 
 from waltzd.cluster.cluster import (
     ATTEMPTS_MAX,
+    CLIENT_ID_MAX,
     CLIENT_IDS,
     HISTORY_MAX,
     LEADER,
@@ -30,6 +31,7 @@ from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Cre
 from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
+    Counter,
     HistoryEntry,
     Membership,
     Moves,
@@ -39,6 +41,8 @@ from waltzd.cluster.documents import (
     ReplicaSets,
     ServerMeta,
     StorageMeta,
+    decode,
+    encode,
 )
 from waltzd.errors import (
     BadArgument,
@@ -627,6 +631,39 @@ async def client_ids_are_never_given_twice_when_the_document_went_back(world: Wo
     assert 0 < await cluster.new_client_id() < 1 << 31
     now = 1.0
     assert 0 < await cluster.new_client_id() < 1 << 31, "a clock that was ahead once has not used up what there is"
+
+
+@story
+async def client_ids_are_never_given_twice_by_a_server_that_remembers_more_than_the_document(world: World) -> None:
+    """Somebody puts a lower number there, again and again, while clients come faster than the clock allows for."""
+    cluster = await created(world)
+    forger = Cluster(await world.connect_elsewhere("/waltz/test"), clock=lambda: 0.0)
+    server = Cluster(cluster.coordinator, clock=lambda: 0.0)
+    given = []
+    for _ in range(5):
+        given += [await server.new_client_id() for _ in range(20)]
+        node = await forger.coordinator.get(CLIENT_IDS)
+        assert node is not None
+        secret = decode(Counter, node.data, CLIENT_IDS).secret
+        await forger.coordinator.commit([Set(CLIENT_IDS, encode(Counter(1, secret)), node.version)])
+    assert len(set(given)) == len(given)
+
+
+@story
+async def a_counter_that_jumps_to_where_ids_begin_again_gives_out_none(world: World) -> None:
+    cluster = await created(world)
+    server = Cluster(cluster.coordinator)
+    alive = await server.new_client_id()
+    node = await cluster.coordinator.get(CLIENT_IDS)
+    assert node is not None
+    counter = decode(Counter, node.data, CLIENT_IDS)
+    ahead = replace(counter, next=counter.next - 1 + CLIENT_ID_MAX)
+    await cluster.coordinator.commit([Set(CLIENT_IDS, encode(ahead), node.version)])
+    for one in (server, Cluster(await world.connect_elsewhere("/waltz/test"))):
+        with pytest.raises(BadMetadata, match="has counted to"):
+            await one.new_client_id()
+    await cluster.coordinator.commit([Delete(CLIENT_IDS, node.version + 1)])
+    assert await server.new_client_id() > alive, "what is deleted is written anew by a server that knows better"
 
 
 @story

@@ -145,7 +145,7 @@ def test_the_certificate_of_an_application_opens_no_document(closed: LocalZooKee
             await ours.start()
             await ours.commit([Create("/", b"")])
             await application.start()
-            with pytest.raises(CoordinatorRefused, match="lets? this process near"):
+            with pytest.raises(CoordinatorRefused, match="does not let this process near"):
                 await application.get("/")
         finally:
             await asyncio.gather(ours.close(), application.close())

@@ -113,8 +113,9 @@ def issue(
     output: Output = "table",
 ) -> int:
     """Make certificates for trials and for a first cluster, of storages, servers, clients (applications) or operators with
-    these names, or of ZooKeeper on these hosts. The first call makes the authority that signs them, ca.pem and ca.key; with ca.key a person can take any
-    role in the cluster, so it stays in this directory. It calls the program `openssl`. No file is written over.
+    these names, or of ZooKeeper on these hosts. The first call makes the authority that signs them, ca.pem and ca.key;
+    with ca.key a person can take any role in the cluster, so it stays in this directory. It calls the program
+    `openssl`. No file is written over.
 
     \b
     Examples:

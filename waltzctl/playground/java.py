@@ -182,12 +182,12 @@ rootLogger.appenderRef.file.ref = file
 
 
 def run(directory: str, listen: Address, tls: tuple[str, str] | None = None) -> NoReturn:
-    """Become ZooKeeper. `tls`: a file in PEM with its key and its certificate, and one with the authorities of those who may
-    connect."""
+    """Become ZooKeeper. `tls`: a file in PEM with its key and its certificate, and one with the authorities of those
+    who may connect."""
     if listen.host not in LOOPBACK or listen.port == 0:
         raise BadArgument(
-            f"ZooKeeper cannot listen on {listen} here: it is one without an ensemble, so it takes an address of this machine "
-            "only, like 127.0.0.1:2181"
+            f"ZooKeeper cannot listen on {listen} here: it is one without an ensemble, so it takes an address of this "
+            "machine only, like 127.0.0.1:2181"
         )
     command = java_command()
     try:

@@ -1,4 +1,5 @@
-"""How ZooKeeper is reached, and as whom: TLS or plain text, and the credentials by which it knows the cluster's own processes.
+"""How ZooKeeper is reached, and as whom: TLS or plain text, and the credentials by which it knows the cluster's own
+processes.
 
 Whoever may change the documents of a cluster decides which storages and servers it has. So a *closed* cluster gives every
 document to one name with a password (ZooKeeper's scheme `digest`) and nothing to anybody else. All servers and operators

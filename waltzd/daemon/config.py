@@ -252,8 +252,10 @@ class ServerConfig(DaemonConfig):
     )
     cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
     coordinator_tls: str = setting(
-        "How ZooKeeper is spoken to. `off`: in plain text. `host`: with TLS, and its certificate must carry the host name or "
-        "address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each of their "
+        "How ZooKeeper is spoken to. `off`: in plain text. `host`: with TLS, and its certificate must carry the host "
+        "name or "
+        "address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each "
+        "of their "
         "holders may then pose as ZooKeeper.",
         default="off",
         choices=("off", "host", "authority"),
@@ -267,20 +269,23 @@ class ServerConfig(DaemonConfig):
         "Private key of `coordinator_tls_certificate`.", default=None, example="/etc/waltz/zookeeper-client.key"
     )
     coordinator_tls_ca: str | None = setting(
-        "Certificates in PEM of the authorities that sign for ZooKeeper. Without it `tls_ca` counts; the authorities of the "
+        "Certificates in PEM of the authorities that sign for ZooKeeper. Without it `tls_ca` counts; the authorities "
+        "of the "
         "machine never do.",
         default=None,
         example="/etc/waltz/zookeeper-ca.pem",
     )
     coordinator_credentials: str | None = setting(
         "A file with a line `name:password`, which only this daemon may read: the documents of a closed cluster belong to "
-        "that name, and ZooKeeper lets nobody else read or change them. Further lines are shown to ZooKeeper as well, while "
+        "that name, and ZooKeeper lets nobody else read or change them. Further lines are shown to ZooKeeper as well, "
+        "while "
         "a password is replaced. Use the same on all servers, and for `waltzctl`.",
         default=None,
         example="/etc/waltz/zookeeper.credentials",
     )
     coordinator_open: str = setting(
-        "What a server with certificates does when ZooKeeper lets everybody change the documents of the cluster. `refused`: "
+        "What a server with certificates does when ZooKeeper lets everybody change the documents of the cluster. "
+        "`refused`: "
         "it does not start. `accepted`: it logs that and goes on; for a ZooKeeper that nobody else reaches, and until "
         "`waltzctl cluster secure` has closed the documents.",
         default="refused",

@@ -29,8 +29,11 @@ Each is told from a replica that remembers everything by its incarnation, by the
 marks, and by what the document says that it had acknowledged. One that fails any of these is not touched while it may hold
 the last copy of something acknowledged; it regains its vote by holding all of that again.
 
-The document itself may be an older one, put back by an operator. Each session is saved there before a storage hears of it,
-so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`).
+The document itself may be an older one, put back by an operator, or be forged. Each session is saved there before a storage
+hears of it, so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`). A
+document that none of its storages confirms (`is_confirmed`) is one that says that there never was a log, or names
+storages that know nothing of it: all storages of the cluster are asked then, before any is fenced, since the log may
+be on the others.
 
 In order below: how the document changes when a session opens, while it is open and when it ends; what a replica does next,
 as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
@@ -171,6 +174,9 @@ class Level:
 Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
 
 
+SESSIONS_AHEAD_MAX = 1000
+"""How far the newest session of a document may be above what its storages have promised: each was saved by an owner
+that had asked them just before, and ended before it could open any."""
 NEAR_IDS = 10_000
 """A replica that lags less than this is level in a moment."""
 
@@ -191,10 +197,11 @@ class Recovery:
         *,
         is_taken: bool = True,
         ours: Mapping[str, UUID] | None = None,
+        cluster: Iterable[str] = (),
     ) -> None:
         """`meta` carries our session. `is_taken`: it is saved; before that replicas are asked, and none is opened. `ours`:
         where this owner also had the session that is closed, the incarnation of each replica that was in contact with
-        it."""
+        it. `cluster`: all storages that there are."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
@@ -205,6 +212,10 @@ class Recovery:
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
         """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
         self._progress: dict[str, Progress] = {}
+        self.others = sorted(set(cluster) - set(self.names))
+        """Storages that the log should not be on. They are asked where nothing confirms the document."""
+        self._strange: dict[str, ReplicaStatus | None] = {}
+        """What they said."""
         assert meta.opened <= meta.session
 
     # -- who there is
@@ -278,6 +289,41 @@ class Recovery:
     def has_asked_enough(self) -> bool:
         """Our session id may be saved: a session that decided anything after this document was written has fenced one of
         the replicas that were asked, and that one would have said so."""
+        if not self._has_asked_replicas:
+            return False
+        if self.is_confirmed:
+            return True
+        # Nothing can be decided without a replica that took part, and a storage that is fenced for nothing would refuse the
+        # right document, should this one be wrong.
+        can_be_decided = self.meta.opened == 0 or self.meta.decision is not None
+        return can_be_decided and all(name in self._strange for name in self.others)
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether the storages that the log should not be on have to say so."""
+        return self._has_asked_replicas and not self.is_confirmed
+
+    def asked_other(self, name: str, status: ReplicaStatus | None) -> None:
+        """One of `others` says what it holds of the partition: None is nothing."""
+        self._strange[name] = status
+
+    @property
+    def is_confirmed(self) -> bool:
+        """A replica that was asked is what the document says of it: it took part in the session that is to be closed, or,
+        where the closing mark is saved, has begun a session since."""
+        if self.is_fresh or self.meta.opened == 0:
+            return False
+        if self.meta.decision is None:
+            return any(self._took_part(name) for name in self.meta.joined)
+        begun = [status.session for name in self.names if (status := self.progress(name).before) is not None]
+        return any(self.meta.opened <= session < self.session for session in begun)
+
+    def _took_part(self, name: str) -> bool:
+        state, status = self.meta.replicas[name], self.progress(name).before
+        return status is not None and (status.session, status.incarnation) == (self.meta.opened, state.incarnation)
+
+    @property
+    def _has_asked_replicas(self) -> bool:
         if self.is_fresh:
             return bool(self.roles) and all(self.progress(name).was_asked for name in self.roles)
         members = [name for name, role in self.roles.items() if role is Membership.MEMBER] or list(self.roles)
@@ -333,18 +379,40 @@ class Recovery:
                 error = None if status is None else self._contradiction(name, status)
                 if error is not None:
                     return error
+        for name, status in self._strange.items():
+            error = None if status is None else self._contradiction(name, status, is_before=True)
+            if error is not None:
+                return error
+        return None if self.is_taken else self._unfounded()
+
+    def _unfounded(self) -> WaltzError | None:
+        """Why this document cannot come from what its storages have seen. A storage that is fenced in its name would refuse
+        the right one, so that is found out first."""
+        if self.is_fresh or not self._has_asked_replicas:
+            return None
+        asked = [status for name in self.names if (status := self.progress(name).before) is not None]
+        newest = max((status.promised_session for status in asked), default=EMPTY)
+        if asked and self.session > newest + SESSIONS_AHEAD_MAX:
+            return MetadataBehind(
+                f"the coordinator says that partition {asked[0].partition} has had session {self.session - 1}; the "
+                f"newest that "
+                f"its storages know of is {newest}"
+            )
         return None
 
-    def _contradiction(self, name: str, status: ReplicaStatus) -> WaltzError | None:
+    def _contradiction(self, name: str, status: ReplicaStatus, *, is_before: bool | None = None) -> WaltzError | None:
         """Of what this storage says with the document, which was read before our session was taken. What it said before it
         heard of us tells to which session it had promised itself; from then on the promise is to us. Ours it can have begun
         only when a closing mark was saved."""
-        is_before, number = status is self.progress(name).before, status.partition
-        may_have_begun_ours = not is_before and (self.meta.decision is not None or self.meta.opened == self.session)
+        if is_before is None:
+            is_before = status is self.progress(name).before
+        number, decision = status.partition, self.meta.decision
+        may_have_begun_ours = not is_before and (decision is not None or self.meta.opened == self.session)
         begun = EMPTY if may_have_begun_ours and status.session == self.session else status.session
         promised = status.promised_session if is_before else EMPTY
-        if self.is_fresh:
-            if status.last_id == EMPTY and status.low_mark == EMPTY and begun <= 0 and promised < self.session:
+        if self.meta.opened == 0:
+            has_nothing = max(status.last_id, status.low_mark, status.certain) == EMPTY
+            if has_nothing and (begun <= 0 or not self.is_fresh) and promised < self.session:
                 return None
             return MetadataMissing(
                 f"partition {number} was never opened, says the coordinator; but storage {name} holds ids up to "
@@ -356,6 +424,8 @@ class Recovery:
             what, known = f"has begun session {begun}", self._begun_max
         elif promised >= self.session:
             what, known = f"has promised itself to session {promised}", self.session - 1
+        elif is_before and decision is not None and status.certain > decision.mark and self._given_up(status) is None:
+            what, known = f"knows that ids up to {status.certain} are committed", decision.mark
         elif begun > self.meta.opened and status.last_id > status.low_mark and self._given_up(status) is None:
             # It began with its low-water mark, and nothing is written before a session is open.
             what, known = f"has written in session {begun}", self.meta.opened
@@ -557,10 +627,14 @@ class Recovery:
         if self.meta.opened == self.session:
             return ""
         silent = [name for name in self.names if not self._has_answered(name)]
+        if not self.is_taken and self.needs_others:
+            silent += [name for name in self.others if name not in self._strange]
         missing = f"; no answer from {', '.join(silent)}" if silent else ""
         if self.meta.decision is None:
             if self.is_fresh:
-                return f"the first session needs an answer from every assigned storage{missing}"
+                return f"the first session needs an answer from every storage of the cluster{missing}"
+            if not self.is_taken and self.needs_others:
+                return f"no storage that answers has the replica that took part in session {self.meta.opened}{missing}"
             return f"the closing mark of session {self.meta.opened} is undecided{missing}"
         level = [name for name in self.roles if isinstance(self.next_for(name), Level)]
         return f"level: {', '.join(level) or 'none'} of {', '.join(self.roles)}{missing}"

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
-from waltzd.errors import Diverged
+from waltzd.errors import Diverged, NoSuchPartition, WaltzError
 from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
@@ -46,6 +46,7 @@ from waltzd.server.session.settings import (
     SessionSettings,
 )
 from waltzd.server.session.wake import Ticker
+from waltzd.wire.tasks import tell_failure
 
 
 class Session:
@@ -61,7 +62,7 @@ class Session:
         say: Callable[[str], None],
     ) -> None:
         """`meta` carries the new session id, which is not saved yet, and follows upon what the documents were read as."""
-        self.log = Log(partition, meta, documents.roles, settings, say=say, watch=self._watch)
+        self.log = Log(partition, meta, documents.roles, settings, say=say, watch=self._watch, cluster=documents.storages)
         self.documents = documents
         self._connect = connect
         self._settings = settings
@@ -108,12 +109,37 @@ class Session:
         number that is taken hides that storages have promised themselves to it before."""
         log, core = self.log, self.log.core
         log.raise_end()
-        while not core.has_asked_enough:
-            await log.decided.wait(log.decided.rings)
-            log.raise_end()
+        others: list[asyncio.Task[None]] = []
+        try:
+            while not core.has_asked_enough:
+                if core.needs_others and not others:
+                    others += [asyncio.create_task(self._ask_other(name)) for name in core.others]
+                    for task in others:
+                        tell_failure(task, log.end)
+                await log.decided.wait(log.decided.rings)
+                log.raise_end()
+        finally:
+            for task in others:
+                task.cancel()
         await self.documents.save(core.meta, check=log.raise_end)
         core.is_taken = True
         log.decided.ring()
+
+    async def _ask_other(self, name: str) -> None:
+        """A storage that the log should not be on: until it says what it holds of it."""
+        log, seconds = self.log, self._settings.storage_seconds
+        port = self._connect(self.documents.storages[name])
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    log.core.asked_other(name, await port.status(log.partition))
+            except NoSuchPartition:
+                log.core.asked_other(name, None)
+            except (WaltzError, TimeoutError):
+                await asyncio.sleep(self._settings.retry_seconds)
+                continue
+            log.decided.ring()
+            return
 
     async def _find_end(self) -> End | None:
         """Where the last batch of the decided log ends, as level replicas say; None where its last records are of format 0.
