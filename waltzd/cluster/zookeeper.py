@@ -300,16 +300,19 @@ class ZooKeeperCoordinator:
         return self._access.is_known
 
     async def is_open(self, path: str) -> bool:
-        return any(one.id.scheme in ("world", "ip") for one in await self._acl_of(path))
+        acl = await self._acl_of(path)
+        return any(one.id.scheme in ("world", "ip") for one in acl)
 
     async def is_ours(self, path: str) -> bool:
-        return all(one in self._closed for one in await self._acl_of(path))
+        ours = self._closed
+        return all(one in ours for one in await self._acl_of(path))
 
     async def _acl_of(self, path: str) -> list[ACL]:
         try:
-            return list((await self._call(path, lambda client: client.get_acls_async(self._full(path))))[0])
+            acl, _ = await self._call(path, lambda client: client.get_acls_async(self._full(path)))
         except NodeMissing:
             return []
+        return list(acl)
 
     async def protect(self, path: str) -> None:
         assert self._access.is_known
