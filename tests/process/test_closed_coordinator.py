@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +21,18 @@ from tests.coordinator_contract import (
     tell,
     without_contact_calls_say_so_and_waits_go_on,
 )
+from tests.process.server import ServerDaemon
 from tests.process.test_coordinator import SHORT_SECONDS, RealWorld, told
 from tests.process.zookeeper import LocalZooKeeper
+from waltzctl import main
 from waltzctl.config.certificates import Kind, make, of_kind
 from waltzd.client.loop import run
 from waltzd.cluster.access import Access, CoordinatorTls, Verify
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create
+from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import CannotConnect, CoordinatorRefused
+from waltzd.errors import EXIT_UNSAFE, EXIT_USAGE, CannotConnect, CoordinatorRefused
 
 KEY = uuid4()
 OLD, NEW = "waltz:the-old-password", "waltz:the-new-password"
@@ -39,7 +42,8 @@ OLD, NEW = "waltz:the-old-password", "waltz:the-new-password"
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("certificates")
     make(directory, [of_kind(Kind.ZOOKEEPER, "127.0.0.1", KEY), of_kind(Kind.ZOOKEEPER, "elsewhere.example", KEY)])
-    make(directory, [of_kind(Kind.SERVER, "a", KEY), of_kind(Kind.CLIENT, "payments", KEY)])
+    daemons = [of_kind(Kind.SERVER, "a", KEY), of_kind(Kind.CLIENT, "payments", KEY), of_kind(Kind.OPERATOR, "ann", KEY)]
+    make(directory, daemons)
     make(directory / "another", [of_kind(Kind.ZOOKEEPER, "127.0.0.1", KEY), of_kind(Kind.SERVER, "a", KEY)])
     return directory
 
@@ -176,3 +180,102 @@ def test_a_password_is_replaced_while_everything_runs(closed: LocalZooKeeper, ce
             await asyncio.gather(old.close(), both.close(), new.close())
 
     run(work())
+
+
+# -- a server, and an operator -----------------------------------------------------------------------------------------
+
+
+def credentials_at(path: Path, *lines: str) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_server_with_certificates_does_not_start_over_documents_that_everybody_may_change(
+    closed: LocalZooKeeper,
+    certificates: Path,
+    make_server: Callable[..., ServerDaemon],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The way from an open cluster to a closed one, as an operator goes it."""
+    root = "/refused"
+    tls = tls_with(certificates)
+    file = credentials_at(tmp_path / "credentials", OLD)
+
+    async def create() -> None:
+        coordinator = a_coordinator(closed, Access(tls=tls), root)
+        await coordinator.start()
+        try:
+            await Cluster.create(coordinator, ClusterMeta(name="c", key=KEY, partitions=1, created="2026-01-01"))
+        finally:
+            await coordinator.close()
+
+    run(create())
+    settings = {
+        "tls_certificate": tls.certificate,
+        "tls_key": tls.key,
+        "tls_ca": tls.ca,
+        "coordinator_tls": "host",
+        "hosts": closed.hosts,
+        "cluster": root,
+    }
+    refused = make_server("a", **settings, coordinator_credentials=file, coordinator_open="refused")
+    refused.spawn()
+    assert refused.wait() == EXIT_UNSAFE
+    assert "W2036" in refused.log
+    assert f"{root}: /, /assignment, /election and " in refused.log
+    assert "waltzctl cluster secure" in refused.log
+
+    accepted = make_server("a", **settings, coordinator_credentials=file, coordinator_open="accepted").start()
+    assert "W2036" in accepted.log, "it says so all the same"
+
+    operator = [
+        *("--coordinator", closed.hosts, "--root", root, "--coordinator-tls", "host"),
+        *("--tls-certificate", str(certificates / "operator-ann.pem"), "--tls-key", str(certificates / "operator-ann.key")),
+        *("--tls-ca", str(certificates / "ca.pem")),
+    ]
+
+    def tool(*arguments: str) -> tuple[int, str]:
+        code = main.run([*arguments, *operator])
+        said = capsys.readouterr()
+        return code, " ".join((said.out + said.err).split())
+
+    code, said = tool("cluster", "secure", "--yes")
+    assert (code, "no credentials are given" in said) == (2, True)
+    secure = ("cluster", "secure", "--coordinator-credentials", file)
+    code, said = tool(*secure, "--dry-run")
+    assert code == 0
+    assert "documents to waltz: nobody else reads or changes them" in said
+    assert "a must have these credentials already" in said
+    code, said = tool(*secure, "--yes", "--reason", "certificates are in use")
+    assert code == 0
+    code, said = tool(*secure, "--yes")
+    assert (code, "nothing to do" in said) == (0, True)
+
+    code, said = tool("cluster", "describe")
+    assert code != 0
+    assert "give the credentials of the cluster" in said
+    code, said = tool("history", "--coordinator-credentials", file)
+    assert (code, "cluster secure" in said) == (0, True)
+    accepted.stop()
+    again = make_server("a", **settings, coordinator_credentials=file, coordinator_open="refused").start()
+    assert "W2036" not in again.log
+    again.stop()
+
+    without = make_server("a", **settings, coordinator_open="refused")
+    without.spawn()
+    assert without.wait() != 0
+    assert "coordinator_credentials" in without.log
+
+
+def test_credentials_that_others_can_read_keep_a_server_from_starting(
+    closed: LocalZooKeeper, make_server: Callable[..., ServerDaemon], tmp_path: Path
+) -> None:
+    path = credentials_at(tmp_path / "credentials", OLD)
+    Path(path).chmod(0o640)
+    server = make_server("a", hosts=closed.hosts, cluster="/x", coordinator_credentials=path)
+    server.spawn()
+    assert server.wait() == EXIT_USAGE
+    assert "chmod 600" in server.log
+    assert OLD not in server.log
