@@ -90,7 +90,6 @@ def up(
     Examples:
       waltzctl up
       waltzctl up trial --storages 3 --servers 1 --partitions 8 --detach
-      waltzctl up secured --tls --detach
     """
     asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas, "format": format}
     started = time.monotonic()
