@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
+from tests.cli.example import examples
 from tests.coordinator_contract import (
     STORIES,
     Story,
@@ -196,12 +198,14 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     certificates: Path,
     make_server: Callable[..., ServerDaemon],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The way from an open cluster to a closed one, as an operator goes it."""
     root = "/refused"
     tls = tls_with(certificates)
-    file = credentials_at(tmp_path / "credentials", OLD)
+    file = credentials_at(tmp_path / "zookeeper.credentials", OLD)
+    monkeypatch.chdir(tmp_path)
 
     async def create() -> None:
         coordinator = a_coordinator(closed, Access(tls=tls), root)
@@ -243,14 +247,19 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
 
     code, said = tool("cluster", "secure", "--yes")
     assert (code, "no credentials are given" in said) == (2, True)
-    secure = ("cluster", "secure", "--coordinator-credentials", file)
-    code, said = tool(*secure, "--dry-run")
+
+    def helped(*words: str) -> SimpleNamespace:
+        assert main.run(list(words)) == 0
+        return SimpleNamespace(out=capsys.readouterr().out)
+
+    looking, closing = examples(helped, ["cluster", "secure"])
+    code, said = tool(*looking)
     assert code == 0
     assert "documents to waltz: nobody else reads or changes them" in said
     assert "a must have these credentials already" in said
-    code, said = tool(*secure, "--yes", "--reason", "certificates are in use")
+    code, said = tool(*closing, "--yes")
     assert code == 0
-    code, said = tool(*secure, "--yes")
+    code, said = tool(*closing, "--yes")
     assert (code, "nothing to do" in said) == (0, True)
 
     code, said = tool("cluster", "describe")

@@ -213,7 +213,7 @@ def check_context(context: Context, place: str, kind: type[NotesDamaged | BadArg
     if (context.coordinator is None) == (context.directory is None):
         raise kind(f"{place}it needs either a coordinator or the directory of a cluster on this machine")
     if context.directory is not None and any(getattr(context, name) for name in ("root", *_TLS, *_ACCESS)):
-        raise kind(f"{place}a cluster on this machine has a root and certificates of its own")
+        raise kind(f"{place}a cluster on this machine has its own root and certificates")
 
 
 def save_contexts(contexts: Contexts) -> None:
@@ -322,7 +322,7 @@ def _check_options(given: Mapping[str, str | None]) -> None:
     if "directory" in said and len(said) > 1:
         rest = " and ".join(option(name) for name in said if name != "directory")
         raise BadArgument(
-            f"{rest} with --directory: a cluster on this machine has a root and certificates of its own",
+            f"{rest} with --directory: a cluster on this machine has its own root and certificates",
             not_done=_NO_CLUSTER_ASKED,
             next_step=f"leave {rest} out",
         )

@@ -453,9 +453,6 @@ class ServerConfig(DaemonConfig):
             yield missing, "it is missing: coordinator_tls_certificate and coordinator_tls_key go together"
         if self.coordinator_tls != "off" and self.coordinator_tls_ca is None and self.tls_ca is None:
             yield "coordinator_tls", "it needs the authorities that sign for ZooKeeper: set coordinator_tls_ca, or tls_ca"
-        for name in ("coordinator_tls_certificate", "coordinator_tls_ca"):
-            if self.coordinator_tls == "off" and getattr(self, name) is not None:
-                yield name, "with coordinator_tls: off it is never used"
         try:
             _ = self.preferred_partitions
         except ValueError as error:

@@ -48,10 +48,11 @@ from typing import TypeAlias
 from uuid import UUID
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
-from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
+from waltzd.errors import MetadataBehind, WaltzError
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
+from waltzd.server.core.evidence import contradiction, unfounded
 from waltzd.server.core.progress import Marks, Progress
 
 
@@ -174,9 +175,6 @@ class Level:
 Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
 
 
-SESSIONS_AHEAD_MAX = 1000
-"""How far the newest session of a document may be above what its storages have promised: each was saved by an owner
-that had asked them just before, and ended before it could open any."""
 NEAR_IDS = 10_000
 """A replica that lags less than this is level in a moment."""
 
@@ -197,11 +195,10 @@ class Recovery:
         *,
         is_taken: bool = True,
         ours: Mapping[str, UUID] | None = None,
-        cluster: Iterable[str] = (),
     ) -> None:
         """`meta` carries our session. `is_taken`: it is saved; before that replicas are asked, and none is opened. `ours`:
         where this owner also had the session that is closed, the incarnation of each replica that was in contact with
-        it. `cluster`: all storages that there are."""
+        it."""
         self.meta = meta
         self.session = meta.session
         self.roles = dict(sorted(roles.items()))
@@ -212,8 +209,8 @@ class Recovery:
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
         """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
         self._progress: dict[str, Progress] = {}
-        self.others = sorted(set(cluster) - set(self.names))
-        """Storages that the log should not be on. They are asked where nothing confirms the document."""
+        self.others: list[str] = []
+        """Storages of the cluster that the log should not be on. They are asked where nothing confirms the document."""
         self._strange: dict[str, ReplicaStatus | None] = {}
         """What they said."""
         assert meta.opened <= meta.session
@@ -383,57 +380,15 @@ class Recovery:
             error = None if status is None else self._contradiction(name, status, is_before=True)
             if error is not None:
                 return error
-        return None if self.is_taken else self._unfounded()
-
-    def _unfounded(self) -> WaltzError | None:
-        """Why this document cannot come from what its storages have seen. A storage that is fenced in its name would refuse
-        the right one, so that is found out first."""
-        if self.is_fresh or not self._has_asked_replicas:
+        if self.is_taken or self.is_fresh or not self._has_asked_replicas:
             return None
-        asked = [status for name in self.names if (status := self.progress(name).before) is not None]
-        newest = max((status.promised_session for status in asked), default=EMPTY)
-        if asked and self.session > newest + SESSIONS_AHEAD_MAX:
-            return MetadataBehind(
-                f"the coordinator says that partition {asked[0].partition} has had session {self.session - 1}; the "
-                f"newest that "
-                f"its storages know of is {newest}"
-            )
-        return None
+        asked = [self.progress(name).before for name in self.names]
+        return unfounded(self.meta, [status for status in asked if status is not None])
 
     def _contradiction(self, name: str, status: ReplicaStatus, *, is_before: bool | None = None) -> WaltzError | None:
-        """Of what this storage says with the document, which was read before our session was taken. What it said before it
-        heard of us tells to which session it had promised itself; from then on the promise is to us. Ours it can have begun
-        only when a closing mark was saved."""
         if is_before is None:
             is_before = status is self.progress(name).before
-        number, decision = status.partition, self.meta.decision
-        may_have_begun_ours = not is_before and (decision is not None or self.meta.opened == self.session)
-        begun = EMPTY if may_have_begun_ours and status.session == self.session else status.session
-        promised = status.promised_session if is_before else EMPTY
-        if self.meta.opened == 0:
-            has_nothing = max(status.last_id, status.low_mark, status.certain) == EMPTY
-            if has_nothing and (begun <= 0 or not self.is_fresh) and promised < self.session:
-                return None
-            return MetadataMissing(
-                f"partition {number} was never opened, says the coordinator; but storage {name} holds ids up to "
-                f"{status.last_id}, has begun session {status.session} and promised itself to session "
-                f"{status.promised_session}",
-                storage=name,
-            )
-        if begun > self._begun_max:
-            what, known = f"has begun session {begun}", self._begun_max
-        elif promised >= self.session:
-            what, known = f"has promised itself to session {promised}", self.session - 1
-        elif is_before and decision is not None and status.certain > decision.mark and self._given_up(status) is None:
-            what, known = f"knows that ids up to {status.certain} are committed", decision.mark
-        elif begun > self.meta.opened and status.last_id > status.low_mark and self._given_up(status) is None:
-            # It began with its low-water mark, and nothing is written before a session is open.
-            what, known = f"has written in session {begun}", self.meta.opened
-        else:
-            return None
-        return MetadataBehind(
-            f"storage {name} {what} of partition {number}; the coordinator knows of none above {known}", storage=name
-        )
+        return contradiction(self.meta, name, status, begun_max=self._begun_max, is_before=is_before)
 
     def decide(self) -> int | None:
         """The closing mark of the last opened session, or None while more than one answer is possible."""

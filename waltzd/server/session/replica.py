@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
@@ -90,16 +90,14 @@ class Log:
         *,
         say: Callable[[str], None],
         watch: Callable[[], None] = lambda: None,
-        cluster: Iterable[str] = (),
     ) -> None:
-        """`meta` carries the session id, which is not saved yet. `watch` has `look` of every link called now and then.
-        `cluster`: all storages that there are."""
+        """`meta` carries the session id, which is not saved yet. `watch` has `look` of every link called now and then."""
         self.partition = partition
         self.generation = meta.generation
         self.settings = settings
         self.say = say
         self.watch = watch
-        self.core = Recovery(meta, roles, is_taken=False, cluster=cluster)
+        self.core = Recovery(meta, roles, is_taken=False)
         self.marks: Marks | None = None
         """What is committed in the open session."""
         self.open_tail: Tail | None = None

@@ -62,7 +62,7 @@ class Session:
         say: Callable[[str], None],
     ) -> None:
         """`meta` carries the new session id, which is not saved yet, and follows upon what the documents were read as."""
-        self.log = Log(partition, meta, documents.roles, settings, say=say, watch=self._watch, cluster=documents.storages)
+        self.log = Log(partition, meta, documents.roles, settings, say=say, watch=self._watch)
         self.documents = documents
         self._connect = connect
         self._settings = settings
@@ -109,30 +109,29 @@ class Session:
         number that is taken hides that storages have promised themselves to it before."""
         log, core = self.log, self.log.core
         log.raise_end()
-        others: list[asyncio.Task[None]] = []
+        asking: dict[str, asyncio.Task[None]] = {}
         try:
             while not core.has_asked_enough:
-                if core.needs_others and not others:
-                    others += [asyncio.create_task(self._ask_other(name)) for name in core.others]
-                    for task in others:
-                        tell_failure(task, log.end)
+                for name in core.others if core.needs_others else ():
+                    if name not in asking:
+                        asking[name] = asyncio.create_task(self._ask_other(name))
+                        tell_failure(asking[name], log.end)
                 await log.decided.wait(log.decided.rings)
                 log.raise_end()
         finally:
-            for task in others:
+            for task in asking.values():
                 task.cancel()
         await self.documents.save(core.meta, check=log.raise_end)
         core.is_taken = True
         log.decided.ring()
 
     async def _ask_other(self, name: str) -> None:
-        """A storage that the log should not be on: until it says what it holds of it."""
-        log, seconds = self.log, self._settings.storage_seconds
-        port = self._connect(self.documents.storages[name])
-        while True:
+        """A storage that the log should not be on: until it says what it holds of it, or leaves the cluster."""
+        log = self.log
+        while (storage := self.documents.storages.get(name)) is not None:
             try:
-                async with asyncio.timeout(seconds):
-                    log.core.asked_other(name, await port.status(log.partition))
+                async with asyncio.timeout(self._settings.storage_seconds):
+                    log.core.asked_other(name, await self._connect(storage).status(log.partition))
             except NoSuchPartition:
                 log.core.asked_other(name, None)
             except (WaltzError, TimeoutError):
@@ -358,4 +357,5 @@ class Session:
         self.log.decided.ring()
 
     def _contact(self) -> None:
+        self.log.core.others = sorted(set(self.documents.storages) - set(self.log.core.names))
         self.log.contact(self.documents.storages, self._connect)

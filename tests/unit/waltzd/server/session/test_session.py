@@ -47,7 +47,7 @@ def session_of(found: dict[str, ReplicaStatus], copied: dict[str, ReplicaStatus]
     """Opened at `mark`, with what level replicas said: `copied` got the rest of the log since then."""
     states = {name: ReplicaState(session=7, closing=None, incarnation=UUID(int=1)) for name in NAMES}
     meta = PartitionMeta(generation=1, session=7, opened=7, low_mark=mark, members=NAMES, replicas=states)
-    documents: Any = SimpleNamespace(roles=dict.fromkeys(NAMES, Membership.MEMBER), storages=dict.fromkeys(NAMES), format=0)
+    documents: Any = SimpleNamespace(roles=dict.fromkeys(NAMES, Membership.MEMBER), format=0)
     nobody: Any = None
     session = Session(
         0, meta=meta, documents=documents, connect=nobody, settings=SessionSettings(partitions=1, key=UUID(int=1)),
