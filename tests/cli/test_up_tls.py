@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from waltz_spark.exporting.opening import open_origin
 
 from waltzctl.playground.local import ROOT, LocalCluster
 from waltzd import Client, Committed, FeedMode
@@ -45,9 +46,8 @@ def test_a_cluster_with_certificates_is_used_by_its_directory_alone(home: Path, 
         done = waltzctl(*command, *there)
         assert done.code == 0, done.out + done.err
     shown = waltzctl("context", "show", *there, "-o", "json")
-    assert {"coordinator_tls", "coordinator_credentials", "tls_certificate"} <= {
-        row["setting"] for row in json.loads(shown.out)["settings"]
-    }
+    rows = {row["setting"]: row["value"] for row in json.loads(shown.out)["settings"]}
+    check_reading(rows)
     check_files(home / "closed")
     loop.run(check_documents(home / "closed", told))
 
@@ -65,6 +65,22 @@ def test_a_cluster_with_certificates_is_used_by_its_directory_alone(home: Path, 
     assert waltzctl("logs", "closed").code == 0
     assert waltzctl("reset", "closed", "--yes").code == 0
     assert not (home / "closed").exists(), "nothing of it is left, keys least of all"
+
+
+def check_reading(said: dict[str, str]) -> None:
+    """Analysts reach it with the same files, which their options name."""
+    options = {
+        "coordinator": said["coordinator"],
+        "root": said["root"],
+        "coordinatorTls": said["coordinator_tls"],
+        "coordinatorCredentials": said["coordinator_credentials"],
+        "tlsCertificate": said["tls_certificate"],
+        "tlsKey": said["tls_key"],
+        "tlsCa": said["tls_ca"],
+    }
+    assert open_origin(options).catalog().spans[0].last >= 0
+    with pytest.raises(CoordinatorRefused):
+        open_origin({name: value for name, value in options.items() if name != "coordinatorCredentials"}).catalog()
 
 
 def check_files(directory: Path) -> None:

@@ -93,7 +93,7 @@ def secure(*, request: Changing) -> int:
     \b
     Examples:
       waltzctl cluster secure --coordinator-credentials zookeeper.credentials --dry-run
-      waltzctl cluster secure --coordinator-credentials zookeeper.credentials --reason 'certificates are in use'
+      waltzctl cluster secure --coordinator-credentials zookeeper.credentials -o json
     """
     if not request.reach.access.is_known:
         raise BadArgument(

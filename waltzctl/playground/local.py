@@ -54,7 +54,7 @@ from waltzctl.shell.blueprint import (
     write_whole,
 )
 from waltzctl.shell.numbers import spell
-from waltzctl.shell.reach import access_of, tls_of
+from waltzctl.shell.reach import access_to, tls_of
 from waltzd.client import loop
 from waltzd.cluster.access import ANYBODY, Access, CoordinatorTls, Verify
 from waltzd.cluster.cluster import Cluster
@@ -251,7 +251,7 @@ class LocalCluster:
         if not self.blueprint.has_tls:
             return ANYBODY
         credentials = str(credentials_file(self.directory))
-        return access_of(operator_files(self.directory), how=Verify.HOST, credentials=credentials)
+        return access_to(operator_files(self.directory), how=Verify.HOST, credentials=credentials)
 
     @property
     def tls(self) -> Tls | None:

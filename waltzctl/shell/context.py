@@ -22,7 +22,7 @@ from waltzctl.shell.reach import (
     Contexts,
     Meant,
     Reach,
-    access_of,
+    access_to,
     check_context,
     contexts_path,
     known_contexts,
@@ -91,7 +91,7 @@ def _check_values(context: Context) -> None:
     ZooKeeperCoordinator(context.coordinator, context.root or LOCAL_ROOT)
     tls_of(context.tls_certificate, context.tls_key, context.tls_ca)
     files = context.tls_certificate, context.tls_key, context.coordinator_tls_ca or context.tls_ca
-    access_of(files, how=context.coordinator_tls, credentials=context.coordinator_credentials)
+    access_to(files, how=context.coordinator_tls, credentials=context.coordinator_credentials)
 
 
 def where(context: Context) -> str:

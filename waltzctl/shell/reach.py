@@ -28,7 +28,7 @@ from waltzctl.shell.blueprint import (
 )
 from waltzctl.shell.options import CLUSTER, From
 from waltzctl.shell.progress import waiting_aloud
-from waltzd.cluster.access import ANYBODY, Access, CoordinatorTls, Verify, read_credentials
+from waltzd.cluster.access import ANYBODY, OFF, Access, Verify, access_of
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
@@ -273,11 +273,11 @@ def resolve(given: Mapping[str, str | None]) -> Reach:
         hosts, tls, access = blueprint.addresses(ZOOKEEPER)[0], None, ANYBODY
         origins |= {"coordinator": (hosts, f"{directory}/{BLUEPRINT}"), "root": (LOCAL_ROOT, "every local cluster")}
         if blueprint.has_tls:
-            files, credentials = operator_files(Path(directory)), credentials_file(Path(directory))
-            origins |= {field: (path, f"{directory}/{BLUEPRINT}") for field, path in zip(_TLS, files, strict=True)}
-            said = {"coordinator_tls": Verify.HOST.value, "coordinator_credentials": str(credentials)}
-            origins |= {name: (value, f"{directory}/{BLUEPRINT}") for name, value in said.items()}
-            tls, access = tls_of(*files), access_of(files, how=Verify.HOST, credentials=str(credentials))
+            files, own = operator_files(Path(directory)), str(credentials_file(Path(directory)))
+            known = dict(zip(_TLS, files, strict=True))
+            known |= {"coordinator_tls": Verify.HOST.value, "coordinator_credentials": own}
+            origins |= {field: (value, f"{directory}/{BLUEPRINT}") for field, value in known.items()}
+            tls, access = tls_of(*files), access_to(files, how=Verify.HOST, credentials=own)
         return Reach(hosts=hosts, root=LOCAL_ROOT, tls=tls, name=name or directory, is_protected=context.protected,
                      origins=origins, directory=Path(directory), access=access)  # fmt: skip
     assert coordinator is not None
@@ -287,7 +287,7 @@ def resolve(given: Mapping[str, str | None]) -> Reach:
         origins["root"] = (root, "the default")
     certificate, key, ca = map(take, _TLS)
     how, coordinator_ca, credentials = map(take, _ACCESS)
-    access = access_of((certificate, key, coordinator_ca or ca), how=how, credentials=credentials)
+    access = access_to((certificate, key, coordinator_ca or ca), how=how, credentials=credentials)
     return Reach(hosts=coordinator, root=root, tls=tls_of(certificate, key, ca), name=name or f"{coordinator}{root}",
                  is_protected=context.protected, origins=origins, access=access)  # fmt: skip
 
@@ -373,25 +373,18 @@ def tls_of(certificate: str | None, key: str | None, ca: str | None) -> Tls | No
     return tls
 
 
-def access_of(files: tuple[str | None, str | None, str | None], *, how: str | None, credentials: str | None) -> Access:
+def access_to(files: tuple[str | None, str | None, str | None], *, how: str | None, credentials: str | None) -> Access:
     """How ZooKeeper is reached. `files`: our certificate and its key, which it asks for, and the authorities that sign for
     it; for TLS only."""
     certificate, key, ca = files
-    not_done = "nothing was asked of ZooKeeper"
-    if how not in (None, "off", *Verify):
-        words = f"{option('coordinator_tls')} is one of off, {', '.join(Verify)}, not {how!r}"
-        raise BadArgument(words, not_done=not_done)
     try:
-        tls = None
-        if how not in (None, "off"):
-            if ca is None:
-                step = f"give {option('coordinator_tls_ca')} or {option('tls_ca')}"
-                raise BadArgument("TLS to ZooKeeper needs its authorities", not_done=not_done, next_step=step)
-            tls = CoordinatorTls(ca=ca, certificate=certificate, key=key, verify=Verify(how))
-            tls.check()
-        return Access(tls=tls, credentials=() if credentials is None else read_credentials(credentials))
+        return access_of(how or OFF, certificate=certificate, key=key, ca=ca, credentials=credentials)
     except BadConfig as error:
-        raise BadArgument(error.message, not_done=not_done, next_step="correct the file, or give another one") from error
+        raise BadArgument(
+            error.message,
+            not_done="nothing was asked of ZooKeeper",
+            next_step=f"see {', '.join(map(option, _ACCESS))}",
+        ) from error
 
 
 def _check_there(path: str) -> None:

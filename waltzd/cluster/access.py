@@ -89,6 +89,31 @@ ANYBODY = Access()
 """Plain text, and nobody in particular."""
 
 
+OFF = "off"
+HOW = (OFF, *Verify)
+"""What may be said of TLS to ZooKeeper."""
+
+
+def access_of(
+    how: str,
+    *,
+    certificate: str | None = None,
+    key: str | None = None,
+    ca: str | None = None,
+    credentials: str | None = None,
+) -> Access:
+    """From what settings or options say, with the files that they name; `BadConfig` when one of them cannot be used."""
+    if how not in HOW:
+        raise BadConfig(f"TLS to ZooKeeper is one of {', '.join(HOW)}, not {how!r}")
+    tls = None
+    if how != OFF:
+        if ca is None:
+            raise BadConfig("TLS to ZooKeeper needs the authorities that sign for it")
+        tls = CoordinatorTls(ca=ca, certificate=certificate, key=key, verify=Verify(how))
+        tls.check()
+    return Access(tls=tls, credentials=() if credentials is None else read_credentials(credentials))
+
+
 def read_credentials(path: str) -> tuple[str, ...]:
     """The lines of a file that only its owner may read; `BadConfig` when it is not one."""
     try:

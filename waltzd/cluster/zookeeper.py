@@ -269,10 +269,9 @@ class ZooKeeperCoordinator:
     async def _acl(self, changes: Sequence[Change]) -> list[ACL]:
         """Who may do what with the nodes that are created. They are as closed as the root: while one process after the
         other is given its credentials, those that have none yet still have to read everything."""
-        if not any(isinstance(change, Create) for change in changes) or not self._access.is_known:
-            return OPEN_ACL_UNSAFE
-        makes_root = any(isinstance(change, Create) and change.path == "/" for change in changes)
-        return OPEN_ACL_UNSAFE if not makes_root and await self.is_open("/") else self._closed
+        created = [change.path for change in changes if isinstance(change, Create)]
+        is_open = not created or not self._access.is_known or ("/" not in created and await self.is_open("/"))
+        return list(OPEN_ACL_UNSAFE) if is_open else self._closed
 
     @property
     def _closed(self) -> list[ACL]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from waltzd.cluster.access import Access, CoordinatorTls, Verify, read_credentials
+from waltzd.cluster.access import HOW, OFF, Access, access_of
 from waltzd.daemon.config_file import document, sample
 from waltzd.daemon.settings import setting, spell_size
 from waltzd.format.layout import PARTITIONS_MAX
@@ -257,8 +257,8 @@ class ServerConfig(DaemonConfig):
         "address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each "
         "of their "
         "holders may then pose as ZooKeeper.",
-        default="off",
-        choices=("off", "host", "authority"),
+        default=OFF,
+        choices=HOW,
     )
     coordinator_tls_certificate: str | None = setting(
         "Certificate that is shown to ZooKeeper, in PEM. Without it `tls_certificate` and `tls_key` are.",
@@ -411,16 +411,15 @@ class ServerConfig(DaemonConfig):
     @property
     def access(self) -> Access:
         """How the coordinator is reached, and as whom; `BadConfig` when a file that it takes cannot be used."""
-        tls = None
-        if self.coordinator_tls != "off":
-            own = self.coordinator_tls_certificate, self.coordinator_tls_key
-            certificate, key = own if own[0] is not None else (self.tls_certificate, self.tls_key)
-            ca = self.coordinator_tls_ca or self.tls_ca
-            assert ca is not None, "`conflicts` says so"
-            tls = CoordinatorTls(ca=ca, certificate=certificate, key=key, verify=Verify(self.coordinator_tls))
-            tls.check()
-        path = self.coordinator_credentials
-        return Access(tls=tls, credentials=() if path is None else read_credentials(path))
+        own = self.coordinator_tls_certificate, self.coordinator_tls_key
+        certificate, key = own if own[0] is not None else (self.tls_certificate, self.tls_key)
+        return access_of(
+            self.coordinator_tls,
+            certificate=certificate,
+            key=key,
+            ca=self.coordinator_tls_ca or self.tls_ca,
+            credentials=self.coordinator_credentials,
+        )
 
     @property
     def hosts(self) -> str:
@@ -451,7 +450,7 @@ class ServerConfig(DaemonConfig):
         if (self.coordinator_tls_certificate is None) != (self.coordinator_tls_key is None):
             missing = "coordinator_tls_key" if self.coordinator_tls_key is None else "coordinator_tls_certificate"
             yield missing, "it is missing: coordinator_tls_certificate and coordinator_tls_key go together"
-        if self.coordinator_tls != "off" and self.coordinator_tls_ca is None and self.tls_ca is None:
+        if self.coordinator_tls != OFF and self.coordinator_tls_ca is None and self.tls_ca is None:
             yield "coordinator_tls", "it needs the authorities that sign for ZooKeeper: set coordinator_tls_ca, or tls_ca"
         try:
             _ = self.preferred_partitions
