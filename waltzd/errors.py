@@ -450,7 +450,7 @@ class CoordinatorOpen(WaltzError):
     """This daemon has certificates, and the documents of its cluster in ZooKeeper are open: every process that reaches
     ZooKeeper may read and change them, and decide in the place of all certificates which storages and servers there are."""
 
-    code, exit_code = "W2036", EXIT_UNSAFE
+    code, exit_code = "W2039", EXIT_UNSAFE
     not_done = "the daemon did not start, and nothing was changed"
     next_step = (
         "give every server the same `coordinator_credentials`, with `coordinator_open: accepted` meanwhile; then close the "

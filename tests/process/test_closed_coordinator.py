@@ -227,12 +227,12 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     refused = make_server("a", **settings, coordinator_credentials=file, coordinator_open="refused")
     refused.spawn()
     assert refused.wait() == EXIT_UNSAFE
-    assert "W2036" in refused.log
+    assert "W2039" in refused.log
     assert f"{root}: /, /assignment, /election and " in refused.log
     assert "waltzctl cluster secure" in refused.log
 
     accepted = make_server("a", **settings, coordinator_credentials=file, coordinator_open="accepted").start()
-    assert "W2036" in accepted.log, "it says so all the same"
+    assert "W2039" in accepted.log, "it says so all the same"
 
     operator = [
         *("--coordinator", closed.hosts, "--root", root, "--coordinator-tls", "host"),
@@ -269,7 +269,7 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     assert (code, "cluster secure" in said) == (0, True)
     accepted.stop()
     again = make_server("a", **settings, coordinator_credentials=file, coordinator_open="refused").start()
-    assert "W2036" not in again.log
+    assert "W2039" not in again.log
     again.stop()
 
     without = make_server("a", **settings, coordinator_open="refused")
