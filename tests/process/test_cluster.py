@@ -87,10 +87,13 @@ def test_the_owner_is_killed(cluster: Cluster, folder: tuple[Path, str], times: 
     race(cluster, folder, story)
 
 
-def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lease_ms", [0, 50])
+def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path: Path, lease_ms: int) -> None:
     """The sessions of the coordinator outlast the test: what it forgets plays no part. A server that is only paused is
     replaced by nobody."""
-    cluster = Cluster.make(tmp_path, partitions=PARTITIONS, servers=3, session_seconds=SESSION_SECONDS)
+    cluster = Cluster.make(
+        tmp_path, partitions=PARTITIONS, servers=3, session_seconds=SESSION_SECONDS, read_lease_ms=lease_ms
+    )
 
     async def owners() -> list[str]:
         return [await cluster.owner(number) for number in range(PARTITIONS)]
@@ -118,6 +121,8 @@ def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path
                 clock = asyncio.get_running_loop()
                 began = clock.time()
                 await append(client)
+                marks = [await client.high_water_mark(number) for number in range(PARTITIONS)]
+                assert marks == [await client.high_water_mark(number, confirmed=False) for number in range(PARTITIONS)]
                 print(f"{name} is killed, leader: {is_leader}; silence {clock.time() - began:.3f} s")
                 assert name not in await owners()
                 assert clock.time() - began < SESSION_SECONDS / 2, "the coordinator goes on believing that it is there"

@@ -218,7 +218,7 @@ class Cell:
         return SimPort(self.storages[meta.name])
 
     async def own(
-        self, generation: int = 1, *, settings: SessionSettings = SETTINGS, previous: bool = False
+        self, generation: int = 1, *, settings: SessionSettings = SETTINGS, previous: Callable[[], bool] = lambda: False
     ) -> OwnedLog[Appender]:
         owned: OwnedLog[Appender] = OwnedLog(
             0,

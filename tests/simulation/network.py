@@ -241,10 +241,20 @@ class End:
         self._arrived: deque[Any] = deque()
         self._on_way = 0
         self._is_waiting = False
+        self._taker: Callable[[Any], None] | None = None
+        self._mistake: Exception | None = None
 
     @property
     def other(self) -> End:
         return self._stream.called if self is self._stream.caller else self._stream.caller
+
+    @property
+    def may_post(self) -> bool:
+        return self.other._on_way < FRAMES_MAX and not self.is_over
+
+    def hear(self, taker: Callable[[Any], None]) -> None:
+        """Frames go to `taker` as they come, unless others wait to be received."""
+        self._taker = taker
 
     async def send(self, frame: object) -> None:
         """Waits while too much is on its way; raises when the stream is over."""
@@ -254,25 +264,41 @@ class End:
         self._is_waiting = False
         if self.is_over:
             raise self.error or CannotConnect(f"{self.other.life.name} has ended the stream")
+        self.post(frame)
+
+    def post(self, frame: object) -> None:
         self.other._on_way += 1
         self._stream.connection.post(self.life, self.other.life, self.other._take, frame)
 
     def _take(self, frame: object) -> None:
+        if self._taker is not None and not self._arrived and not self.is_over:
+            self._taken()
+            try:
+                self._taker(frame)
+            except Exception as mistake:  # noqa: BLE001  `receive` raises it
+                self._mistake, self._taker = mistake, None
+                self.bell.ring()
+            return
         self._arrived.append(frame)
         self.bell.ring()
 
     async def receive(self) -> Any:
         """The next frame, or None at the end; raises what ended it, behind all frames."""
         while not self._arrived:
+            if self._mistake is not None:
+                raise self._mistake
             if self.is_over:
                 if self.error is not None:
                     raise self.error
                 return None
             await self.bell.wait(self.bell.rings)
+        self._taken()
+        return self._arrived.popleft()
+
+    def _taken(self) -> None:
         self._on_way -= 1
         if self.other._is_waiting:  # credit is given back like any other message
             self._stream.connection.post(self.life, self.other.life, self.other.bell.ring)
-        return self._arrived.popleft()
 
     def finish(self, error: WaltzError) -> None:
         """Tell the other end, behind everything that was sent, that this is the end."""

@@ -40,6 +40,7 @@ FAULTS = (
     "upgrade",
     "groups",
     "suspicion",
+    "here",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -51,13 +52,14 @@ while it is down, or while it runs, and then it is verified. `restore`: its dire
 `skew`: what clocks show as the time of day differs between servers, by seconds or by a day, and jumps; a client passes on
 a time that it never saw. `upgrade`: an operator has the cluster go over to format 1 in the middle. `groups`: clients submit
 groups of transactions. `suspicion`: servers look out for each other, and replace one that died before its coordinator
-session ends; ports refuse for a while though the process lives; leader and owner are killed together."""
+session ends; ports refuse for a while though the process lives; leader and owner are killed together. `here`:
+storages write small appends in the moment in which they come."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
 NEWEST = ("skew", "upgrade", "groups")
 """Likewise, each."""
-YOUNGEST = ("suspicion",)
+YOUNGEST = ("suspicion", "here")
 """Likewise; and not in the first seeds, by which edits are caught."""
 OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
@@ -97,6 +99,8 @@ class Setup:
     """Of the segments that the cluster writes from its start."""
     feed_bytes: int = 256 << 10
     """Of transactions in one frame to a reader: less than a group has, sometimes."""
+    lease_seconds: float = 0.0
+    """For so long owners answer confirmed reads without a round."""
     spares: int = 0
     """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
     never_mended: tuple[str, ...] = ()
@@ -135,7 +139,8 @@ def dump(plan: Plan) -> str:
 def load(text: str) -> Plan:
     """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
-    setup = asdict(make_plan(fields["seed"]).setup) | {"spares": 0, "format": 0, "feed_bytes": 256 << 10} | fields["setup"]
+    before = {"spares": 0, "format": 0, "feed_bytes": 256 << 10, "lease_seconds": 0.0}
+    setup = asdict(make_plan(fields["seed"]).setup) | before | fields["setup"]
     setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
 
@@ -192,6 +197,7 @@ def make_plan(
         spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
         format=0 if "upgrade" in chosen else newest.choice((0, 1, 1)),
         feed_bytes=newest.choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
+        lease_seconds=random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)) if seed >= OLD_SEEDS else 0.0,
     )
     weather = _Weather(pick, setup)
     drawn = _events(weather, setup)
@@ -591,4 +597,4 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, "clock", "linger", "marks", "groups"} == set(FAULTS)
+assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, "clock", "linger", "marks", "groups", "here"} == set(FAULTS)

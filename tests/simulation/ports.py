@@ -287,6 +287,16 @@ class SimAppend(_Lazy):
     async def send(self, content: Content, committed: int) -> None:
         await self.caller().send(RecordsFrame(content, committed))
 
+    @property
+    def may_post(self) -> bool:
+        return not self._is_given_up and self.caller().may_post
+
+    def post(self, content: Content, committed: int) -> None:
+        self.caller().post(RecordsFrame(content, committed))
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        self.caller().hear(taker)
+
 
 class _StorageLink:
     def __init__(self, end: End) -> None:
@@ -298,6 +308,13 @@ class _StorageLink:
 
     async def send(self, durable_id: int) -> None:
         await self._end.send(durable_id)
+
+    @property
+    def may_post(self) -> bool:
+        return False  # nothing arrives at once
+
+    def post(self, durable_id: int) -> None:
+        raise AssertionError("it may not")
 
     async def refuse(self, error: WaltzError) -> None:
         self._end.finish(error)
@@ -415,6 +432,16 @@ class SimMount(_Lazy):
     async def send(self, frames: Sequence[ClientFrame]) -> None:
         await self.caller().send(list(frames))
 
+    @property
+    def may_post(self) -> bool:
+        return not self._is_given_up and self.caller().may_post
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        self.caller().post(list(frames))
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        self.caller().hear(taker)
+
 
 class _ServerLink:
     def __init__(self, end: End) -> None:
@@ -428,3 +455,10 @@ class _ServerLink:
 
     async def send(self, frames: Sequence[ServerFrame]) -> None:
         await self._end.send(list(frames))
+
+    @property
+    def may_post(self) -> bool:
+        return self._end.may_post
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
+        self._end.post(list(frames))

@@ -67,6 +67,8 @@ class ServerMachine(Machine):
                 storage_seconds=setup.storage_seconds,
                 retry_seconds=0.05,
                 hand_over_seconds=0.5,
+                lease_seconds=setup.lease_seconds,
+                clock=world.loop.time,
             ),
             pipeline=PipelineSettings(
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),

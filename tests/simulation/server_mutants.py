@@ -15,10 +15,12 @@ from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import Pipeline, _Batch
 from waltzd.server.core import progress as progress_module
+from waltzd.server.core.lease import Lease
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
 from waltzd.server.core.step import Portion
+from waltzd.server.session.confirming import Confirming
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.session import Session
 
@@ -30,6 +32,15 @@ ROLL = Aim(faults=("crash",), seconds=10.0, servers=1, storages=3, setup=BUSY)
 FORGET = Aim(faults=("forget", "slow"), seconds=10.0, servers=1, storages=3, setup=BUSIER)
 RESTORE = Aim(faults=("restore",), seconds=10.0, storages=3, setup={"rate": 15.0, "partitions": 1, "callers": 2})
 REMOUNT = Aim(faults=("reset", "pause", "slow"), setup=BUSY)
+
+READS = Aim(
+    faults=("cut", "pause", "marks"),
+    seconds=10.0,
+    servers=2,
+    setup={**BUSIER, "rate": 100.0, "keep_alive_seconds": 6.0, "lease_seconds": 0.0},
+)
+"""The old owner goes on when there is a new one, and is asked how far the log goes."""
+LEASED = replace(READS, faults=(*(READS.faults or ()), "clock"), setup={**READS.setup, "lease_seconds": 0.25})
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------
@@ -367,7 +378,7 @@ def executes_a_batch_again_after_a_new_mount(patches: Patches) -> None:
             batch = self.__dict__.get("last", {}).pop(member.client, None)
             if batch is not None:
                 self._queue.append(_Batch(member, batch, 0, self._time()))
-                self._wake.set()
+                self._go_on()
             return barrier
 
         return join
@@ -414,3 +425,26 @@ def closes_a_session_above_what_is_committed(patches: Patches) -> None:
         return True
 
     patches.set(Session, "drain", drain)
+
+
+# -- confirmed reads ---------------------------------------------------------------------------------------------------
+
+
+@mutant(5, aim=READS)
+def confirms_a_mark_without_asking(patches: Patches) -> None:
+    """An owner that was replaced without noticing answers what it knows."""
+
+    async def confirm(self: Confirming) -> None:
+        return None
+
+    patches.set(Confirming, "confirm", confirm)
+
+
+@mutant(5, aim=LEASED)
+def trusts_an_expired_lease(patches: Patches) -> None:
+    """Once a majority has answered, its lease has no end."""
+
+    def holds(self: Lease, counted: Any, now: float) -> bool:
+        return sum(name in self._asked for name in counted) >= majority(self._members)
+
+    patches.set(Lease, "holds", holds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import Exited, Machine, World
@@ -36,6 +36,9 @@ class Answers:
     """Up to here every id was said to be on the disk, and nobody had it cut since."""
     fenced: dict[int, int] = field(default_factory=dict)
     """The newest session that a process on any disk of this machine has promised itself to."""
+
+
+T = TypeVar("T")
 
 
 class _Promiser(StorageCalls):
@@ -70,6 +73,10 @@ class _Promiser(StorageCalls):
         durable[number] = max(mark, durable.get(number, -1))
 
 
+def _at_once(function: Callable[..., T], *arguments: Any) -> T:
+    return function(*arguments)
+
+
 class _Heard:
     """The link of an append stream; a listener is told the marks."""
 
@@ -83,6 +90,13 @@ class _Heard:
     async def send(self, durable_id: int) -> None:
         self._listener(durable_id)
         await self._link.send(durable_id)
+
+    @property
+    def may_post(self) -> bool:
+        return False  # nothing arrives at once
+
+    def post(self, durable_id: int) -> None:
+        raise AssertionError("it may not")
 
     async def refuse(self, error: WaltzError) -> None:
         await self._link.refuse(error)
@@ -136,7 +150,14 @@ class StorageMachine(Machine):
         directory = self._directory(self.disk, say=lambda sentence: world.say(self.name, sentence))
         config = StorageConfig(directory=self.name, segment_bytes_max=max(1024, setup.segment_bytes), free_bytes_min=0)
         calls = _Promiser(
-            self.disk, directory, config, run_writing=self._write, run_reading=self._read, on_fatal=self._on_fatal
+            self.disk,
+            directory,
+            config,
+            run_writing=self._write,
+            run_reading=self._read,
+            on_fatal=self._on_fatal,
+            run_here=_at_once if "here" in setup.faults else None,
+            clock=lambda: int(1e9 * world.loop.now),
         )
         for replica in directory.partitions():
             promised = self.answers.promised.get(replica.number, replica.promised_session)

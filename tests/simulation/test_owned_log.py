@@ -86,13 +86,26 @@ async def test_a_planned_hand_over_leaves_nothing_to_find_out() -> None:
         old = await c.own(1)
         first = await c.opened(old)
         last_id = first.append(1000)
-        new = await c.own(2, previous=True)
+        new = await c.own(2, previous=lambda: True)
         await old.close(hand_over=True)
         assert isinstance(first.ended, SessionEnded)
         assert first.is_held
         second = await c.opened(new)
         assert second.session.low_mark == last_id
         assert not any("did not close" in line for line in c.log)
+
+
+@story
+async def test_who_is_to_close_and_dies_is_not_waited_for() -> None:
+    async with cell() as c:
+        clock = asyncio.get_running_loop().time
+        _, first = await c.holding(100)
+        for link in first.session.links.values():
+            link.cancel()
+        began = clock()
+        second = await c.opened(await c.own(2, previous=lambda: clock() - began < 0.02))
+        assert second.session.low_mark == 99
+        assert clock() - began < SETTINGS.hand_over_seconds / 2
 
 
 @story
@@ -175,7 +188,7 @@ async def test_a_replica_that_comes_back_empty_counts_again_although_nobody_writ
         pipeline = await c.opened(first)
         await pipeline.committed(pipeline.append(5))
         await first.close(hand_over=True)
-        owned = await c.own(2, previous=True)
+        owned = await c.own(2, previous=lambda: True)
         await c.opened(owned)
 
         def counting() -> list[str]:

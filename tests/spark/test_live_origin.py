@@ -213,8 +213,9 @@ def test_directories_of_storages_that_run(cluster: LocalCluster) -> None:
     assert read(whole, whole.catalog(), 2) == LOG[2]
 
 
-def test_what_one_replica_has_alone_is_never_given(cluster: LocalCluster) -> None:
-    """Two of three storages are down: what is appended is on a disk, and nobody may see it before it is decided."""
+def test_what_one_replica_has_alone_is_never_given(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of three storages are down: what is appended is on a disk, and nobody may see it before it is decided. What is
+    committed can be read, and it is said that it may not be all."""
     alone, *others = cluster.blueprint.storage_names
     origin, count = by_coordinator(cluster), len(LOG[2])
     dirty = DirectoryOrigin(storages=(str(cluster.directory / alone / "data"),), allows_uncommitted=True)
@@ -230,6 +231,10 @@ def test_what_one_replica_has_alone_is_never_given(cluster: LocalCluster) -> Non
                 catalog = source.catalog([2])
                 assert catalog.spans[2].last < count
                 assert read(source, catalog, 2) == LOG[2][: catalog.spans[2].count]
+                if isinstance(source, LiveOrigin):
+                    assert catalog.spans[2].last == count - 1, "its owner knows all that is committed"
+                    assert f"partition 2 is read up to id {count - 1}, which may not be the newest" in caplog.text
+                caplog.clear()
             with pytest.raises(LogUnreadable):
                 list(
                     replace(origin, seconds=0.5).read(
@@ -240,7 +245,9 @@ def test_what_one_replica_has_alone_is_never_given(cluster: LocalCluster) -> Non
             cluster.start()
         assert answer.result() == Committed(count)
     LOG[2].append(payload(2, count))
-    assert read(origin, origin.catalog(), 2) == LOG[2]
+    caplog.clear()
+    assert read(replace(origin), origin.catalog(), 2) == LOG[2]
+    assert "newest" not in caplog.text, "a majority confirms"
 
 
 # -- who does not answer ---------------------------------------------------------------------------------------------------

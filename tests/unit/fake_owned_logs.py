@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from waltzd.errors import NotReady
@@ -12,7 +13,9 @@ from waltzd.protocol.descriptions import OwnedPartition
 class FakeOwnedLog:
     """A owned that is open at once, and closes when it is allowed to."""
 
-    def __init__(self, owned_logs: OwnedLogs, partition: int, generation: int, previous_owner_alive: bool) -> None:
+    def __init__(
+        self, owned_logs: OwnedLogs, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
+    ) -> None:
         self.owned_logs = owned_logs
         self.partition, self.generation = partition, generation
         self.previous_owner_alive = previous_owner_alive
@@ -77,7 +80,7 @@ class OwnedLogs:
         self.stuck: set[int] = set()
         """These do not close in order."""
 
-    def __call__(self, partition: int, generation: int, previous_owner_alive: bool) -> FakeOwnedLog:
+    def __call__(self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]) -> FakeOwnedLog:
         return FakeOwnedLog(self, partition, generation, previous_owner_alive)
 
     def find(self, partition: int) -> FakeOwnedLog:

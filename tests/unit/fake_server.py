@@ -422,6 +422,16 @@ class FakeMount:
                 self._break()
                 raise CannotConnect("the link broke")
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        raise AssertionError("it takes nothing without waiting")
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """All frames are received."""
+
     def _check(self) -> None:
         if self.is_over and self.error is None:
             raise CannotConnect("the link is broken")

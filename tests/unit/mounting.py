@@ -221,6 +221,13 @@ class MemoryLink:
             self._out.append(frames)
             self._changed.notify_all()
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
+        raise AssertionError("it takes nothing without waiting")
+
     # -- the client's end
 
     async def say(self, *frames: ClientFrame) -> None:

@@ -31,6 +31,8 @@ from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Rejected
 
+WRITING = ("append", "mixed", "locks")
+"""Kinds that do nothing else, so that what is used can be told of each transaction."""
 BUSY_SHARE = 0.9
 """A client that uses more than this of a core may be the bottleneck."""
 PATIENCE_SECONDS = 120.0
@@ -60,8 +62,9 @@ class Bench:
     def result(self, name: str, client: Client, series: Sequence[Series]) -> Result:
         assert self._before is not None
         assert self._after is not None
-        used = processes(self._before, self._after)
         counters = self.counters
+        rate = counters.committed / counters.seconds if counters.committed and name in WRITING else 0.0
+        used = processes(self._before, self._after, rate=rate)
         return Result(
             bench=name,
             settings=self._settings,

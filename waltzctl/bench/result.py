@@ -39,6 +39,8 @@ class ProcessUse:
     cpu_share: float
     """Of one core, over what was measured."""
     memory_bytes: int
+    transaction_cpu_seconds: float | None = None
+    """For each committed transaction; None where none was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,17 +117,22 @@ class Site:
         return Reading(time.perf_counter(), uses, storages)
 
 
-def processes(before: Reading, after: Reading) -> tuple[ProcessUse, ...]:
-    """What each process that was there all the time has used in between."""
+def processes(before: Reading, after: Reading, *, rate: float = 0.0) -> tuple[ProcessUse, ...]:
+    """What each process that was there all the time has used in between. `rate`: transactions a second."""
     seconds = after.at - before.at
+    shares = {
+        name: (after.uses[name].cpu_seconds - use.cpu_seconds) / seconds
+        for name, use in before.uses.items()
+        if name in after.uses
+    }
     return tuple(
         ProcessUse(
             name=name,
-            cpu_share=(after.uses[name].cpu_seconds - use.cpu_seconds) / seconds,
+            cpu_share=share,
             memory_bytes=after.uses[name].memory_bytes,
+            transaction_cpu_seconds=share / rate if rate else None,
         )
-        for name, use in before.uses.items()
-        if name in after.uses
+        for name, share in shares.items()
     )
 
 

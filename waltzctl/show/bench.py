@@ -134,6 +134,14 @@ def _heading(out: Console, found: Result) -> None:
     )
 
 
+_EACH: Column[ProcessUse] = Column(
+    "CPU a transaction",
+    lambda one: one.transaction_cpu_seconds,
+    is_right=True,
+    cell=lambda seconds: "" if seconds is None else f"{1e6 * seconds:,.1f} µs",
+)
+
+
 def _use(found: Result) -> Columns[ProcessUse]:
     """What each process used, and beside it how a storage wrote."""
     storages = {storage.name: storage for storage in found.storages}
@@ -147,6 +155,7 @@ def _use(found: Result) -> Columns[ProcessUse]:
     columns: Columns[ProcessUse] = (
         Column("process", lambda one: one.name),
         Column("CPU", lambda one: one.cpu_share, is_right=True, cell=lambda share: f"{100 * share:.0f} %"),
+        *((_EACH,) if any(one.transaction_cpu_seconds is not None for one in found.processes) else ()),
         Column("memory", lambda one: one.memory_bytes, is_right=True, is_size=True),
     )
     if not storages:

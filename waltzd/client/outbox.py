@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -54,10 +55,16 @@ class Sent:
     bundle: Bundle | None = None
     start: int = 0
     """The first of the bundle's rows that is in here."""
-    is_open: NDArray[np.bool_] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.is_open = np.ones(self.rows, np.bool_)
+    @cached_property
+    def is_open(self) -> NDArray[np.bool_]:
+        """Which rows are not decided; made when a part of them is."""
+        return np.ones(self.rows, np.bool_)
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing of it is decided."""
+        return "is_open" not in vars(self) or bool(self.is_open.all())
 
     @property
     def group(self) -> Group | None:
@@ -146,12 +153,14 @@ class Outbox:
         self._messages += 1
         frames: list[AppendBatch] = []
         room = limits.frame_bytes_max
-        while (frame := self._next(limits, format, room, floor, is_first=not frames)) is not None:
-            frames.append(replace(frame, seen_time=seen_time) if seen_time else frame)
+        while (frame := self._next(limits, format, room, floor, seen_time, is_first=not frames)) is not None:
+            frames.append(frame)
             room = min(room, TOGETHER_BYTES) - self.sent[-1].bytes - FRAME_BYTES
         return frames
 
-    def _next(self, limits: Limits, format: int, room: int, floor: int, *, is_first: bool) -> AppendBatch | None:
+    def _next(
+        self, limits: Limits, format: int, room: int, floor: int, seen_time: int, *, is_first: bool
+    ) -> AppendBatch | None:
         """The first frame of a message may be a piece of a bundle; what joins it must be whole, and fit into `room`."""
         while self.waiting and not self.is_exhausted:
             head = self.waiting[0]
@@ -163,9 +172,9 @@ class Outbox:
             elif not is_first and head.rest_bytes > room:
                 return None
             elif isinstance(head, Bundle):
-                return self._take_piece(head, room, floor)
+                return replace(self._take_piece(head, room, floor), seen_time=seen_time)
             else:
-                return self._take_requests(limits, room, floor)
+                return self._take_requests(limits, room, floor, seen_time)
         return None
 
     def _may_go_beside(self) -> bool:
@@ -182,7 +191,7 @@ class Outbox:
         self.bytes -= head.rest_bytes
         self._waiting_bytes -= head.rest_bytes
 
-    def _take_requests(self, limits: Limits, room: int, floor: int) -> AppendBatch:
+    def _take_requests(self, limits: Limits, room: int, floor: int, seen_time: int) -> AppendBatch:
         requests: list[Request] = []
         size, rows_max = 0, min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence)
         while self.waiting and len(requests) < rows_max:
@@ -199,7 +208,9 @@ class Outbox:
             self.waiting.popleft()
         first_sequence = self.next_sequence
         self._keep(Sent(first_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
-        return batch_of(requests, first_sequence)  # last: they have left `waiting`, and must be settled whatever happens
+        return batch_of(
+            requests, first_sequence, seen_time
+        )  # last: they have left `waiting`, and must be settled whatever happens
 
     def _take_piece(self, bundle: Bundle, room: int, floor: int) -> AppendBatch:
         start, count = bundle.taken, bundle.rows
@@ -223,6 +234,8 @@ class Outbox:
     # -- what became of it
 
     def committed(self, frame: Committals) -> None:
+        if self._commit_first(frame):
+            return
         places = self._places(self.sent, frame.sequences)
         for sent, rows, inside in places:
             if sent.group is not None:
@@ -314,6 +327,20 @@ class Outbox:
             for row in rows.tolist():
                 sent.requests[row].settle(Rejected(Reason.LOST))
         self.undecided = []
+
+    def _commit_first(self, frame: Committals) -> bool:
+        """The short way, where exactly the requests of the oldest frame are committed; whether that was so."""
+        sent = self.sent[0] if self.sent else None
+        if sent is None or sent.bundle is not None or not sent.is_whole or len(frame.sequences) != sent.rows:
+            return False
+        if frame.sequences.tolist() != list(range(sent.first_sequence, sent.first_sequence + sent.rows)):
+            return False
+        del self.sent[0]
+        self.rows -= sent.rows
+        self.bytes -= sent.bytes
+        for request, id_ in zip(sent.requests, frame.ids.tolist(), strict=True):
+            request.settle(Committed(id_))
+        return True
 
     def _places(self, frames: list[Sent], sequences: I64) -> list[tuple[Sent, I64, Column]]:
         """Where these sequence numbers stand: the frame, its rows, and their places in the column. `BadFrame`, before

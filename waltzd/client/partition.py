@@ -129,8 +129,10 @@ class Line:
         self._fetch = fetch
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
-        self.work = asyncio.Event()
-        """There may be something to send."""
+        self._talk: Conversation | None = None
+        """The mount that stands."""
+        self._turn: asyncio.Handle | None = None
+        """The next look for something to send, if one is due."""
         self._is_ready = asyncio.Event()
         """Ready, or stopped."""
         self._supervisor: asyncio.Task[None] | None = None
@@ -277,7 +279,7 @@ class Line:
         waiter: asyncio.Future[T] = loop.create_future()
         submission = make(waiter, loop.time() + self._settings.submit_seconds)
         self.outbox.add(submission)
-        self.work.set()
+        self._go_on()
         if self._alarm is None:
             self._alarm = loop.call_at(submission.deadline, self._expire)
         return waiter
@@ -328,7 +330,17 @@ class Line:
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)
         self._budget.admit()
-        self.work.set()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Look for something to send when the loop has served the others: what they hand in travels with it."""
+        if self._turn is None and self._talk is not None:
+            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        if self._talk is not None:
+            self._talk.go_on()
 
     async def _drain(self) -> None:
         """Wait for outcomes, `close_seconds` at most."""
@@ -397,7 +409,7 @@ class Line:
             mount.located(place)
             async with self._routes.at(place.address) as port:
                 while mount.state is State.MOUNTING:  # first to ask, if something is undecided, then to go on
-                    talk = Conversation(self, port.mount())
+                    talk = self._talk = Conversation(self, port.mount())
                     key = self._routes.topology.cluster_key
                     await self._unless_replaced(place, talk.run(key, self._settings.call_seconds))
         except WaltzError as error:
@@ -442,7 +454,7 @@ class Line:
                 done.set_result(None)
         self._flushes = [(ticket, done) for ticket, done in self._flushes if not done.done()]
         self._budget.admit()
-        self.work.set()
+        self._go_on()
 
     def fed(self, size: int, content: Run | HeadFeed) -> None:
         """Records or heads came, checked, and exactly those that are next."""
@@ -483,13 +495,26 @@ class Line:
 # -- one mount ---------------------------------------------------------------------------------------------------------
 
 
+class _Over(Exception):
+    """What was heard has ended a conversation."""
+
+
 class Conversation:
-    """One mount of a line: from the request to the error that ends it, or until `mount` wants another one."""
+    """One mount of a line: from the request to the error that ends it, or until `mount` wants another one.
+
+    Two tasks read and write. Where the link allows it, what comes is taken as it comes, and what may go leaves without
+    waiting; then the tasks only see the end."""
 
     def __init__(self, line: Line, link: MountPort) -> None:
         self._line = line
         self._mount = line.mount
         self._link = link
+        self._work = asyncio.Event()
+        """There may be something to send."""
+        self._waits = False
+        """Whether everything was sent that may be: what is new may leave at once."""
+        self._failed: Exception | None = None
+        """Why it is over, where that did not come up in one of its tasks."""
 
     async def run(self, key: UUID, seconds: float) -> None:
         """`seconds`: how long the answer to the request may take."""
@@ -533,21 +558,60 @@ class Conversation:
                 raise error
 
     async def _read(self) -> None:
+        self._link.hear(self._hear)
         while self._mount.state in GOING_ON:
-            self._take_all(await self._receive())
+            try:
+                frames = await self._receive()
+            except _Over:
+                if self._failed is not None:
+                    raise self._failed from None
+                return
+            self._take_all(frames)
+
+    def _hear(self, frames: Sequence[ServerFrame]) -> None:
+        try:
+            self._take_all(frames)
+        except Exception as error:
+            self._failed = error
+            raise _Over from error
+        if self._mount.state not in GOING_ON:
+            raise _Over
 
     async def _write(self) -> None:
-        work = self._line.work
         while self._mount.state in GOING_ON:
-            work.clear()
-            frames: list[ClientFrame] = [*self._mount.take()]
-            credit = self._mount.credit()
-            if credit is not None:
-                frames.append(credit)
-            if frames:
+            self._work.clear()
+            if self._failed is not None:
+                raise self._failed
+            if frames := self._next():
                 await self._link.send(frames)
             elif self._mount.state in GOING_ON:
-                await work.wait()
+                self._waits = True
+                try:
+                    await self._work.wait()
+                finally:
+                    self._waits = False
+
+    def go_on(self) -> None:
+        """There may be something to send: send it at once, where that needs no waiting."""
+        while self._waits and not self._work.is_set() and self._link.may_post and self._mount.state in GOING_ON:
+            try:
+                frames = self._next()
+                if frames:
+                    self._link.post(frames)
+            except Exception as error:  # noqa: BLE001  the task raises it
+                self._failed = error
+                break
+            if not frames and self._mount.state in GOING_ON:
+                return
+        self._work.set()
+
+    def _next(self) -> list[ClientFrame]:
+        """What may go now."""
+        frames: list[ClientFrame] = [*self._mount.take()]
+        credit = self._mount.credit()
+        if credit is not None:
+            frames.append(credit)
+        return frames
 
     async def _receive(self) -> Sequence[ServerFrame]:
         with _damage_is_no_refusal():

@@ -312,7 +312,7 @@ def why_refused(submission: Submission, limits: Limits, format: int) -> WaltzErr
     return None
 
 
-def batch_of(requests: Sequence[Request], first_sequence: int) -> AppendBatch:
+def batch_of(requests: Sequence[Request], first_sequence: int, seen_time: int = 0) -> AppendBatch:
     count = len(requests)
     locks = [request.lock_ids for request in requests]
     return AppendBatch(
@@ -325,4 +325,5 @@ def batch_of(requests: Sequence[Request], first_sequence: int) -> AppendBatch:
         lock_ids=np.array([id_ for some in locks for id_ in some], np.uint64),
         lock_modes=np.array([mode for request in requests for mode in request.lock_modes], np.uint8),
         payloads=b"".join([request.data for request in requests]),
+        seen_time=seen_time,
     )

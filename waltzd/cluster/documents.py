@@ -30,6 +30,8 @@ from waltzd.protocol.address import is_name
 SCHEMA = 1
 FORMAT = 1
 """What new clusters write where nobody says otherwise."""
+LEASE_MS_MAX = 250
+"""A fail-over may take twice as long on top."""
 GENERATION_MAX = (1 << 31) - 1
 NESTING_MAX = 8
 """Twice as deep as any document is."""
@@ -257,6 +259,9 @@ class PartitionMeta(Document):
     """Its members: a majority of them made its transactions committed."""
     replicas: Mapping[Name, ReplicaState] = field(default_factory=dict)
     decision: Decision | None = None
+    lease_ms: int = 0
+    """For so long after a question the owner of `opened` trusts what its storages answered; a new owner waits until that is
+    over. 0: it asks each time, or has closed its session."""
     given_up: Mapping[int, Mark] = field(default_factory=dict)
     """What operators gave up (`waltzctl partition rescue`): session → mark. A replica that has begun no session above that
     one may know of committed transactions above the mark that this log does not have."""
@@ -266,6 +271,8 @@ class PartitionMeta(Document):
         for place, session in sessions.items():
             if session > self.session:
                 return place, f"must be a whole number from 0 to {self.session}, not {session}"
+        if self.lease_ms > LEASE_MS_MAX:
+            return "lease_ms", f"must be a whole number from 0 to {LEASE_MS_MAX}, not {self.lease_ms}"
         return None
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from waltzd.cluster.access import HOW, OFF, Access, access_of
+from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.daemon.config_file import document, sample
 from waltzd.daemon.settings import setting, spell_size
 from waltzd.format.layout import PARTITIONS_MAX
@@ -385,6 +386,15 @@ class ServerConfig(DaemonConfig):
         default=5,
         bounds=(1, 600),
         unit="seconds",
+    )
+    read_lease_ms: int = setting(
+        "How long confirmed reads need no round to the storages after the last one, or after an acknowledged append. "
+        "A server that replaces one which did not end in order waits for up to twice as long before it opens a partition. "
+        "It relies on clocks that go on while a machine stands still: leave it 0 where virtual machines are suspended "
+        "or put back. 0: every confirmed read waits for a round.",
+        default=0,
+        bounds=(0, LEASE_MS_MAX),
+        unit="milliseconds",
     )
     catch_up_bytes_per_second: int = setting(
         "How much each replica that has to catch up may copy in a second, so that copying does not slow down writing. "

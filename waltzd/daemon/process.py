@@ -197,11 +197,22 @@ class Supervisor:
 
 
 class Underway:
-    """Calls that run on threads: the age of the oldest tells whether a disk hangs."""
+    """Calls that wait for the disk, on whichever thread: the age of the oldest tells whether the disk hangs. And the loop
+    beside the daemon's own one, which is asked for a heartbeat."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._began: dict[object, float] = {}
+        self._ask: Callable[[Callable[[], None]], object] | None = None
+        self._asked: float | None = None
+        """When the heartbeat was asked for that has not come yet."""
+
+    def watch(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """The other loop, by its `call_soon_threadsafe`."""
+        self._ask = call_soon
+
+    def _heard(self) -> None:
+        self._asked = None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Called on the thread: a call that waits for a thread does not count, so a slow disk is not one that hangs."""
@@ -214,8 +225,13 @@ class Underway:
 
     def ailment(self, seconds: float | None) -> str:
         """What is wrong when a call has run for longer than `seconds`; None is no bound."""
-        began = list(self._began.values())
-        age = self._clock() - min(began) if began else 0.0
-        if seconds is None or age < seconds:
+        now, began = self._clock(), list(self._began.values())
+        if seconds is None:
             return ""
-        return "a write or flush hangs: the disk does not answer"
+        if began and now - min(began) >= seconds:
+            return "a write or flush hangs: the disk does not answer"
+        if self._ask is not None and self._asked is None:
+            self._asked = now
+            self._ask(self._heard)
+        asked = self._asked
+        return "" if asked is None or now - asked < seconds else "the loop of append streams does not answer"

@@ -355,7 +355,7 @@ def parse_batches(data: Buffer, bounds: I64 | None = None) -> tuple[Batch, ...]:
         mine = None
         if bounds is not None:
             mine = bounds[number : number + head.records + 1]
-            mine = mine - mine[0] if len(mine) else mine
+            mine = mine - mine[0] if number and len(mine) else mine
         batch = batch_at(view[at : at + head.size], head, mine)
         if batch is None:
             raise BadFrame(f"the batch at id {head.first_id} does not hold the {head.records} records that it says")

@@ -54,6 +54,7 @@ _HEAD = struct.Struct(">qiiiiiiI")
 _ID_AND_LENGTH = struct.Struct(">q20xi")
 _LENGTH = struct.Struct(">28xi")
 _CRC = struct.Struct(">I")
+_SENT_LENGTH = struct.Struct(">I")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,8 @@ class Run:
     @cached_property
     def sent_lengths(self) -> bytes:
         """The lengths of the payloads in the form in which they travel to each replica."""
+        if len(self) == 1:
+            return _SENT_LENGTH.pack(len(self.data) - OVERHEAD_BYTES)
         return (np.diff(self.bounds) - OVERHEAD_BYTES).astype(">u4").tobytes()
 
     def part(self, start: int, stop: int) -> Run:
@@ -221,6 +224,8 @@ def _joined_locks(runs: Sequence[Run]) -> LockColumns | None:
 
 def bounds_of(lengths: I64) -> I64:
     """Where each record starts and ends, from the payload lengths."""
+    if len(lengths) == 1:
+        return np.array((0, int(lengths[0]) + OVERHEAD_BYTES))
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths + OVERHEAD_BYTES, out=bounds[1:])
     return bounds
@@ -280,13 +285,15 @@ def _encode_one_by_one(
     """The twin of the rest of `encode_run`."""
     view, at = memoryview(payloads), 0
     pieces: list[Buffer] = []
+    bounds = [0]
     rows = zip(requests.tolist(), headers.tolist(), lengths.tolist(), data_crcs.tolist(), strict=True)
     for id_, (request, header, length, data_crc) in enumerate(rows, first_id):
         head = _HEAD.pack(id_, *request, header, length, data_crc)
         pieces += (head, view[at : at + length], _CRC.pack(shift_one(crc32(head), length) ^ data_crc))
         at += length
+        bounds.append(at + len(bounds) * OVERHEAD_BYTES)
     assert at == len(view)
-    return Run(first_id, memoryview(b"".join(pieces)), bounds_of(lengths))
+    return Run(first_id, memoryview(b"".join(pieces)), np.array(bounds, np.int64))
 
 
 def encode_payloads(first_id: int, payloads: Sequence[bytes], *, partition: int = 0, client: int = 0) -> Run:

@@ -121,6 +121,20 @@ class Statistics:
     flush: Histogram = field(default_factory=Histogram)
     """One entry for each group: writing and flushing it."""
 
+    def plus(self, other: Statistics) -> Statistics:
+        return Statistics(
+            appended_records=self.appended_records + other.appended_records,
+            appended_bytes=self.appended_bytes + other.appended_bytes,
+            groups=self.groups + other.groups,
+            group_microseconds=self.group_microseconds + other.group_microseconds,
+            group_microseconds_max=max(self.group_microseconds_max, other.group_microseconds_max),
+            checkpoints=self.checkpoints + other.checkpoints,
+            read_records=self.read_records + other.read_records,
+            read_bytes=self.read_bytes + other.read_bytes,
+            refused_calls=self.refused_calls + other.refused_calls,
+            flush=self.flush.plus(other.flush),
+        )
+
 
 @dataclass(frozen=True)
 class SetAside:

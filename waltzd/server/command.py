@@ -12,7 +12,7 @@ import faulthandler
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -215,6 +215,7 @@ class _Daemon:
             tail_bytes_max=config.tail_bytes_max // meta.partitions,
             session_bytes_max=config.session_bytes_max,
             storage_seconds=config.storage_seconds,
+            lease_seconds=config.read_lease_ms / 1000,
             catch_up_bytes_per_second=lambda: self._copy_pace.bytes_per_second,
         )
         self._pipeline_settings = PipelineSettings(
@@ -325,7 +326,9 @@ class _Daemon:
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 
-    def _make_owned_log(self, partition: int, generation: int, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
+    def _make_owned_log(
+        self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
+    ) -> OwnedLog[Pipeline]:
         counters = self.all_counters.begin(partition)
 
         def make_pipeline(session: Log) -> Pipeline:

@@ -39,6 +39,8 @@ class Election:
         """The servers that the last plan was made for."""
         self._preferences = NO_PREFERENCES
         """Of operators, as they were read last."""
+        self._displaced: dict[str, None] = {}
+        """Suspected servers whose place as the leader this one has taken."""
         self.reconciler = Reconciler(
             "assignment",
             wait=self._wait,
@@ -78,6 +80,7 @@ class Election:
         await self._assign()
 
     async def _leads(self) -> bool:
+        self._displaced = {name: None for name in self._displaced if name in self._suspected}
         found = await self._cluster.leader()
         if found is None:
             return await self._cluster.become_leader(self._name)
@@ -85,6 +88,8 @@ class Election:
             return True
         if found.name == self._name:  # left behind by an earlier process or coordinator session of this server
             return await self._cluster.become_leader(self._name, over=found.version)
+        if self._lookout is not None and found.name in self._displaced:
+            self._lookout.lives(found.name, "it leads again since its place was taken")
         if found.name in self._suspected:
             return await self._take_the_place(found)
         return False
@@ -102,6 +107,7 @@ class Election:
             return False
         is_ours = await self._cluster.become_leader(self._name, over=found.version)
         if is_ours:
+            self._displaced[found.name] = None
             log.warning("server %s leads in the place of server %s: %s", self._name, found.name, why)
         return is_ours
 

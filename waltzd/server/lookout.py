@@ -121,7 +121,7 @@ class Lookout:
             try:
                 while server.name in self._core.suspected and not ending.done():
                     if await self._is_alive(server):
-                        self._answered(server)
+                        self.lives(server.name, "it answers after all")
                     else:
                         await asyncio.wait((ending,), timeout=UNREACHABLE_SECONDS)
                 await ending
@@ -131,9 +131,9 @@ class Lookout:
             if asyncio.get_running_loop().time() - began < AGAIN_SECONDS:
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    def _answered(self, server: ServerMeta) -> None:
-        if self._core.answered(server.name):
-            log.info("server %s answers after all: it is not suspected any more", server.name)
+    def lives(self, name: str, why: str) -> None:
+        if self._core.answered(name):
+            log.info("server %s is not suspected any more: %s", name, why)
             self.changed.ring()
 
     async def _suspect(self, server: ServerMeta) -> None:
@@ -149,9 +149,21 @@ class Lookout:
             return
         if not self._cluster.coordinator.is_connected:
             return
-        if self._core.judge(name, instance, clock.time(), refuses=True, members=members, quiet=quiet):
+        refuses = await self._refuses(server)
+        if self._core.judge(name, instance, clock.time(), refuses=refuses, members=members, quiet=quiet):
             log.warning("server %s is suspected to be dead: %s", name, self._core.suspected[name].why)
             self.changed.ring()
+
+    async def _refuses(self, server: ServerMeta) -> bool:
+        """Once more, after the storages were asked: one moment in which every connection was broken proves nothing."""
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                (await self._dial(server)).close()
+        except ConnectionRefusedError:
+            return True
+        except (CannotConnect, TimeoutError):
+            return False
+        return False
 
     async def _members(self, name: str) -> dict[int, list[str]]:
         """Of each partition that the server owns."""

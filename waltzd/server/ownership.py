@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from waltzd.cluster.assignment import spell_numbers
@@ -36,14 +37,14 @@ class _Tenancy:
     def __init__(self) -> None:
         self.wanted: int | None = None
         """The generation under which it shall be ours; None: it shall not."""
-        self.previous_owner_alive = False
+        self.previous_owner_alive: Callable[[], bool] = lambda: False
         self.owned: OwnedLog[Pipeline] | None = None
         self.generation: int | None = None
         """Of `owned`."""
         self.bell = Bell()
         """Rings when something else is wanted, or the log has ended."""
 
-    def want(self, generation: int | None, *, previous_owner_alive: bool = False) -> None:
+    def want(self, generation: int | None, *, previous_owner_alive: Callable[[], bool] = lambda: False) -> None:
         self.wanted, self.previous_owner_alive = generation, previous_owner_alive
         self.bell.ring()
 
@@ -55,7 +56,7 @@ class PartitionOwner:
         meta: ClusterMeta,
         registration: Registration,
         *,
-        make_owned_log: Callable[[int, int, bool], OwnedLog[Pipeline]],
+        make_owned_log: Callable[[int, int, Callable[[], bool]], OwnedLog[Pipeline]],
         is_gone: Callable[[ServerMeta], bool] = lambda server: False,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
@@ -267,8 +268,10 @@ class PartitionOwner:
             if tenancy.wanted != wanted:
                 previous = before.owners[partition].server if before is not None else None
                 known = None if previous is None or previous == self.name else self._servers.get(previous)
-                is_alive = known is not None and not self._is_gone(known)
-                tenancy.want(wanted, previous_owner_alive=is_alive)
+                tenancy.want(wanted, previous_owner_alive=partial(self._is_alive, known))
+
+    def _is_alive(self, server: ServerMeta | None) -> bool:
+        return server is not None and not self._is_gone(server)
 
     async def _hold(self, partition: int, tenancy: _Tenancy) -> None:
         try:

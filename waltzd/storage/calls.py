@@ -44,7 +44,7 @@ from waltzd.format.layout import NO_SESSION, VERSIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
 from waltzd.protocol.peers import Content, Link, LockHistory, runs_of
-from waltzd.storage.lane import Lane, RunBlocking, Stream, refuse
+from waltzd.storage.lane import Lane, RunBlocking, RunHere, Shift, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.healing import Installation
@@ -93,7 +93,12 @@ class StorageCalls:
         run_writing: RunBlocking,
         run_reading: RunBlocking,
         on_fatal: Callable[[BaseException], None],
+        run_here: RunHere | None = None,
+        clock: Callable[[], int] = monotonic_ns,
+        streams_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """`streams_loop`: where lanes and streams live; None for the loop of all other calls. `run_here`: makes that loop
+        write and flush by itself; None where it must not wait for the disk."""
         self._disk = disk
         self._directory = directory
         self._config = config
@@ -103,7 +108,10 @@ class StorageCalls:
         self._lanes: dict[int, Lane] = {}
         self._streams: dict[Stream, None] = {}
         self._queued = Budget(config.queue_bytes_max)
-        self._readers = 0
+        self._shift = Shift(run_here, clock)
+        self.streams_loop = streams_loop
+        self._readers: dict[object, None] = {}
+        """Those of either loop."""
         self._piece_bytes = min(config.read_chunk_bytes, PIECE_BYTES)
         self._changing = asyncio.Lock()
         """Held by each change of the directory, and by work that allows none meanwhile."""
@@ -111,8 +119,19 @@ class StorageCalls:
         """The newest segment file on its way to each partition."""
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
-        self.statistics = Statistics()
+        self.answered, self.streamed = Statistics(), Statistics()
+        """What calls have done, and what streams and lanes have: each is counted on its own loop."""
         self.is_draining = False
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.answered.plus(self.streamed)
+
+    def _on_streams_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        if self.streams_loop is None:
+            function(*arguments)
+        else:
+            self.streams_loop.call_soon_threadsafe(function, *arguments)
 
     def start(self) -> None:
         for partition in self._directory.partitions():
@@ -123,17 +142,22 @@ class StorageCalls:
             partition,
             run_blocking=self._run_writing,
             on_fatal=self._on_fatal,
-            statistics=self.statistics,
+            statistics=self.streamed,
             budget=self._queued,
+            shift=self._shift,
+            loop=self.streams_loop,
         )
         self._lanes[partition.number] = lane
-        lane.start()
+        self._on_streams_loop(lane.start)
 
     def refuse_new(self) -> None:
         """No new calls; append streams end once their queued frames are done."""
         self.is_draining = True
+        self._on_streams_loop(self._dismiss, Draining("the storage is shutting down"))
+
+    def _dismiss(self, error: WaltzError) -> None:
         for stream in self._streams:
-            stream.leave(Draining("the storage is shutting down"))
+            stream.leave(error)
 
     async def close(self) -> None:
         """Finish queued work and leave clean marks. A partition that is just being made or removed is finished first."""
@@ -213,7 +237,7 @@ class StorageCalls:
         return [
             number
             for number, lane in found.items()
-            if lane is not None and not any(stream.is_of(lane) for stream in self._streams)
+            if lane is not None and not any(stream.is_of(lane) for stream in list(self._streams))
         ]
 
     async def open_session(
@@ -234,8 +258,7 @@ class StorageCalls:
     async def _contact(self, number: int, session: int, caller: int = 0, *, by_operator: bool = False) -> ReplicaStatus:
         lane = self._lane(number)
         partition = lane.partition
-        contact = await lane.call(lambda: partition.fence(session, caller, by_operator=by_operator))
-        lane.fence()
+        contact = await lane.fence(lambda: partition.fence(session, caller, by_operator=by_operator))
         # A tail can be long. Proving it takes a turn for each segment, and half of the threads: the rest stays free for the
         # appends of other partitions.
         is_more = True
@@ -315,15 +338,16 @@ class StorageCalls:
     @contextlib.contextmanager
     def _reader(self) -> Iterator[None]:
         """Bounds the number of readers; what each of them has in memory is bounded, too."""
-        if self._readers >= READERS_MAX:
+        if len(self._readers) >= READERS_MAX:
             raise TooManyCallers(
                 f"{READERS_MAX} readers are being served already", next_step="try again when others are done"
             )
-        self._readers += 1
+        reader = object()
+        self._readers[reader] = None
         try:
             yield
         finally:
-            self._readers -= 1
+            del self._readers[reader]
 
     async def read(
         self,
@@ -378,8 +402,8 @@ class StorageCalls:
             while at <= last_id:
                 content = await self._answer(lane, read, partition, at, last_id, size)
                 runs = runs_of(content)
-                self.statistics.read_records += sum(map(len, runs))
-                self.statistics.read_bytes += sum(len(run.data) for run in runs)
+                self.answered.read_records += sum(map(len, runs))
+                self.answered.read_bytes += sum(len(run.data) for run in runs)
                 yield content
                 at = runs[-1].last_id + 1
                 if at > limit:
@@ -421,7 +445,7 @@ class StorageCalls:
         status = partition.status()
         if first_id in status.damaged_segments:
             finding = status.findings[0]
-            lane.refuse_all(
+            await lane.refuse_all(
                 PartitionDamaged(
                     f"partition {partition.number} is damaged: {finding.sentence()}",
                     first_id=finding.first_id,
@@ -479,7 +503,7 @@ class StorageCalls:
                     if not data:
                         raise ReadFailed(f"{file.path} had {size} bytes and ends at {offset} now")
                     yield data
-                    self.statistics.read_bytes += len(data)
+                    self.streamed.read_bytes += len(data)
                     offset += len(data)
             finally:
                 file.close()
@@ -502,7 +526,7 @@ class StorageCalls:
             lane = self._lanes.pop(number, None)
             if lane is not None:
                 await lane.close()
-                lane.refuse_all(NoSuchPartition(f"partition {number} was taken off this storage"))
+                await lane.refuse_all(NoSuchPartition(f"partition {number} was taken off this storage"))
             return await self._write(lambda: self._directory.remove_partition(number, delete_files=delete_files))
 
         return await self._change(change)

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import uvloop
 
+from waltzd.client.loop import LoopThread
 from waltzd.daemon import alarm, logs
 from waltzd.daemon.config import StorageConfig
 from waltzd.daemon.expiry import Expiry
@@ -113,9 +114,19 @@ async def _serve(
     writers: Threads,
     readers: Threads,
 ) -> None:
-    underway = Underway()
+    underway, streams_loop = Underway(), LoopThread("streams").loop
+    underway.watch(streams_loop.call_soon_threadsafe)
     run_writing = functools.partial(writers.run, underway.call)
-    calls = StorageCalls(disk, directory, config, run_writing=run_writing, run_reading=readers.run, on_fatal=end_at_once)
+    calls = StorageCalls(
+        disk,
+        directory,
+        config,
+        run_writing=run_writing,
+        run_reading=readers.run,
+        on_fatal=end_at_once,
+        run_here=underway.call,
+        streams_loop=streams_loop,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):

@@ -1,9 +1,14 @@
-"""The lane of one replica, in which its changes come one after the other on a thread, and the append streams that feed it.
+"""The lane of one replica, in which its changes come one after the other, and the append streams that feed it.
 
 The walk of an append: `Stream` receives a frame and queues it in the `Lane`, up to a bound, above which the sender waits.
 While the disk is busy with one group the next one gathers, so load makes groups larger and flushes rarer, without a timer.
-On a thread the lane checks the records of a group and calls `Partition.append` once, which writes and flushes once,
-however many frames came in. Then the stream sends the mark.
+The lane checks the records of a group and calls `Partition.write` once, which writes and flushes once, however many frames
+came in. Then the stream sends the mark.
+
+Lanes and streams live on a loop of their own, beside the one that answers everything else, so they may wait for the disk
+themselves. A small group of the only lane that has work (`Shift`) is written at once, where its frame was received: handing
+it to a thread and back takes longer than the flush. Large groups, calls, and the groups of several lanes that have work go
+to threads, and the disk flushes them side by side.
 
 A stream ends by a message behind its marks, because a gRPC status could overtake a mark. Frames that still come are read
 and ignored until the sender has noticed. A pending read is never cancelled as long as the stream is to go on: the transport
@@ -27,9 +32,13 @@ from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import Link, RecordsFrame
 from waltzd.storage.replica.partition import Partition
 from waltzd.wire.budget import Budget
-from waltzd.wire.tasks import tell_failure
+from waltzd.wire.tasks import on_loop, tell_failure
 
 T = TypeVar("T")
+HERE_BYTES_MAX = 64 << 10
+"""A group of more is written on a thread: the next one is received meanwhile."""
+NOTE_SECONDS = 0.05
+"""So long the committed mark may wait to be written down: a write for each append costs as much as the append itself."""
 GROUP_BYTES_MAX = 2 << 20
 """Of one flush: more makes no append faster, and the first of them waits longer."""
 
@@ -41,6 +50,36 @@ class RunBlocking(Protocol):
     """Runs a plain call without blocking the loop: on a thread, or at once in a simulation."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
+
+
+class RunHere(Protocol):
+    """Runs a plain call at once, on the thread that asks."""
+
+    def __call__(self, function: Callable[..., T], /, *arguments: Any) -> T: ...
+
+
+@dataclass
+class Shift:
+    """What the lanes of one loop have to know of each other. `run_here`: None where the loop must not wait for the disk.
+
+    Lanes that write here in turn would flush one after the other what threads flush side by side. So a lane writes here
+    when it was the last that did, or when the loop has had nothing to write since for as long as that took: then nobody
+    has waited for it."""
+
+    run_here: RunHere | None = None
+    clock: Callable[[], int] = monotonic_ns
+    at_work: int = 0
+    """So many have work that is done elsewhere."""
+    last: Lane | None = None
+    """The lane that wrote here last, from when until when."""
+    began_ns: int = 0
+    ended_ns: int = 0
+
+    def has_room(self, lane: Lane) -> bool:
+        if self.run_here is None or self.at_work:
+            return False
+        idle_ns = self.clock() - self.ended_ns
+        return self.last is None or self.last is lane or idle_ns >= self.ended_ns - self.began_ns
 
 
 class Appender(Protocol):
@@ -89,10 +128,16 @@ class Lane:
         on_fatal: Callable[[BaseException], None],
         statistics: Statistics,
         budget: Budget,
+        shift: Shift | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """`budget`: of queued bytes, for all lanes of a storage. A lane takes a part of it at most, so a flooded one leaves
-        some to the others, and one frame of each lane may always wait."""
+        some to the others, and one frame of each lane may always wait. `loop`: where the lane and its appenders live; None
+        for that of everybody who calls."""
         self.partition = partition
+        self._loop = loop
+        self._shift = shift or Shift()
+        self._has_work = False
         self._run_blocking = run_blocking
         self._on_fatal = on_fatal
         self._statistics = statistics
@@ -102,25 +147,38 @@ class Lane:
         self._appenders: list[Appender] = []
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._noting: asyncio.TimerHandle | None = None
         self._hashing: asyncio.Future[None] | None = None
         """What was flushed last, for a footer: beside the next group, which does not wait for it unless a segment ends."""
 
     def start(self) -> None:
+        """On its loop."""
         self._task = asyncio.create_task(self._run(), name=f"lane of partition {self.partition.number}")
         tell_failure(self._task, self._on_fatal)
 
-    async def close(self) -> None:
-        """Everything in the queue is done first."""
-        self._is_closing = True
-        self._work.set()
-        if self._task is not None:
-            await self._task
-
-    # -- the queue
+    # -- called from any loop
 
     @property
     def queued_bytes(self) -> int:
         return self._budget.used
+
+    async def close(self) -> None:
+        """Everything in the queue is done first."""
+        await on_loop(self._loop, self._close())
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a call of the partition in its turn."""
+        return await on_loop(self._loop, self._call(function))
+
+    async def fence(self, function: Callable[[], T]) -> T:
+        """Run a call that opens the replica, and refuse the appenders of an earlier opening before anything else."""
+        return await on_loop(self._loop, self._fence(function))
+
+    async def refuse_all(self, error: WaltzError) -> None:
+        """The partition goes away, or its owner has to open it again."""
+        await on_loop(self._loop, self._refuse_all(error))
+
+    # -- the queue
 
     def join(self, appender: Appender) -> None:
         self._appenders.append(appender)
@@ -141,59 +199,92 @@ class Lane:
             self._queue.append(last)
         last.frames.append(frame)
         last.bytes += size
+        if self._may_write_here(last):
+            self._queue.pop()
+            self._write_here(last)
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._has_work:
+            self._has_work = True
+            self._shift.at_work += 1
         self._work.set()
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Run a call of the partition in its turn."""
+    def _rest(self) -> None:
+        self._work.clear()
+        if self._has_work:
+            self._has_work = False
+            self._shift.at_work -= 1
+
+    async def _close(self) -> None:
+        self._is_closing = True
+        self._wake()
+        if self._task is not None:
+            await self._task
+
+    async def _call(self, function: Callable[[], T]) -> T:
         if self._is_closing:
             raise Draining(f"partition {self.partition.number} takes no new calls")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.append(_Call(function, answer))
-        self._work.set()
+        self._wake()
         return await answer
 
-    def fence(self) -> None:
-        """The replica was opened: refuse appenders of an earlier opening at once."""
+    async def _fence(self, function: Callable[[], T]) -> T:
+        result = await self._call(function)
         for appender in list(self._appenders):
             try:
                 self.partition.check_session(appender.session, appender.contact)
             except WaltzError as error:
                 appender.refuse(error)
+        return result
 
-    def refuse_all(self, error: WaltzError) -> None:
-        """The partition goes away, or its owner has to open it again."""
+    async def _refuse_all(self, error: WaltzError) -> None:
         for appender in self._appenders:
             appender.refuse(error)
 
     # -- the work
 
     async def _run(self) -> None:
-        while True:
-            if not self._queue:
-                if self._is_closing:
+        try:
+            while True:
+                await self._do_chores()
+                if self._queue:
+                    await self._do(self._queue.popleft())
+                elif self._is_closing:
                     await self._hashed()
                     return
-                self._work.clear()
-                await self._work.wait()
-                continue
-            item = self._queue.popleft()
-            try:
-                if isinstance(item, _Call):
-                    await self._hashed()
-                    await self._answer(item)
                 else:
-                    if item.ends_segment:
-                        await self._hashed()
-                    await self._write(item)
-                    await self._hashed()
-                if self._hashing is None and self.partition.wants_hashing:
-                    self._hashing = asyncio.ensure_future(self._run_blocking(self.partition.hash_flushed))
-                if self.partition.wants_checkpoint:
-                    self._statistics.checkpoints += 1
-                    await self._run_blocking(self.partition.checkpoint)
-            except FlushFailed as error:
-                self._on_fatal(error)
-                return
+                    self._rest()
+                    await self._work.wait()
+        except FlushFailed as error:
+            self._on_fatal(error)
+        finally:
+            self._rest()
+            if self._noting is not None:
+                self._noting.cancel()
+
+    async def _do(self, item: _Group | _Call) -> None:
+        if isinstance(item, _Call):
+            await self._hashed()
+            await self._answer(item)
+        else:
+            if item.ends_segment:
+                await self._hashed()
+            await self._write(item)
+            await self._hashed()
+
+    async def _do_chores(self) -> None:
+        if self._hashing is not None and self._hashing.done():
+            await self._hashed()
+        if self._hashing is None and self.partition.wants_hashing:
+            self._hashing = asyncio.ensure_future(self._run_blocking(self.partition.hash_flushed))
+        if self.partition.wants_noting:
+            await self._run_blocking(self.partition.note_committed)
+        if self.partition.wants_checkpoint:
+            self._statistics.checkpoints += 1
+            await self._run_blocking(self.partition.checkpoint)
 
     async def _hashed(self) -> None:
         if self._hashing is not None:
@@ -213,10 +304,51 @@ class Lane:
                 call.answer.set_result(result)
 
     async def _write(self, group: _Group) -> None:
-        started = monotonic_ns()
-        before = self.partition.last_id
-        durable_id, error = await self._run_blocking(self._append_group, group)
+        started, before = monotonic_ns(), self.partition.last_id
+        self._tell(group, started, before, *await self._run_blocking(self._append_and_note, group))
+
+    def _may_write_here(self, group: _Group) -> bool:
+        may_begin = self._task is not None and not self._is_closing
+        return may_begin and group.bytes <= HERE_BYTES_MAX and not group.ends_segment and self._shift.has_room(self)
+
+    def _write_here(self, group: _Group) -> None:
+        shift, partition = self._shift, self.partition
+        assert shift.run_here is not None
+        started, before = monotonic_ns(), partition.last_id
+        began = shift.clock()
+        try:
+            found = shift.run_here(self._append_group, group)
+        except FlushFailed as error:
+            self._fail(error)
+            return
+        self._tell(group, started, before, *found)
+        shift.last, shift.began_ns, shift.ended_ns = self, began, shift.clock()
+        if partition.wants_hashing or partition.wants_checkpoint:
+            self._wake()
+        elif self._noting is None and partition.wants_noting:
+            self._noting = asyncio.get_running_loop().call_later(NOTE_SECONDS, self._note)
+
+    def _note(self) -> None:
+        self._noting = None
+        if not self._has_work:  # else it is done with the next group
+            assert self._shift.run_here is not None
+            try:
+                self._shift.run_here(self.partition.note_committed)
+            except FlushFailed as error:
+                self._fail(error)
+
+    def _fail(self, error: FlushFailed) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        self._task = None  # nothing is written any more
+        self._on_fatal(error)
+
+    def _tell(self, group: _Group, started: int, before: int, durable_id: int | None, error: WaltzError | None) -> None:
         took = (monotonic_ns() - started) // 1000
+        if durable_id is not None:
+            group.appender.acknowledge(durable_id)
+        if error is not None:
+            group.appender.refuse(error)
         self._budget.give(group.bytes)
         statistics = self._statistics
         statistics.groups += 1
@@ -225,13 +357,14 @@ class Lane:
         statistics.flush = statistics.flush.more(took / 1e6)
         statistics.appended_records += self.partition.last_id - before
         statistics.appended_bytes += group.bytes_between(before, self.partition.last_id)
-        if durable_id is not None:
-            group.appender.acknowledge(durable_id)
-        if error is not None:
-            group.appender.refuse(error)
+
+    def _append_and_note(self, group: _Group) -> tuple[int | None, WaltzError | None]:
+        found = self._append_group(group)
+        self.partition.note_committed()
+        return found
 
     def _append_group(self, group: _Group) -> tuple[int | None, WaltzError | None]:
-        """On the thread: check the records, write the sound ones. Returns how far this appender's own records are on the
+        """Check the records, write the sound ones. Returns how far this appender's own records are on the
         disk, and the error. Never more than its own: records that were here before were compared with nothing that it
         sent."""
         sound: list[Piece] = []
@@ -246,7 +379,7 @@ class Lane:
             return None, error
         try:
             appender, committed = group.appender, max(frame.committed for frame in group.frames)
-            self.partition.append(appender.session, sound, committed, appender.contact)
+            self.partition.write(appender.session, sound, committed, appender.contact)
         except FlushFailed:
             raise
         except DiskFull as full:  # a segment that was sealed before the disk was full keeps its part
@@ -295,8 +428,11 @@ class Stream:
     def acknowledge(self, durable_id: int) -> None:
         """Also when it is the mark of before: a sender that repeats a record waits for its mark again."""
         self._durable_id = durable_id
-        self._owes_mark = True
-        self._changed.set()
+        if self._link.may_post and not self._owes_mark and not self._is_over:
+            self._link.post(durable_id)
+        else:
+            self._owes_mark = True
+            self._changed.set()
 
     def refuse(self, error: WaltzError) -> None:
         if not self._is_over:

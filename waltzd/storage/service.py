@@ -34,6 +34,7 @@ from waltzd.wire.codec import (
 )
 from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of
 from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
+from waltzd.wire.tasks import on_loop
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import (
     ReplicaServicer,
@@ -114,7 +115,7 @@ class ReplicaService(_Service, ReplicaServicer):
         self._stream_port = stream_port
 
     async def refuse(self, context: Context, error: WaltzError) -> NoReturn:
-        self._calls.statistics.refused_calls += 1
+        self._calls.answered.refused_calls += 1
         await abort(context, error)
 
     @_answered
@@ -285,6 +286,7 @@ class Ports:
     replicas: Listener
     streams: StreamPort
     admin: Listener
+    streams_loop: asyncio.AbstractEventLoop | None
 
     async def knock(self) -> list[str]:
         """Why a caller does not get in."""
@@ -292,7 +294,8 @@ class Ports:
 
     async def stop(self, seconds: float) -> None:
         """No new calls; running ones may go on for so long."""
-        await asyncio.gather(self.replicas.stop(seconds), self.streams.stop(seconds), self.admin.stop(seconds))
+        streams = on_loop(self.streams_loop, self.streams.stop(seconds))
+        await asyncio.gather(self.replicas.stop(seconds), streams, self.admin.stop(seconds))
 
 
 async def start_services(
@@ -302,10 +305,10 @@ async def start_services(
     replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls)
     streams = StreamPort(calls, replace(config.listen, port=config.stream_port), tls)
     admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls)
-    await streams.start(on_fatal)
+    await on_loop(calls.streams_loop, streams.start(on_fatal))
     service = ReplicaService(calls, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
-    ports = Ports(replicas, streams, admin)
+    ports = Ports(replicas, streams, admin, calls.streams_loop)
     await admin.start(lambda server: _add_admin_services(calls, server, unready(ports)), on_fatal=on_fatal)
     return ports
 

@@ -53,6 +53,13 @@ class _FramedLink:
     async def send(self, durable_id: int) -> None:
         await self._connection.send(Kind.MARK, (mark_bytes(durable_id),))
 
+    @property
+    def may_post(self) -> bool:
+        return self._connection.may_post
+
+    def post(self, durable_id: int) -> None:
+        self._connection.post(Kind.MARK, (mark_bytes(durable_id),))
+
     async def refuse(self, error: WaltzError) -> None:
         await self._connection.send(Kind.REFUSED, (packed_error(error),))
 
@@ -125,7 +132,7 @@ class StreamPort:
         except CannotConnect:  # the caller has gone
             pass
         except WaltzError:
-            self._calls.statistics.refused_calls += 1
+            self._calls.streamed.refused_calls += 1
         finally:
             connection.close()
 

@@ -127,7 +127,9 @@ class LocalServer:
 
     # -- what the parts are given
 
-    def _make_owned_log(self, partition: int, generation: int, previous_owner_alive: bool) -> OwnedLog[Pipeline]:
+    def _make_owned_log(
+        self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
+    ) -> OwnedLog[Pipeline]:
         owned: OwnedLog[Pipeline] = OwnedLog(
             partition,
             generation,

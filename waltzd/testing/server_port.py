@@ -175,6 +175,16 @@ class DirectMount:
         for message in self._unlucky(frames):
             await self.link.put(message)
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        raise AssertionError("it takes nothing without waiting")
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """All frames are received."""
+
     def _begin(self, frames: Sequence[ClientFrame]) -> None:
         match frames:
             case [MountRequest(partition=partition)]:
@@ -278,6 +288,13 @@ class _MountLink:
             await self.bell.wait(self.bell.rings)
         if self.is_over:
             raise CannotConnect("the client has gone")
+        self.post(frames)
+
+    @property
+    def may_post(self) -> bool:
+        return len(self._down) < MESSAGES_MAX and not self.is_over
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
         self._down.append(list(frames))
         self.bell.ring()
 

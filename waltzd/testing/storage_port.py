@@ -213,8 +213,18 @@ class DirectStream:
         await self.start()
         await self._link.put(RecordsFrame(content, committed))
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, content: Content, committed: int) -> None:
+        raise AssertionError("it takes nothing without waiting")
+
     async def receive(self) -> int | None:
         return await self._link.take()
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        """Marks are received."""
 
     def cancel(self) -> None:
         self._link.end(CannotConnect(f"the append stream to {self._door.name} was given up here"))
@@ -249,6 +259,13 @@ class _StorageLink:
         await self._door.passed()
         self._mark = durable_id
         self._bell.ring()
+
+    @property
+    def may_post(self) -> bool:
+        return False  # nothing arrives at once
+
+    def post(self, durable_id: int) -> None:
+        raise AssertionError("it may not")
 
     async def refuse(self, error: WaltzError) -> None:
         await self._door.passed()

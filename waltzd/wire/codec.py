@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import numpy as np
@@ -198,25 +198,29 @@ class _Column:
     """Numbers that a message holds big-endian, and a value as the machine has them."""
 
     name: str
-    sent: str
-    held: type[np.generic]
+    sent: np.dtype[Any]
+    held: np.dtype[Any]
+
+
+def _column(name: str, sent: str, held: type[np.generic]) -> _Column:
+    return _Column(name, np.dtype(sent), np.dtype(held))
 
 
 _ROWS = (
-    _Column("marks", ">i8", np.int64),
-    _Column("headers", ">i4", np.int32),
-    _Column("lengths", ">u4", np.int64),
-    _Column("data_crcs", ">u4", np.uint32),
+    _column("marks", ">i8", np.int64),
+    _column("headers", ">i4", np.int32),
+    _column("lengths", ">u4", np.int64),
+    _column("data_crcs", ">u4", np.uint32),
 )
-_LOCK_COUNTS = _Column("lock_counts", ">u4", np.int64)
-_LOCKS = (_Column("lock_ids", ">u8", np.uint64), _Column("lock_modes", "u1", np.uint8))
-_TIMES = (_Column("time_counts", ">u4", np.int64), _Column("times", ">i8", np.int64))
-_COMMITTALS = (_Column("sequences", ">i4", np.int64), _Column("ids", ">i8", np.int64))
+_LOCK_COUNTS = _column("lock_counts", ">u4", np.int64)
+_LOCKS = (_column("lock_ids", ">u8", np.uint64), _column("lock_modes", "u1", np.uint8))
+_TIMES = (_column("time_counts", ">u4", np.int64), _column("times", ">i8", np.int64))
+_COMMITTALS = (_column("sequences", ">i4", np.int64), _column("ids", ">i8", np.int64))
 _REFUSALS = (
-    _Column("sequences", ">i4", np.int64),
-    _Column("reasons", "u1", np.uint8),
-    _Column("conflict_ids", ">i8", np.int64),
-    _Column("locks", ">u8", np.uint64),
+    _column("sequences", ">i4", np.int64),
+    _column("reasons", "u1", np.uint8),
+    _column("conflict_ids", ">i8", np.int64),
+    _column("locks", ">u8", np.uint64),
 )
 
 
@@ -228,14 +232,16 @@ def _fill(message: Any, frame: Any, *columns: _Column) -> None:
 def _taken(message: Any, *columns: _Column) -> dict[str, NDArray[Any]]:
     """Columns that belong together: one row for each of the same things."""
     found: dict[str, NDArray[Any]] = {}
+    sizes: set[int] = set()
     for column in columns:
-        raw, width = getattr(message, column.name), np.dtype(column.sent).itemsize
+        raw, width = getattr(message, column.name), column.sent.itemsize
         if len(raw) % width:
             raise BadFrame(f"the column `{column.name}` has {len(raw)} bytes, which is no multiple of {width}")
         found[column.name] = np.frombuffer(raw, column.sent).astype(column.held)
-    if len({len(rows) for rows in found.values()}) > 1:
-        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in found.items())
-        raise BadFrame(f"columns that belong together have different numbers of rows: {sizes}")
+        sizes.add(len(raw) // width)
+    if len(sizes) > 1:
+        told = ", ".join(f"{name} {len(rows)}" for name, rows in found.items())
+        raise BadFrame(f"columns that belong together have different numbers of rows: {told}")
     return found
 
 
@@ -464,13 +470,16 @@ def checked_run(message: wire.RunFrame, address: str) -> Run:
     return run
 
 
+# Whole messages as bytes. Any buffer can be taken apart as it is: a large frame is not copied for that.
+
+
 def packed_client_frames(frames: Sequence[ClientFrame]) -> bytes:
     return client_message(frames).SerializeToString()
 
 
 def unpacked_client_frames(raw: Buffer) -> list[ClientFrame]:
     try:
-        return client_frames(wire.ClientFrame.FromString(bytes(raw)))
+        return client_frames(wire.ClientFrame.FromString(cast(bytes, raw)))
     except DecodeError:
         raise BadFrame("a frame holds no message of a client") from None
 
@@ -481,6 +490,6 @@ def packed_server_frames(frames: Sequence[ServerFrame]) -> bytes:
 
 def unpacked_server_frames(raw: Buffer) -> list[ServerFrame]:
     try:
-        return server_frames(wire.ServerFrame.FromString(bytes(raw)))
+        return server_frames(wire.ServerFrame.FromString(cast(bytes, raw)))
     except DecodeError:
         raise BadFrame("a frame holds no message of a server") from None

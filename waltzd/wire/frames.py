@@ -68,7 +68,7 @@ class Kind(enum.IntEnum):
     """and what the server says."""
 
 
-_KINDS = frozenset(Kind)
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -107,6 +107,10 @@ class Connection(asyncio.BufferedProtocol):
         self._frames: deque[tuple[Kind, Buffer]] = deque()
         self._waiting_bytes = 0
         self._is_paused = False
+        self._heard_kind: Kind | None = None
+        self._taker: Callable[[Buffer], None] = lambda content: None
+        self._mistake: Exception | None = None
+        """What the taker raised."""
         self._came = asyncio.Event()
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -144,6 +148,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large_filled += nbytes
             if self._large_filled == len(self._large):
                 done, self._large = self._large, None
+                self._large_view = memoryview(b"")  # or it would keep the frame until the next large one
                 self._take(self._large_kind, done)
 
     def _parse(self) -> None:
@@ -160,11 +165,11 @@ class Connection(asyncio.BufferedProtocol):
         at = 0
         while self._filled - at >= HEAD.size and not self._is_held:
             length, number = HEAD.unpack_from(self._buffer, at)
-            if number not in _KINDS:
+            kind, start = _KINDS.get(number), at + HEAD.size
+            if kind is None:
                 raise BadFrame(f"a frame of the unknown kind {number}")
             if length > self._limit:
                 raise BadFrame(f"a frame has {length} bytes; {self._limit} are allowed")
-            kind, start = Kind(number), at + HEAD.size
             if length > SMALL_BYTES:
                 self._large, self._large_kind = bytearray(length), kind
                 self._large_view = memoryview(self._large)
@@ -188,6 +193,13 @@ class Connection(asyncio.BufferedProtocol):
         if kind is Kind.ALIVE:
             self._has_answered.set()
         if kind in (Kind.ASKED, Kind.ALIVE):
+            return
+        if kind is self._heard_kind and not self._frames and self._mistake is None and self._error is None:
+            try:
+                self._taker(content)
+            except Exception as mistake:  # noqa: BLE001  `receive` raises it
+                self._mistake = mistake
+                self._came.set()
             return
         self._frames.append((kind, content))
         self._waiting_bytes += FRAME_COST + len(content)
@@ -295,6 +307,8 @@ class Connection(asyncio.BufferedProtocol):
         """None when the other side has no more to say; raises when the connection was lost before. Nonsense is raised once,
         and nothing comes behind it."""
         while not self._frames:
+            if self._mistake is not None:
+                raise self._mistake
             if self._nonsense is not None:
                 error, self._nonsense, self._is_ended = self._nonsense, None, True
                 raise error
@@ -312,20 +326,35 @@ class Connection(asyncio.BufferedProtocol):
         self._resume()
         return kind, content
 
+    def hear(self, kind: Kind, taker: Callable[[Buffer], None]) -> None:
+        """Frames of this kind go to `taker` as soon as they come, unless others wait to be received. What it raises is
+        raised by `receive`."""
+        self._heard_kind, self._taker = kind, taker
+
+    @property
+    def may_post(self) -> bool:
+        """Whether `send` would not wait, and not raise: then `post` does the same."""
+        return self._error is None and self._sent_in_turn <= TURN_BYTES and self._may_write.is_set()
+
+    def post(self, kind: Kind, parts: Sequence[Buffer] = ()) -> None:
+        self._sent_in_turn += self._put(kind, parts)
+
     async def send(self, kind: Kind, parts: Sequence[Buffer] = ()) -> None:
         """Raises when the connection is lost."""
         await self._may_write.wait()
         if self._error is not None:
             raise self._error
-        self._put(kind, parts)
-        self._sent_in_turn += HEAD.size + sum(map(len, parts))
+        self.post(kind, parts)
         if self._sent_in_turn > TURN_BYTES:
             self._sent_in_turn = 0
             await asyncio.sleep(0)
 
-    def _put(self, kind: Kind, parts: Sequence[Buffer]) -> None:
+    def _put(self, kind: Kind, parts: Sequence[Buffer]) -> int:
+        """How many bytes that were."""
+        size = sum(map(len, parts))
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines([HEAD.pack(sum(map(len, parts)), kind), *parts])
+            self._transport.writelines([HEAD.pack(size, kind), *parts])
+        return HEAD.size + size
 
     def lose(self, error: WaltzError) -> None:
         """Nothing more comes or goes, and this is why."""

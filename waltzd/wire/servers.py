@@ -235,6 +235,19 @@ class FramedMount:
             kind, self._next = self._next, Kind.CLIENT
             await self._connection.send(kind, (packed_client_frames(frames),))
 
+    @property
+    def may_post(self) -> bool:
+        return self._over is None and self._connection is not None and self._connection.may_post
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        """Something was sent before."""
+        assert self._connection is not None
+        self._connection.post(Kind.CLIENT, (packed_client_frames(frames),))
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        if self._connection is not None:
+            self._connection.hear(Kind.SERVER, lambda content: taker(self._taken(content)))
+
     async def _begin(self) -> None:
         if self._connection is not None or self._why_grpc is not None:
             return
@@ -310,6 +323,16 @@ class MountStream:
             await self._ours(self._call.write(client_message(frames)))
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
             raise await self._end() from error
+
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        raise AssertionError("gRPC takes nothing without waiting")
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """All frames are received."""
 
     async def _started(self) -> None:
         if self._call is None:

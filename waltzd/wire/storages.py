@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from uuid import UUID
 
@@ -225,6 +225,7 @@ class AppendStream:
         self._tls = tls
         self._name = name
         self._connecting: asyncio.Task[Connection] | None = None
+        self._connected: Connection | None = None
         self._refusal: WaltzError | None = None
 
     async def _connection(self) -> Connection:
@@ -237,21 +238,32 @@ class AppendStream:
 
     async def start(self) -> None:
         """Send the hello without records yet: what is wrong with the session shows before the first record."""
-        await self._connection()
+        self._connected = await self._connection()
 
     async def send(self, content: Content, committed: int) -> None:
         if self._refusal is not None:
             raise self._refusal
         connection = await self._connection()
         try:
-            if isinstance(content, Run):
-                await connection.send(Kind.RECORDS, records_parts(content, committed))
-            else:
-                await connection.send(Kind.BATCHES, batches_parts(content, committed))
+            await connection.send(*_frame_of(content, committed))
         except CannotConnect:
             if self._refusal is not None:  # `receive` has met it
                 raise self._refusal from None
             raise
+
+    @property
+    def may_post(self) -> bool:
+        found = self._connected
+        return found is not None and self._refusal is None and found.may_post
+
+    def post(self, content: Content, committed: int) -> None:
+        assert self._connected is not None
+        self._connected.post(*_frame_of(content, committed))
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        """It has to be started."""
+        assert self._connected is not None
+        self._connected.hear(Kind.MARK, lambda content: taker(mark_of(content)))
 
     async def receive(self) -> int:
         """What was sent here up to this id is on the storage's disk."""
@@ -279,6 +291,12 @@ class AppendStream:
             connecting.cancel()
         elif not connecting.cancelled() and connecting.exception() is None:
             connecting.result().lose(CannotConnect("the stream was given up here"))
+
+
+def _frame_of(content: Content, committed: int) -> tuple[Kind, list[Buffer]]:
+    if isinstance(content, Run):
+        return Kind.RECORDS, records_parts(content, committed)
+    return Kind.BATCHES, batches_parts(content, committed)
 
 
 FENCE_SECONDS = 300.0

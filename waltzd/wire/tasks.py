@@ -1,10 +1,12 @@
-"""What becomes of a task that is not awaited."""
+"""What becomes of a task that is not awaited, and of work that belongs to another loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def tell_failure(task: asyncio.Task[Any], tell: Callable[[BaseException], object]) -> None:
@@ -16,3 +18,10 @@ def tell_failure(task: asyncio.Task[Any], tell: Callable[[BaseException], object
             tell(error)
 
     task.add_done_callback(look)
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, Any, T]) -> T:
+    """Await work on the loop that it belongs to; None stands for the loop of the caller."""
+    if loop is None or loop is asyncio.get_running_loop():
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))

@@ -1,9 +1,11 @@
 """A running cluster as an origin: marks from the owners of partitions, bytes from the storages that hold replicas.
 
-An owner says up to where its partition is committed, and nothing above that is asked for. The bytes come from replicas,
-which give a reader without a session only what they know to be committed, so reading costs the owners nothing. A replica
-that fails, or does not know enough yet, is followed by the next one, and the owner itself is asked at last. Tasks get the
-addresses from the catalog; only the catalog asks ZooKeeper.
+An owner says up to where its partition is committed, and nothing above that is asked for. It is asked for a confirmed
+mark, in which no earlier append is missing. Where no majority of the storages confirms one, the mark that the owner
+knows is taken with a warning: it may be an old one, and what is below it is committed all the same. The bytes come from
+replicas, which give a reader without a session only what they know to be committed, so reading costs the owners
+nothing. A replica that fails, or does not know enough yet, is followed by the next one, and the owner itself is asked
+at last. Tasks get the addresses from the catalog; only the catalog asks ZooKeeper.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ from waltzd.errors import (
     NeedsBatches,
     NoServerUp,
     NoSuchPartition,
+    NotReady,
     Retry,
     WaltzError,
 )
 from waltzd.format.record import Run, join_runs
+from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.role import allowed
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import ReplicaClient
@@ -50,6 +54,8 @@ FRAME_SECONDS = 30.0
 """How long to wait for the next records of a replica, before another one is asked."""
 PATIENCE_SECONDS = 30.0
 """How long to wait for an owner of a partition, through a fail-over."""
+CONFIRM_SECONDS = 3.0
+"""How long a confirmed mark is asked for: an owner without a majority says so after two seconds."""
 CALLS_MAX = 64
 """So many partitions are asked about at once."""
 REMEMBERED_SECONDS = 10.0
@@ -243,9 +249,25 @@ class LiveOrigin:
         )
 
     async def _mark(self, where: Routes, number: int) -> int:
-        return await where.ask(
-            number, "HighWaterMark", lambda port: port.high_water_mark(number, confirmed=True), self.seconds
-        )
+        """An owner without a majority is asked for what it knows: reading what is committed needs no majority. An owner
+        that is still recovering says neither."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + CONFIRM_SECONDS
+
+        async def ask(port: ServerPort) -> int:
+            try:
+                return await port.high_water_mark(number, confirmed=True)
+            except NotReady as error:
+                if clock() < until:
+                    raise
+                mark = await port.high_water_mark(number)
+                _log.warning(
+                    "partition %d is read up to id %d, which may not be the newest committed one: %s",
+                    number, mark, error.message,
+                )  # fmt: skip
+                return mark
+
+        return await where.ask(number, "HighWaterMark", ask, self.seconds)
 
     async def _addresses(self) -> tuple[tuple[str, ...], _Storages]:
         if self.coordinator is None:

@@ -60,6 +60,9 @@ class Mount:
         self._last_sequence = -1
         self._barrier = -1
         self._client_is_done = False
+        self._waits = False
+        """Whether everything was sent that could be: what is new may leave from where it becomes known."""
+        self._member.tell = self._tell
         self._cold_wanted = asyncio.Event()
 
     # -- the work
@@ -119,7 +122,26 @@ class Mount:
             if error is not None or (self._client_is_done and self._unanswered.used == 0):
                 return
             if not frames:
-                await self._member.changed.wait()
+                self._waits = True
+                try:
+                    await self._member.changed.wait()
+                finally:
+                    self._waits = False
+
+    def _tell(self) -> None:
+        """Send what is new at once, where that needs no waiting."""
+        member = self._member
+        if not self._waits or member.changed.is_set() or member.error is not None or self._client_is_done:
+            member.changed.set()
+        elif self._link.may_post:
+            frames, cost = self._ready()
+            if frames:
+                self._link.post(frames)
+                self._unanswered.give(cost)
+                if isinstance(frames[-1], Feed | HeadFeed):
+                    member.changed.set()  # there may be more of it
+        else:
+            member.changed.set()
 
     def _ready(self) -> tuple[list[ServerFrame], int]:
         """What can be sent at once as one message, and the cost of what it answers."""
@@ -149,20 +171,24 @@ class Mount:
     # -- what the client says
 
     async def _receive(self) -> None:
-        while True:
+        while not self._client_is_done:
             try:
-                frames = await self._link.receive()
-                if frames is None:
-                    break
-                for frame in frames:
-                    if not self._member.is_over:
-                        await self._take(frame)
+                await self._take_message()
             except CannotConnect:
                 raise
             except WaltzError as error:
                 self._member.refuse(error)
-        self._client_is_done = True
         self._member.changed.set()
+
+    async def _take_message(self) -> None:
+        """By itself, so that nothing of a message is kept while the next one is waited for."""
+        frames = await self._link.receive()
+        if frames is None:
+            self._client_is_done = True
+            return
+        for frame in frames:
+            if not self._member.is_over:
+                await self._take(frame)
 
     async def _take(self, frame: ClientFrame) -> None:
         match frame:

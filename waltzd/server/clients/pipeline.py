@@ -2,8 +2,9 @@
 
 Batches queue. One step takes what is there, decides the locks, gives ids and builds one run, in format 1 one batch of the
 log, which goes to the replicas; when the session says that it is committed, the mounts get their outcomes. There is no
-timer: while one step is at work the next one gathers. Bytes on the way to the replicas are bounded: above the bound no step
-is made, so the queue fills, so mounts are not read any more. A step never waits and never fails half-way.
+timer: while one step is at work the next one gathers, and what has no company gets its ids in the call that brings it.
+Bytes on the way to the replicas are bounded: above the bound no step is made, so the queue fills, so mounts are not read
+any more. A step never waits and never fails half-way.
 
 Everything here ends with the session. A transaction that has an id and was not answered by then is not answered: the log
 itself tells. One without an id was not taken: its mount says so, and the client sends it to the next owner.
@@ -118,6 +119,8 @@ class Member:
         self.over = asyncio.Event()
         self.changed = asyncio.Event()
         """There may be something to send."""
+        self.tell: Callable[[], None] = self.changed.set
+        """There may be something to send, and nothing more is on its way."""
         self._committals: list[tuple[I64, int, int]] = []
         self._refusals: list[Refusals] = []
         self._cost = 0
@@ -128,10 +131,10 @@ class Member:
         return self.over.is_set()
 
     def committed(self, sequences: I64, first_id: int, time: int, cost: int) -> None:
-        """These have the ids from `first_id` on. `cost` is of what is answered with this."""
+        """These have the ids from `first_id` on. `cost` is of what is answered with this. Afterwards `tell` it, or say that
+        it has `changed`."""
         self._committals.append((sequences, first_id, time))
         self._cost += cost
-        self.changed.set()
 
     def rejected(self, refusals: Refusals, cost: int) -> None:
         self._refusals.append(refusals)
@@ -159,6 +162,9 @@ class Member:
 
 
 def _joined_committals(found: list[tuple[I64, int, int]]) -> Committals:
+    if len(found) == 1:
+        sequences, first_id, time = found[0]
+        return Committals(sequences, np.arange(first_id, first_id + len(sequences)), time)
     return Committals(
         np.concatenate([sequences for sequences, _, _ in found]),
         np.concatenate([np.arange(first_id, first_id + len(sequences)) for sequences, first_id, _ in found]),
@@ -230,27 +236,30 @@ class Pipeline:
         self._flights: deque[_Flight] = deque()
         self._inflight_bytes = 0
         self._members: dict[int, Member] = {}
-        self._time = asyncio.get_running_loop().time
-        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
+        self._turn: asyncio.Handle | None = None
+        """The next step, if one is due."""
+        self._is_held = False
         self._on_fatal = on_fatal
         self._confirming = Confirming(session)
         session.on_commit(self._on_commit)
         session.on_rise = self._on_rise
-        self._task = asyncio.create_task(self._work(), name=f"pipeline of partition {session.partition}")
         self._warming = asyncio.create_task(self._warm_up(), name=f"lock table of partition {session.partition}")
-        tell_failure(self._task, on_fatal)
         tell_failure(self._warming, on_fatal)
 
     def hold(self) -> None:
         """No more ids are given out. What has one is still answered; what waits, or comes, is not taken."""
-        self._task.cancel()
+        self._is_held = True
+        if self._turn is not None:
+            self._turn.cancel()
 
     def close(self, error: WaltzError) -> None:
         """Every mount is told, and nothing more is appended."""
         if self.ended is not None:
             return
         self.ended = error
-        self._task.cancel()
+        self.hold()
         self._warming.cancel()
         self._queue.clear()
         self._flights.clear()
@@ -333,18 +342,27 @@ class Pipeline:
             self._intake.give(cost)
             return
         self._queue.append(_Batch(member, batch, cost, arrived))
-        self._wake.set()
+        if len(self._members) == 1 and not self._flights and self._turn is None and not self._is_held:
+            self._take_turn()  # nothing is there that could travel with it
+        else:
+            self._go_on()
 
     # -- steps
 
-    async def _work(self) -> None:
-        while True:
-            if self._queue and self._inflight_bytes < self.settings.inflight_bytes_max:
-                self._step(self._gather())
-                await asyncio.sleep(0)  # the loop has others to serve, and what they bring joins the next step
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+    def _go_on(self) -> None:
+        """Take a step, if one may be taken, when the loop has served the others: what they bring joins it."""
+        has_room = self._inflight_bytes < self.settings.inflight_bytes_max
+        if self._queue and has_room and self._turn is None and not self._is_held:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        try:
+            self._step(self._gather())
+        except Exception as error:  # noqa: BLE001  a mistake of ours
+            self.hold()
+            self._on_fatal(error)
+        self._go_on()
 
     def _gather(self) -> list[_Batch]:
         """What is in the queue, as far as it fits into one step."""
@@ -434,8 +452,11 @@ class Pipeline:
         self._answer(mark)
         self.committed = mark
         for member in self._members.values():
-            member.changed.set()
-        self._wake.set()
+            if self._flights:
+                member.changed.set()
+            else:
+                member.tell()  # nothing comes behind it that could travel with it
+        self._go_on()
 
     def _answer(self, mark: int) -> None:
         """Outcomes up to `mark`, in the order of the log, to the mounts that wait for them."""

@@ -52,6 +52,13 @@ class _GrpcLink:
     async def send(self, frames: Sequence[ServerFrame]) -> None:
         await _write(self._context, server_message(frames))
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
+        raise AssertionError("gRPC takes nothing without waiting")
+
 
 class LogService(LogServicer):
     def __init__(self, calls: ServerCalls) -> None:

@@ -58,6 +58,13 @@ class _FramedLink:
         self._is_refused = self._is_refused or isinstance(frames[-1], Refused)
         await self._connection.send(Kind.SERVER, (packed_server_frames(frames),))
 
+    @property
+    def may_post(self) -> bool:
+        return self._connection.may_post
+
+    def post(self, frames: Sequence[ServerFrame]) -> None:
+        self._connection.post(Kind.SERVER, (packed_server_frames(frames),))
+
 
 class StreamPort:
     def __init__(

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority, reached
+from waltzd.server.core.lease import Lease
 
 
 @dataclass(slots=True)
@@ -67,6 +68,8 @@ class Marks:
         self.members = tuple(progress)
         self.committed = self._low_mark = low_mark
         self._progress = progress
+        self.lease: Lease | None = None
+        """How long the owner need not ask whether it was replaced; None where it always does."""
         for name in joined:
             progress[name].durable = progress[name].acknowledged = low_mark
 

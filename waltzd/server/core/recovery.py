@@ -123,6 +123,11 @@ def closing(meta: PartitionMeta, mark: int) -> PartitionMeta:
     return replace(meta, decision=Decision(mark=mark, session=meta.session))
 
 
+def released(meta: PartitionMeta) -> PartitionMeta:
+    """The document that says besides that its owner answers no read any more: nobody has to outlast its lease."""
+    return replace(meta, lease_ms=0)
+
+
 def following(meta: PartitionMeta, mark: int) -> PartitionMeta:
     """The document that closes its session at `mark` and takes the next one, in one write: no other owner comes in
     between."""

@@ -133,11 +133,15 @@ def build(first_id: int, portions: Sequence[Portion], *, partition: int, generat
     return encode_run(
         first_id,
         requests=requests,
-        headers=np.concatenate([portion.column(portion.batch.headers) for portion in portions]),
-        lengths=np.concatenate([portion.column(portion.batch.lengths) for portion in portions]),
-        data_crcs=np.concatenate([portion.column(portion.batch.data_crcs) for portion in portions]),
+        headers=_joined([portion.column(portion.batch.headers) for portion in portions]),
+        lengths=_joined([portion.column(portion.batch.lengths) for portion in portions]),
+        data_crcs=_joined([portion.column(portion.batch.data_crcs) for portion in portions]),
         payloads=payloads[0] if len(payloads) == 1 else b"".join(payloads),
     )
+
+
+def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def locks_of(portions: Sequence[Portion]) -> LockColumns | None:
@@ -156,4 +160,4 @@ def groups_of(portions: Sequence[Portion]) -> Flags | None:
         np.zeros(portion.accepted, np.bool_) if portion.batch.follows is None else portion.column(portion.batch.follows)
         for portion in portions
     ]
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    return _joined(found)

@@ -1,4 +1,4 @@
-"""Whether a session still holds: a round to its storages, shared by all that want to know.
+"""Whether a session still holds: by its lease, or by a round to its storages, shared by all that want to know.
 
 How to think about it. An owner that was paused and replaced does not know that. Whoever replaced it had a majority of the
 members promise themselves to a newer session first. So when a majority, of members that count, says after a read came in
@@ -31,11 +31,22 @@ class Confirming:
         """It has not asked anybody yet: whoever comes now may share it."""
 
     async def confirm(self) -> None:
-        """Return when a majority has said, after this was called, that it is bound to our session; raises otherwise."""
+        """Return when a majority has said, after this was called, that it is bound to our session; raises otherwise.
+        While the lease holds (`server.core.lease`) that is at once."""
+        if self.is_leased:
+            return
         if self._next is None:
             self._next = asyncio.create_task(self._wait_and_ask(self._current))
             self._next.add_done_callback(_look_at)
         await asyncio.shield(self._next)
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether nobody can have replaced us yet."""
+        log, marks = self._log, self._log.marks
+        if marks is None or marks.lease is None or log.ended is not None:
+            return False
+        return marks.lease.holds(marks.counted, log.settings.clock())
 
     async def _wait_and_ask(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -67,7 +78,8 @@ class Confirming:
         self._check()
         if log.marks is None or log.sending_up_to is not None:
             return False
-        marks, session, meta = log.marks, log.session, log.core.meta
+        marks, session, meta, lease = log.marks, log.session, log.core.meta, log.marks.lease
+        asked_at = log.settings.clock() if lease is not None else 0.0
         bound: dict[str, None] = {}
         answered, came = 0, Bell()
 
@@ -77,6 +89,8 @@ class Confirming:
                 status = await log.port(name).status(log.partition)
                 if is_bound(status, meta.replicas[name].incarnation if name in meta.replicas else None, session):
                     bound[name] = None
+                    if lease is not None:
+                        lease.bound(name, asked_at)
                 else:
                     problems[name] = f"{name} has promised itself to session {status.promised_session}"
             except WaltzError as error:

@@ -51,6 +51,8 @@ class ClosablePipeline(Protocol):
 
 P = TypeVar("P", bound=ClosablePipeline)
 RETRY_SECONDS_MAX = 10.0
+LOOK_SECONDS = 0.05
+"""Between two looks whether an owner that is to close its session still lives."""
 
 
 class OwnedLog(Generic[P]):
@@ -65,10 +67,11 @@ class OwnedLog(Generic[P]):
         ticker: Ticker,
         make_pipeline: Callable[[Log], P],
         say: Callable[[str], None],
-        previous_owner_alive: bool = False,
+        previous_owner_alive: Callable[[], bool] = lambda: False,
         statistics: Callable[[], PartitionStatistics] = PartitionStatistics,
     ) -> None:
-        """`statistics` tells what the pipelines, one after the other, have counted."""
+        """`previous_owner_alive` is asked again while that one is given time to close. `statistics` tells what the
+        pipelines, one after the other, have counted."""
         self.partition = partition
         self.generation = generation
         self._cluster = cluster
@@ -140,6 +143,8 @@ class OwnedLog(Generic[P]):
         cluster = self._cluster
         token = await cluster.wait_for_replicas(self.partition, None)
         meta, version = await self._next_session()
+        # Where the session before was this owner's, its pipeline is closed already and answers nothing.
+        lease_before = 0.0 if meta.opened == self._marks[0] else meta.lease_ms / 1000
         documents = Documents(cluster, self.partition, version=version, retry_seconds=self._settings.retry_seconds)
         await documents.read()
         session = self._session = Session(
@@ -150,6 +155,7 @@ class OwnedLog(Generic[P]):
             settings=self._settings,
             ticker=self._ticker,
             say=self._note,
+            lease_before=lease_before,
         )
         following = asyncio.create_task(self._follow_replicas(session, token))
         tell_failure(following, session.log.end)
@@ -191,7 +197,7 @@ class OwnedLog(Generic[P]):
     async def _next_session(self) -> tuple[PartitionMeta, int]:
         """The document with a session id above every other, and the version of the one that it follows upon."""
         meta, version = await self._cluster.partition(self.partition)
-        if meta is not None and self._previous_owner_alive and meta.generation < self.generation:
+        if meta is not None and self._previous_owner_alive() and meta.generation < self.generation:
             meta, version = await self._wait_for_closing(meta, version)
         if meta is None:
             return PartitionMeta(generation=self.generation, session=1), version
@@ -206,12 +212,18 @@ class OwnedLog(Generic[P]):
 
     async def _wait_for_closing(self, meta: PartitionMeta, version: int) -> tuple[PartitionMeta, int]:
         """The old owner is alive: give it a moment to bring its session to an end."""
-        self._previous_owner_alive = False
+        is_alive, self._previous_owner_alive = self._previous_owner_alive, lambda: False
         token: object | None = None
         try:
             async with asyncio.timeout(self._settings.hand_over_seconds):
                 while meta.opened > 0 and meta.decision is None:
-                    token = await self._cluster.wait_for_partition(self.partition, token)
+                    try:
+                        async with asyncio.timeout(LOOK_SECONDS):
+                            token = await self._cluster.wait_for_partition(self.partition, token)
+                    except TimeoutError:
+                        if not is_alive():
+                            return meta, version
+                        continue
                     found, version = await self._cluster.partition(self.partition)
                     if found is None:
                         raise ChangedMeanwhile(f"the document of partition {self.partition} went away")

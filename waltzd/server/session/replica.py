@@ -54,6 +54,7 @@ from waltzd.server.core.recovery import (
 )
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.copying import Copier, SourceFailed, timely
+from waltzd.server.session.renewing import renewing
 from waltzd.server.session.settings import SETTLED_SECONDS, SessionSettings
 from waltzd.server.session.wake import Bell
 
@@ -108,8 +109,6 @@ class Log:
         """Why its owner has to stop."""
         self.decided = Bell()
         """Rings when recovery may have something new to do."""
-        self.appended = Bell()
-        """Rings when there may be something to send."""
         self.progressed = Bell()
         """Rings when more is committed."""
         self.bytes = 0
@@ -150,9 +149,14 @@ class Log:
         assert isinstance(piece, Run) == (self.format == 0)
         self.tail.append(piece)
         self.bytes += len(piece.data) if isinstance(piece, Run) else piece.size
-        self.appended.ring()
+        self.send_on()
         if self.bytes > self.settings.session_bytes_max:
             self.decided.ring()
+
+    def send_on(self) -> None:
+        """There may be something to send, or to tell."""
+        for link in self.links.values():
+            link.send_on()
 
     def on_commit(self, listener: Callable[[int], None]) -> None:
         self._on_commit.append(listener)
@@ -303,8 +307,7 @@ class Log:
         return link.port
 
     def end(self, error: BaseException) -> None:
-        if self.ended is None:
-            self.ended = error
+        self.ended = self.ended or error
         self.decided.ring()
         self.progressed.ring()
 
@@ -406,6 +409,10 @@ class ReplicaLink:
         self._was_asked = False
         """Before it was opened for the first time, as far as we know."""
         self._stream: AppendPort | None = None
+        self._news = Bell()
+        """Rings when there may be something to send."""
+        self._waits = False
+        """Whether everything was sent that could be: what is new may leave from where it was made."""
         self._progress = log.core.progress(name)
         self._owes_since: float | None = None
         """Since when marks are owed for what was sent."""
@@ -459,7 +466,7 @@ class ReplicaLink:
             self._overdue = CannotConnect(f"{self.name} has not acknowledged anything for {self._seconds:.0f} seconds")
             self._stream.cancel()
         if self._progress.told < self._log.committed and self.is_readable:
-            self._log.appended.ring()
+            self.send_on()
             return False
         return self._owes_since is None and self.is_readable
 
@@ -643,7 +650,7 @@ class ReplicaLink:
         # What the storage knows, not what it holds: it may have been started anew, and have copied without being told.
         self._progress.told = max(status.committed, min(status.low_mark, self._progress.sent))
         self._owes_since = None
-        stream = self._stream = self.port.append(log.partition, log.session)
+        stream = self._stream = renewing(self.port.append(log.partition, log.session), self.name, self._progress.sent, log)
         try:
             await self._timely(stream.start(), "take a stream")
             self.state, self.story = State.LIVE, "level"
@@ -651,6 +658,7 @@ class ReplicaLink:
                 self._log.say(f"{self.name} is level again, at {self._progress.sent}")
                 self._said = None
             log.acknowledged(self.name, self._progress.sent)
+            stream.hear(self._take)
             sending = asyncio.create_task(self._send(stream))
             receiving = asyncio.create_task(self._receive(stream))
             try:
@@ -667,34 +675,64 @@ class ReplicaLink:
             self._stream = None
 
     async def _send(self, stream: AppendPort) -> None:
-        log, tail = self._log, self._log.tail
-        loop = asyncio.get_running_loop()
         while True:
-            seen = log.appended.rings
-            first_id, last_id = self._progress.sent + 1, log.sendable
-            if first_id < tail.first_id:
+            seen = self._news.rings
+            if self._is_behind:
                 self.state = State.SLOW
                 return
-            content: Content | None = tail.content_from(first_id, last_id, FRAME_BYTES)
-            if content is None and self._progress.told < log.committed and self._owes_since is None:
-                # A new committed mark to tell: by a frame without records; in format 0, by the last record once more.
-                content = () if log.format > 0 else tail.joined_from(max(tail.first_id, last_id), last_id, FRAME_BYTES)
+            content, committed = self._next()
             if content is None:
-                await log.appended.wait(seen)
+                self._waits = True
+                try:
+                    await self._news.wait(seen)
+                finally:
+                    self._waits = False
                 continue
-            if content and self._owes_since is None:
-                self._owes_since = loop.time()
-                log.watch()
-            self._progress.told = log.committed
-            await stream.send(content, self._progress.told)
-            if content:
-                self._progress.sent = max(self._progress.sent, runs_of(content)[-1].last_id)
+            await stream.send(content, committed)
+            self._has_sent(content, committed)
+
+    def send_on(self) -> None:
+        """There may be something to send, or to tell: send it at once, where that needs no waiting."""
+        stream = self._stream
+        while self._waits and stream is not None and not self._is_behind and stream.may_post:
+            content, committed = self._next()
+            if content is not None:
+                stream.post(content, committed)
+                self._has_sent(content, committed)
+            if self._progress.sent >= self._log.sendable:
+                return
+        self._news.ring()
+
+    @property
+    def _is_behind(self) -> bool:
+        """It has fallen out of the tail."""
+        return self._progress.sent + 1 < self._log.tail.first_id
+
+    def _next(self) -> tuple[Content | None, int]:
+        """What it is sent next, if there is anything, and the committed mark that it is told with it."""
+        log, tail, progress = self._log, self._log.tail, self._progress
+        last_id, committed = log.sendable, log.committed
+        content: Content | None = tail.content_from(progress.sent + 1, last_id, FRAME_BYTES)
+        if content is None and progress.told < committed and self._owes_since is None:
+            # A new committed mark to tell: by a frame without records; in format 0, by the last record once more.
+            content = () if log.format > 0 else tail.joined_from(max(tail.first_id, last_id), last_id, FRAME_BYTES)
+        if content and self._owes_since is None:
+            self._owes_since = asyncio.get_running_loop().time()
+            log.watch()
+        return content, committed
+
+    def _has_sent(self, content: Content, committed: int) -> None:
+        self._progress.told = committed
+        if content:
+            self._progress.sent = max(self._progress.sent, runs_of(content)[-1].last_id)
 
     async def _receive(self, stream: AppendPort) -> None:
-        log = self._log
-        loop = asyncio.get_running_loop()
         while (mark := await stream.receive()) is not None:
-            self._owes_since = None if mark >= self._progress.sent else loop.time()
-            log.core.copied(self.name, mark)
-            log.acknowledged(self.name, mark)
+            self._take(mark)
         raise CannotConnect(f"{self.name} ended the stream")
+
+    def _take(self, mark: int) -> None:
+        """It has everything up to here on its disk."""
+        self._owes_since = None if mark >= self._progress.sent else asyncio.get_running_loop().time()
+        self._log.core.copied(self.name, mark)
+        self._log.acknowledged(self.name, mark)

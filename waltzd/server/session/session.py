@@ -26,14 +26,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from math import ceil
 
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import Diverged, NoSuchPartition, WaltzError
 from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.recovery import NEAR_IDS, Level, acknowledging, closing, following, joining, losing
+from waltzd.server.core.lease import OUTLASTS, Lease
+from waltzd.server.core.recovery import NEAR_IDS, Level, acknowledging, closing, following, joining, losing, released
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
@@ -60,8 +63,10 @@ class Session:
         settings: SessionSettings,
         ticker: Ticker,
         say: Callable[[str], None],
+        lease_before: float = 0.0,
     ) -> None:
-        """`meta` carries the new session id, which is not saved yet, and follows upon what the documents were read as."""
+        """`meta` carries the new session id, which is not saved yet, and follows upon what the documents were read as.
+        `lease_before`: of the owner whose session is still open, in seconds."""
         self.log = Log(partition, meta, documents.roles, settings, say=say, watch=self._watch)
         self.documents = documents
         self._connect = connect
@@ -69,6 +74,9 @@ class Session:
         self._ticker = ticker
         self._is_asked_to_end = False
         self._noted_at = 0.0
+        self._lease_before = lease_before
+        self._decided_at: float | None = None
+        """Since when at the latest a majority has promised itself to this session, or to another one above the open one."""
         self._drain_seconds, self._renew_after = DRAIN_SECONDS, 0.0
 
     # -- until the log is open
@@ -86,6 +94,12 @@ class Session:
             if wanted is None:
                 await self._wait_for_change(seen, patience_seconds)
                 continue
+            if wanted.opened == log.session:
+                if await self._outlasting(seen):
+                    continue
+                wanted = replace(wanted, lease_ms=ceil(1000 * self._settings.lease_seconds))
+            elif self._decided_at is None:
+                self._decided_at = self._settings.clock()
             if not await self._save(wanted, promote=wanted.opened == log.session):
                 self._take_roles()
         log.opened_at = asyncio.get_running_loop().time()
@@ -96,6 +110,8 @@ class Session:
         assert log.open_tail.committed == log.low_mark
         log.rise(self.documents.format if log.open_tail.end is None else 1)
         log.marks = core.marks()
+        if self._settings.lease_seconds > 0:
+            log.marks.lease = Lease(len(log.marks.members), self._settings.lease_seconds)
         log.say(
             f"open: session {log.session}, generation {log.generation}, format {log.format}, from id {log.low_mark + 1} "
             f"on, with {', '.join(core.meta.joined)} of {', '.join(core.meta.members)}"
@@ -139,6 +155,23 @@ class Session:
                 continue
             log.decided.ring()
             return
+
+    async def _outlasting(self, seen: int) -> bool:
+        """Whether the owner before may still answer reads by its lease; waits then until it may not, or something
+        changes."""
+        if self._lease_before <= 0:
+            return False
+        now = self._settings.clock()
+        if self._decided_at is None:  # the mark was decided before us
+            self._decided_at = now
+        until = self._decided_at + OUTLASTS * self._lease_before
+        if now >= until:
+            self._lease_before = 0.0
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - now):
+                await self.log.decided.wait(seen)
+        return True
 
     async def _find_end(self) -> End | None:
         """Where the last batch of the decided log ends, as level replicas say; None where its last records are of format 0.
@@ -301,7 +334,7 @@ class Session:
                 await self.recover(patience_seconds=RENEWAL_PATIENCE_SECONDS)
             finally:
                 log.sending_up_to = None
-                log.appended.ring()
+                log.send_on()
                 log.decided.ring()
 
     # -- the ends
@@ -323,8 +356,8 @@ class Session:
         return log.ended is None
 
     async def save_closing(self) -> None:
-        """Nothing is in flight: the next session need not vote."""
-        await self._save(closing(self.log.core.meta, self.log.committed))
+        """Nothing is in flight, and no read is answered any more: the next session need neither vote nor wait."""
+        await self._save(released(closing(self.log.core.meta, self.log.committed)))
 
     def abandon(self) -> None:
         """It is over: nothing more is sent or saved."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -47,6 +48,14 @@ class Turns:
             ring()
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def since_boot() -> float:
+    """In seconds; it goes on while this process is stopped and, on Linux, while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
 def unbounded() -> int:
     return 0
 
@@ -63,6 +72,10 @@ class SessionSettings:
     """How long a storage may take to answer anything."""
     retry_seconds: float = 0.2
     """The first pause after a replica failed, or the coordinator did not answer; it doubles a few times."""
+    lease_seconds: float = 0.0
+    """How long confirmed reads need no round after the last one, or after an acknowledged append; 0: they always do."""
+    clock: Callable[[], float] = since_boot
+    """For leases."""
     hand_over_seconds: float = 1.0
     """How long a new owner waits for the old one to close, and the old one for what is in flight."""
     catch_up_bytes_per_second: Callable[[], int] = unbounded

@@ -77,7 +77,7 @@ class Partition:
         self._writer = Writer(site, shelf, promise)
         self.concerned = shelf.concerned
         self.cuts = 0
-        self.committed = promise.value.committed
+        self.committed = self._noted = promise.value.committed
 
     def stand(self) -> None:
         """See where the log ends, and finish its last segment."""
@@ -199,6 +199,12 @@ class Partition:
     # -- appending
 
     def append(self, session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
+        """Write, and note the committed mark."""
+        last_id = self.write(session, pieces, committed, contact)
+        self.note_committed()
+        return last_id
+
+    def write(self, session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
         """Write consecutive runs or batches, which the lane has checked, and flush once. Returns the highest id on the
         disk."""
         self.check_session(session, contact)
@@ -218,9 +224,18 @@ class Partition:
         known = min(committed, self.last_id)
         if known > self.committed and self._site.info.session == session:
             self.committed = known
-            with self._fatal():
-                self._promise.note(committed=known)
         return self.last_id
+
+    @property
+    def wants_noting(self) -> bool:
+        return self.committed > self._noted
+
+    def note_committed(self) -> None:
+        """Write down the committed mark so that it outlives this process. No append waits for that."""
+        if self.wants_noting and self._failed is None:
+            self._noted = self.committed
+            with self._fatal():
+                self._promise.note(committed=self.committed)
 
     @property
     def wants_hashing(self) -> bool:

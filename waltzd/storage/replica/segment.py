@@ -363,7 +363,7 @@ class BatchSegment(Segment):
             entries.append(offsets_of(end + batch.head.lead, batch.run))
             end += batch.size
             next_id += len(batch)
-        self._put(pieces, np.concatenate(entries), end=end, next_id=next_id)
+        self._put(pieces, entries[0] if len(entries) == 1 else np.concatenate(entries), end=end, next_id=next_id)
         head = batches[-1].head
         self.log_end = End(crc=head.crc, time=head.time, segment_bytes=0 if head.is_last else end)
         self._unflushed += batches

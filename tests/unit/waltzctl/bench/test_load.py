@@ -192,8 +192,10 @@ def test_what_is_used_is_the_difference_over_the_time() -> None:
     before = Reading(5.0, {CLIENT: Use(1.0, 10), "gone": Use(1.0, 10)}, {"storage-1": Statistics()})
     later = Statistics(groups=100, appended_records=5000, group_microseconds=200_000)
     after = Reading(7.0, {CLIENT: Use(2.0, 20)}, {"storage-1": later})
-    (client,) = processes(before, after)
+    (client,) = processes(before, after, rate=1000.0)
     assert (client.name, client.cpu_share, client.memory_bytes) == (CLIENT, 0.5, 20)
+    assert client.transaction_cpu_seconds == 0.0005
+    assert processes(before, after)[0].transaction_cpu_seconds is None
     (storage,) = flushes(before, after)
     assert (storage.flushes_per_second, storage.records_per_flush, storage.flush_seconds) == (50, 50, 0.002)
     assert flushes(after, after) == ()

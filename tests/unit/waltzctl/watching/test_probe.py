@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +61,14 @@ class Server:
 
     def mount(self) -> Server:
         return self
+
+    may_post = False
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        raise AssertionError("it takes nothing without waiting")
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """All frames are received."""
 
     async def send(self, frames: Sequence[ClientFrame]) -> None:
         self.sent += frames

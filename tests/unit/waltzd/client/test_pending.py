@@ -26,7 +26,7 @@ from tests.unit.waltzd.client.test_mount import (
 from waltzd.client.mount import Mount, State
 from waltzd.client.pending import Bundle, Group, Request
 from waltzd.errors import BadFrame, NeedsBatches, NotSent, TooLarge
-from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, FeedMode, Mounted, Registration
+from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, FeedMode, Mounted, Registration
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, Unknown, write_lock
 
 
@@ -293,3 +293,16 @@ def test_a_batch_says_what_was_seen() -> None:
     assert not made.tells_time
     made.committed(replace(committals((1, 11), (2, 12)), time=9))
     assert made.tells_time
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
+def test_outcomes_belong_to_their_numbers_in_whatever_order_they_come(order: tuple[int, ...]) -> None:
+    made = ready()
+    entries = [request(), request(), request()]
+    (frame,) = sent(made, *entries)
+    first = frame.first_sequence
+    made.committed(Committals(np.array([first + row for row in order]), np.array([10 + row for row in order])))
+    made.check()
+    assert [told(entry) for entry in entries] == [Committed(10), Committed(11), Committed(12)]
+    with pytest.raises(BadFrame, match="not waiting"):
+        made.committed(Committals(np.array([first]), np.array([13])))

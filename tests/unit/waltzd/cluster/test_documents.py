@@ -73,6 +73,7 @@ EXAMPLES: dict[str, Document] = {
             "b": ReplicaState(session=4, closing=-1, incarnation=OTHER, is_lost=True),
         },
         decision=Decision(mark=57, session=9),
+        lease_ms=150,
         given_up={5: 30, 9: -1},
     ),
     "new-partition": PartitionMeta(generation=1, session=1),
@@ -282,6 +283,7 @@ def test_a_newer_schema_is_refused_whatever_else_is_in_it() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        (PartitionMeta(generation=1, session=3, lease_ms=251), "lease_ms must be a whole number from 0 to 250, not 251"),
         (PartitionMeta(generation=1, session=3, opened=4), "opened must be a whole number from 0 to 3, not 4"),
         (PartitionMeta(generation=1, session=3, decision=Decision(mark=0, session=4)), "decision.session must be"),
         (PartitionMeta(generation=1, session=3, members=("a", "a")), "members has a name twice"),

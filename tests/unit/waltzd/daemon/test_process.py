@@ -205,6 +205,22 @@ def test_a_call_that_fails_has_ended() -> None:
     assert underway.ailment(10.0) == ""
 
 
+def test_a_loop_that_does_not_answer_is_no_sign_of_life() -> None:
+    now, asked = 0.0, list[Callable[[], None]]()
+    underway = Underway(clock=lambda: now)
+    underway.watch(asked.append)
+    assert underway.ailment(10.0) == ""
+    now = 9.0
+    assert (underway.ailment(10.0), len(asked)) == ("", 1), "one question at a time"
+    now = 10.0
+    assert "does not answer" in underway.ailment(10.0)
+    asked.pop()()
+    assert (underway.ailment(10.0), len(asked)) == ("", 1)
+    asked.pop()()
+    now = 100.0
+    assert underway.ailment(10.0) == ""
+
+
 # -- reading again -----------------------------------------------------------------------------------------------------
 
 

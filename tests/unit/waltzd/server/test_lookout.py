@@ -30,6 +30,8 @@ class Way:
 
     is_refusing: bool = False
     is_silent: bool = False
+    refusals: int = 0
+    """So many connections are refused still."""
     is_taken: bool = False
     """Another process listens at the address."""
     lines: list[asyncio.Event] = field(default_factory=list)
@@ -58,7 +60,8 @@ class Network:
     async def dial(self, server: ServerMeta) -> Way:
         await asyncio.sleep(0)
         way = self.ways[server.name]
-        if way.is_refusing:
+        if way.is_refusing or way.refusals:
+            way.refusals = max(0, way.refusals - 1)
             raise ConnectionRefusedError
         if way.is_silent:
             raise CannotConnect("silence")
@@ -163,6 +166,42 @@ def test_a_leader_that_is_silent_keeps_its_place() -> None:
             assert await trio.leader() == "one"
             assert await trio.owners() == {"one", "two", "three"}
             assert network.asked == 0
+
+    run(work())
+
+
+def test_a_blip_that_breaks_everything_at_once_moves_nothing() -> None:
+    async def work() -> None:
+        trio = Trio()
+        async with trio.running() as network:
+            network.ways["one"].refusals = 2  # of the two others, once each
+            network.ways["one"].cut()
+            await settle()
+            assert network.asked > 0
+            assert await trio.leader() == "one"
+            assert await trio.owners() == {"one", "two", "three"}
+
+    run(work())
+
+
+def test_two_that_refuse_each_other_do_not_take_the_lead_from_each_other_for_ever() -> None:
+    """Who has become the leader again after its place was taken lives."""
+
+    async def work() -> None:
+        trio = Trio()
+        async with trio.running() as network:
+            led: list[str] = []
+            for name in ("one", "two", "three"):
+                network.ways[name].cut(is_refusing=True)
+            for _ in range(400):
+                await asyncio.sleep(0.001)
+                found = await trio.cluster.leader()
+                if found is not None and led[-1:] != [found.name]:
+                    led.append(found.name)
+            last = led[-1]
+            assert len(led) <= 2 * 3 * 3, "each of them learns of each other one once"
+            await settle()
+            assert await trio.leader() == last
 
     run(work())
 

@@ -122,9 +122,9 @@ def test_the_next_owner_knows_whether_the_last_one_is_there_to_hand_over() -> No
         await world.assign(("two", 1), ("gone", 1), NOBODY, ("one", 1))
         await world.cluster.register_server(server("two"))
         async with _running_in(world):
-            assert world.owned_logs.find(3).previous_owner_alive is False, "our own, from before a restart"
+            assert world.owned_logs.find(3).previous_owner_alive() is False, "our own, from before a restart"
             await world.assign(("one", 2), ("one", 2), ("one", 1), ("one", 1))
-            alive = {owned.partition: owned.previous_owner_alive for owned in world.owned_logs.running}
+            alive = {owned.partition: owned.previous_owner_alive() for owned in world.owned_logs.running}
             assert alive == {0: True, 1: False, 2: False, 3: False}
 
     run(work())

@@ -60,6 +60,13 @@ class OneFrame:
         self.marks.append(durable_id)
         self.acknowledged.set()
 
+    @property
+    def may_post(self) -> bool:
+        return False  # nothing arrives at once
+
+    def post(self, durable_id: int) -> None:
+        raise AssertionError("it may not")
+
     async def refuse(self, error: WaltzError) -> None:
         raise error
 

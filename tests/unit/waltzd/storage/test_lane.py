@@ -21,7 +21,7 @@ from waltzd.format.layout import segment_name
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.descriptions import Statistics
 from waltzd.protocol.peers import RecordsFrame
-from waltzd.storage.lane import PARTS, Lane, RunBlocking, Stream
+from waltzd.storage.lane import HERE_BYTES_MAX, PARTS, Lane, RunBlocking, RunHere, Shift, Stream
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings
@@ -48,11 +48,16 @@ async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
+def here(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
 def with_lane(
     test: Callable[[Lane, Sender, SimDisk], Coroutine[Any, Any, None]],
     *,
     queue_bytes_max: int = 1 << 20,
     run_blocking: RunBlocking = at_once,
+    run_here: RunHere | None = None,
     ends_badly: bool = False,
 ) -> list[BaseException]:
     """Runs the test against a begun session on a simulated disk; what was called fatal comes back."""
@@ -77,6 +82,7 @@ def with_lane(
             on_fatal=on_fatal,
             statistics=Statistics(),
             budget=Budget(PARTS * queue_bytes_max),
+            shift=Shift(run_here),
         )
         sender = Sender()
         lane.join(sender)
@@ -155,8 +161,7 @@ def test_what_was_wrong_is_said_behind_the_mark_of_what_was_right() -> None:
 
 def test_a_newer_session_ends_the_older_streams() -> None:
     async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        await lane.call(lambda: lane.partition.open_session(2))
-        lane.fence()
+        await lane.fence(lambda: lane.partition.open_session(2))
         assert [type(error) for error in sender.errors] == [StaleSession]
 
     assert with_lane(test) == []
@@ -240,7 +245,7 @@ def test_a_failed_flush_and_a_mistake_of_ours_are_fatal(monkeypatch: pytest.Monk
         def wrong(*arguments: object) -> int:
             raise AssertionError("a truth that did not hold")
 
-        monkeypatch.setattr(Partition, "append", wrong)
+        monkeypatch.setattr(Partition, "write", wrong)
         await lane.append(sender, frame(0))
 
     [error] = with_lane(break_something, ends_badly=True)
@@ -251,13 +256,13 @@ def test_of_a_group_that_filled_the_disk_only_what_is_there_is_acknowledged() ->
     """A segment that was sealed before keeps its part."""
 
     async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
-        right = lane.partition.append
+        right = lane.partition.write
 
-        def append(session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
+        def write(session: int, pieces: Sequence[Piece], committed: int, contact: int = 0) -> int:
             right(session, pieces[:1], committed, contact)
             raise DiskFull("no room")
 
-        lane.partition.append = append  # type: ignore[method-assign]
+        lane.partition.write = write  # type: ignore[method-assign]
         for first_id in (0, 2):
             await lane.append(sender, RecordsFrame(encode_payloads(first_id, [b"x", b"y"]), -1))
         while not sender.errors:
@@ -336,3 +341,124 @@ def test_a_footer_is_prepared_beside_the_appends_and_comes_out_the_same() -> Non
         assert (sender.marks[-1], sender.errors) == (23, [])
 
     assert with_lane(test) == []
+
+
+# -- groups that are written where their frame was received
+
+
+def count_flushes(disk: SimDisk) -> list[str]:
+    flushes: list[str] = []
+    disk.observer = lambda kind, path: flushes.append(path) if kind == "flush" and path.endswith(".seg") else None
+    return flushes
+
+
+async def begin(lane: Lane, sender: Sender) -> None:
+    """Write the first record, behind which the index is flushed, and let the lane come to rest."""
+    await asyncio.sleep(0)
+    await lane.append(sender, frame(0))
+    while lane._has_work:
+        await asyncio.sleep(0)
+
+
+def test_a_small_group_of_a_lane_that_is_alone_is_on_the_disk_when_append_returns() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await begin(lane, sender)
+        flushes = count_flushes(disk)
+        for id_ in range(1, 4):
+            await lane.append(sender, frame(id_))
+            assert sender.marks == [*range(id_ + 1)]
+        assert len(flushes) == 3
+        await lane.append(sender, frame(4, size=HERE_BYTES_MAX))
+        assert sender.marks[-1] == 3, "a large group holds up nobody who is received beside it"
+        await lane.append(sender, frame(5))
+        assert sender.marks[-1] == 3, "what came later is written later"
+        await lane.call(lambda: None)
+        assert (sender.marks[-1], lane.partition.last_id, lane.queued_bytes) == (5, 5, 0)
+
+    assert with_lane(test, run_here=here) == []
+
+
+def test_lanes_that_have_work_at_the_same_time_leave_the_loop_to_each_other() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await begin(lane, sender)
+        lane._shift.at_work += 1  # another lane
+        await lane.append(sender, frame(1))
+        assert sender.marks == [0]
+        await lane.call(lambda: None)
+        lane._shift.at_work -= 1
+        while lane._has_work:
+            await asyncio.sleep(0)
+        await lane.append(sender, frame(2))
+        assert sender.marks == [0, 1, 2]
+
+    assert with_lane(test, run_here=here) == []
+
+
+def test_a_lane_writes_here_behind_another_one_when_nobody_has_waited() -> None:
+    times = iter((300, 499, 500, 300))
+    one, other = Lane.__new__(Lane), Lane.__new__(Lane)
+    shift = Shift(here, lambda: next(times), last=one, began_ns=100, ended_ns=300)
+    assert [shift.has_room(other) for _ in range(3)] == [False, False, True]
+    assert shift.has_room(one)
+
+
+def test_a_lane_that_is_closed_leaves_no_work_behind() -> None:
+    shifts: list[Shift] = []
+
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        shifts.append(lane._shift)
+        await lane.append(sender, frame(0, size=HERE_BYTES_MAX))
+
+    assert with_lane(test, run_here=here) == []
+    assert shifts[0].at_work == 0
+
+
+def test_written_here_an_append_behind_a_fence_is_refused() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await asyncio.sleep(0)
+        fenced = asyncio.ensure_future(lane.fence(lambda: lane.partition.fence(2)))
+        await asyncio.sleep(0)  # the fence is queued
+        await lane.append(sender, frame(0))
+        await fenced
+        await lane.call(lambda: None)
+        await lane.append(sender, frame(0))
+        assert (sender.marks, {type(error) for error in sender.errors}) == ([], {StaleSession})
+        assert lane.partition.last_id == -1
+
+    assert with_lane(test, run_here=here) == []
+
+
+def test_written_here_a_failed_flush_is_fatal_and_nothing_more_is_written() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await asyncio.sleep(0)
+        disk.faults = dict.fromkeys(range(disk.steps + 1, disk.steps + 20), Fault.IO_ERROR)
+        await lane.append(sender, frame(0))
+        await lane.append(sender, frame(1))
+
+    [error] = with_lane(test, run_here=here, ends_badly=True)
+    assert isinstance(error, FlushFailed)
+
+
+def test_the_committed_mark_is_written_down_soon_behind_what_was_written_here() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await begin(lane, sender)
+        for id_ in (1, 2):
+            await lane.append(sender, RecordsFrame(encode_payloads(id_, [b"x"]), id_ - 1))
+            assert (sender.marks[-1], lane.partition.wants_noting) == (id_, True), "no append waits for it"
+            while lane.partition.wants_noting:
+                await asyncio.sleep(0.001)
+
+    assert with_lane(test, run_here=here) == []
+
+
+def test_a_footer_is_prepared_beside_what_is_written_here() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await asyncio.sleep(0)
+        log = batches_of([[b"x" * 10_000]] * 40, cuts=[39])
+        for batch in log:
+            await lane.append(sender, RecordsFrame((batch,), -1))
+        await lane.call(lambda: None)
+        assert sender.marks[-1] == 39
+        assert disk.content(f"{lane.partition.directory}/{segment_name(0)}") == segment_raw(log, key=UUID(int=1))[0]
+
+    assert with_lane(test, run_here=here, queue_bytes_max=1 << 22) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 
 from tests.batches import batches_of
 from tests.simulation.sample import KEY, begin, blank_disk, open_directory, run_for
-from tests.unit.keeping import with_calls
-from waltzd.errors import CannotConnect
+from tests.unit.keeping import CONFIG, with_calls
+from waltzd.client.loop import LoopThread
+from waltzd.errors import CannotConnect, StaleSession
 from waltzd.protocol.address import Address
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire.storages import AppendStream
 from waltzd.wire.streams import Hello
+from waltzd.wire.tasks import on_loop
 
 Opened = Callable[[], AppendStream]
 
@@ -87,3 +90,58 @@ def test_batches_come_in_whole_and_a_frame_without_any_is_not_acknowledged() -> 
         stream.cancel()
 
     with_port(2, test)
+
+
+def test_while_a_flush_hangs_on_the_loop_of_streams_everybody_else_is_answered() -> None:
+    """And an opening waits for its turn: what was being written is acknowledged before it, and nothing after it."""
+    disk = blank_disk()
+    directory = open_directory(disk)
+    begin(directory, 0, records=3)
+    disk.kill()
+    failed: list[BaseException] = []
+    begun, may_end = threading.Event(), threading.Event()
+    may_end.set()
+
+    def hang(function: Callable[..., Any], *arguments: Any) -> Any:
+        begun.set()
+        assert may_end.wait(10)
+        return function(*arguments)
+
+    async def on_a_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.to_thread(function, *arguments)
+
+    async def run() -> None:
+        loop = LoopThread("streams").loop
+        calls = StorageCalls(
+            disk, open_directory(disk), CONFIG,
+            run_writing=on_a_thread, run_reading=on_a_thread, on_fatal=failed.append, run_here=hang, streams_loop=loop,
+        )  # fmt: skip
+        calls.start()
+        await calls.open_session(0, 2, 3)
+        port = StreamPort(calls, Address("127.0.0.1", 0), None)
+        await on_loop(loop, port.start(failed.append))
+        stream = AppendStream("127.0.0.1", port.address.port, Hello(KEY, 0, 2), tls=None, name=None)
+        assert await append(stream, 3) == 3
+        await calls.set_low_mark(0, 2, 3)
+        while calls._lanes[0]._has_work:
+            await asyncio.sleep(0.001)
+        begun.clear()
+        may_end.clear()
+        await stream.send(run_for(0, 4, 1), 3)
+        await asyncio.to_thread(begun.wait, 10)
+        assert (calls.status(0).last_id, calls.quiet([0])) == (3, [])
+        assert (await calls.describe()).assigned[0].status is not None
+        opening = asyncio.ensure_future(calls.open_session(0, 3, 3))
+        await asyncio.sleep(0.01)
+        assert not opening.done()
+        may_end.set()
+        assert (await opening).last_id == 4
+        assert await stream.receive() == 4
+        with pytest.raises(StaleSession):
+            await append(stream, 5)
+        assert (calls.status(0).last_id, calls.statistics.groups) == (4, 2)
+        await on_loop(loop, port.stop(1))
+        await calls.close()
+
+    asyncio.run(run())
+    assert failed == []

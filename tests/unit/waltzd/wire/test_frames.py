@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.batches import batches_of as encoded_batches
 from tests.simulation.loop import SimLoop
+from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, NoSuchPartition
 from waltzd.format.batch import Batch, why_wrong
 from waltzd.format.record import encode_payloads
@@ -440,3 +441,69 @@ def test_two_real_connections_talk() -> None:
         one.close()
 
     run(check())
+
+
+# -- what is heard as it comes -----------------------------------------------------------------------------------------
+
+
+def test_what_is_heard_overtakes_nothing_that_waits_to_be_received() -> None:
+    async def test() -> None:
+        connection, _ = standing()
+        heard: list[Buffer] = []
+        put(connection, spelled([(Kind.MARK, b"1")]), [100])
+        connection.hear(Kind.MARK, heard.append)
+        put(connection, spelled([(Kind.MARK, b"2")]), [100])
+        assert [await connection.receive() for _ in range(2)] == [(Kind.MARK, b"1"), (Kind.MARK, b"2")]
+        put(connection, spelled([(Kind.MARK, b"3"), (Kind.REFUSED, b"4"), (Kind.MARK, b"5")]), [100])
+        assert heard == [b"3"]
+        assert [await connection.receive() for _ in range(2)] == [(Kind.REFUSED, b"4"), (Kind.MARK, b"5")]
+        connection.close()
+
+    asyncio.run(test())
+
+
+def test_what_a_taker_raises_is_received_and_it_hears_no_more() -> None:
+    async def test() -> None:
+        connection, _ = standing()
+        heard: list[Buffer] = []
+
+        def take(content: Buffer) -> None:
+            heard.append(content)
+            raise BadFrame("nonsense")
+
+        connection.hear(Kind.MARK, take)
+        put(connection, spelled([(Kind.MARK, b"1"), (Kind.MARK, b"2")]), [100])
+        assert heard == [b"1"]
+        connection._frames.clear()
+        with pytest.raises(BadFrame, match="nonsense"):
+            await connection.receive()
+        connection.close()
+
+    asyncio.run(test())
+
+
+def test_nothing_is_heard_of_a_connection_that_was_given_up() -> None:
+    async def test() -> None:
+        connection, _ = standing()
+        heard: list[Buffer] = []
+
+        def take(content: Buffer) -> None:
+            heard.append(content)
+            connection.lose(CannotConnect("given up"))
+
+        connection.hear(Kind.MARK, take)
+        put(connection, spelled([(Kind.MARK, b"1"), (Kind.MARK, b"2")]), [100])
+        assert heard == [b"1"]
+
+    asyncio.run(test())
+
+
+def test_a_large_frame_is_not_kept_behind_its_taking() -> None:
+    async def test() -> None:
+        connection, _ = standing()
+        put(connection, spelled([(Kind.RECORDS, bytes(2 * SMALL_BYTES))]), [SMALL_BYTES])
+        assert await connection.receive() == (Kind.RECORDS, bytes(2 * SMALL_BYTES))
+        assert len(connection._large_view) == 0
+        connection.close()
+
+    asyncio.run(test())

@@ -30,7 +30,7 @@ from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedM
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.mounts import FRAME_COST
-from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX, Pipeline
+from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX, Member, Pipeline
 
 WRITE = Mode.WRITE
 
@@ -67,6 +67,42 @@ def test_what_arrives_together_becomes_one_run() -> None:
         assert {record.header for record in records if record.request.sequence == 10} == {-7}
 
     in_room(test)
+
+
+def test_what_has_no_company_gets_its_ids_in_the_call_that_brings_it_and_what_has_some_waits_for_it() -> None:
+    async def test(room: Room) -> None:
+        pipe, session = room.pipe, room.session
+        one, two = Member(1, 0, -1), Member(2, 0, -1)
+        pipe.join(one)
+        await pipe.append(one, batch_of(b"alone"), 100)
+        assert session.payloads() == [b"alone"]
+        await pipe.append(one, batch_of(b"behind it", first=1), 100)
+        assert len(session.runs) == 1, "what is in flight may be joined by more"
+        await room.quiet()
+        session.commit(session.tail.next_id - 1)
+        pipe.join(two)
+        await pipe.append(one, batch_of(b"beside", first=2), 100)
+        await pipe.append(two, batch_of(b"another"), 100)
+        assert len(session.runs) == 2
+        await room.quiet()
+        assert [len(run) for run in session.runs] == [1, 1, 2]
+        pipe.leave(one)
+        pipe.leave(two)
+
+    in_room(test, slow)
+
+
+def test_a_pipeline_that_is_held_gives_no_ids_to_what_has_no_company_either() -> None:
+    async def test(room: Room) -> None:
+        one = Member(1, 0, -1)
+        room.pipe.join(one)
+        room.pipe.hold()
+        await room.pipe.append(one, batch_of(b"late"), 100)
+        await room.quiet()
+        assert room.session.runs == []
+        room.pipe.leave(one)
+
+    in_room(test, slow)
 
 
 def test_refused_rows_leave_no_hole_and_the_others_keep_their_payloads() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
@@ -11,22 +12,32 @@ import pytest
 
 from tests.simulation.cell import SETTINGS, cell, story
 from tests.unit.timeless import run
-from waltzd.errors import CannotConnect, NotReady
+from waltzd.errors import CannotConnect, NotReady, SessionEnded
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.progress import Marks, Progress
 from waltzd.server.session.confirming import Confirming
 from waltzd.server.session.replica import Log
+from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Bell
 
 SESSION = 5
 
 
+def leasing(seconds: float) -> SessionSettings:
+    """On the clock of the test."""
+    return replace(SETTINGS, lease_seconds=seconds, clock=lambda: asyncio.get_running_loop().time())
+
+
 class FakeLog:
     """Session 5 with the members A, B and C, which have joined; each answers `promised` when it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lease_seconds: float = 0.0) -> None:
+        self.settings = leasing(lease_seconds)
         self.partition, self.session = 0, SESSION
         self.marks: Marks | None = Marks({name: Progress() for name in "ABC"}, tuple("ABC"), 4)
+        if lease_seconds > 0 and self.marks is not None:
+            self.marks.lease = Lease(3, lease_seconds)
         self.sending_up_to: int | None = None
         self.decided = Bell()
         self.promised = dict.fromkeys("ABC", SESSION)
@@ -129,6 +140,57 @@ def test_who_stops_waiting_takes_nothing_from_the_others() -> None:
     run(test())
 
 
+def test_a_round_is_a_lease_from_before_its_question_on() -> None:
+    async def test() -> None:
+        log = FakeLog(lease_seconds=0.2)
+        log.may_answer.clear()
+        asked = confirming(log)
+        first = asyncio.create_task(asked.confirm())
+        await asyncio.sleep(0.15)  # the answers are on their way
+        log.may_answer.set()
+        await first
+        assert log.asked == 3
+        await asked.confirm()
+        assert log.asked == 3, "no round"
+        await asyncio.sleep(0.04)
+        log.promised.update(A=SESSION + 1, B=SESSION + 1)
+        await asked.confirm()
+        assert log.asked == 3, "a new owner has to wait until this is over"
+        await asyncio.sleep(0.01)
+        with pytest.raises(NotReady, match="promised itself"):
+            await asked.confirm()
+
+    run(test())
+
+
+def test_a_lease_ends_with_its_session() -> None:
+    async def test() -> None:
+        log = FakeLog(lease_seconds=0.2)
+        asked = confirming(log)
+        await asked.confirm()
+        assert asked.is_leased
+        log.ended = NotReady("replaced", partition=0)
+        assert not asked.is_leased
+        with pytest.raises(SessionEnded):
+            await asked.confirm()
+
+    run(test())
+
+
+def test_who_loses_its_vote_takes_its_part_of_the_lease_away() -> None:
+    async def test() -> None:
+        log = FakeLog(lease_seconds=0.2)
+        log.promised["C"] = -1
+        asked = confirming(log)
+        await asked.confirm()
+        assert asked.is_leased
+        assert log.marks is not None
+        log.marks.lose("B")
+        assert not asked.is_leased
+
+    run(test())
+
+
 @story
 async def test_real_storages_confirm_an_open_session_and_the_next_one_of_its_owner() -> None:
     async with cell() as c:
@@ -159,3 +221,68 @@ async def test_storages_that_have_opened_for_another_owner_confirm_nothing() -> 
         with pytest.raises(NotReady, match="has promised itself to session 2"):
             await asked.confirm()
         await Confirming(second.session).confirm()
+
+
+@story
+async def test_acknowledged_appends_are_a_lease() -> None:
+    async with cell() as c:
+        _, pipeline = await c.holding(100, settings=leasing(0.2))
+        log = Confirming(pipeline.session)
+        assert (await c.meta()).lease_ms == 200
+        assert log.is_leased
+        await asyncio.sleep(0.3)
+        assert not log.is_leased, "nothing was acknowledged for a while"
+        await pipeline.committed(pipeline.append(1))
+        assert log.is_leased
+        c.storages["s1"].kill()
+        c.storages["s2"].kill()
+        pipeline.append(1)
+        await asyncio.sleep(0.3)
+        assert not log.is_leased, "one of three has it"
+
+
+@story
+async def test_nobody_opens_while_a_lease_may_hold() -> None:
+    """The owner hears nothing of those who replace it; the first of these dies on the way, and has another setting."""
+    async with cell() as c:
+        clock = asyncio.get_running_loop().time
+        _, first = await c.holding(100, settings=leasing(0.2))
+        for link in first.session.links.values():
+            link.cancel()
+        old = Confirming(first.session)
+        await old.confirm()
+        began = clock()
+        dies = await c.own(2, settings=leasing(0.0))
+        await c.until(lambda: dies._session is not None and dies._session.log.core.meta.decision is not None)
+        dies.task.cancel()
+        await asyncio.gather(dies.task, return_exceptions=True)
+        assert old.is_leased
+        assert clock() - began < 0.1
+        second = await c.opened(await c.own(3, settings=leasing(0.0)))
+        assert not old.is_leased
+        assert OUTLASTS * 0.2 <= clock() - began < OUTLASTS * 0.2 + 0.2
+        assert (await c.meta()).lease_ms == 0
+        await second.committed(second.append(50))
+
+
+@pytest.mark.parametrize("how", ["handed over", "goes on", "gives way", "none was set"])
+def test_nobody_waits_for_a_lease_that_is_over(how: str) -> None:
+    async def test() -> None:
+        async with cell() as c:
+            clock = asyncio.get_running_loop().time
+            settings = replace(leasing(0.0 if how == "none was set" else 0.2), session_bytes_max=20_000)
+            owned, pipeline = await c.holding(100, settings=settings)
+            began, session = clock(), pipeline.session.session
+            if how == "goes on":
+                pipeline.session.end(SessionEnded("a trial"))
+                await c.opened(owned, above=session)
+            elif how == "gives way":
+                await pipeline.committed(pipeline.append(500))
+                await c.until(lambda: pipeline.session.session > session and pipeline.session.marks is not None)
+            else:
+                await owned.close(hand_over=how == "handed over")
+                assert (await c.meta()).lease_ms == 0
+                await c.opened(await c.own(2, settings=settings))
+            assert clock() - began < 0.2
+
+    run(test())

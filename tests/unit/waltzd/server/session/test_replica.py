@@ -4,7 +4,7 @@ what a replica is sent."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 from uuid import UUID
 
@@ -167,8 +167,15 @@ class Stream:
     async def send(self, content: Content, committed: int) -> None:
         self.frames.append((content, committed))
 
+    @property
+    def may_post(self) -> bool:
+        return False
+
     async def receive(self) -> int:
         return await self.marks.get()
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        return
 
     def cancel(self) -> None:
         return
@@ -220,3 +227,83 @@ def test_in_format_0_the_last_record_tells_it_once_more() -> None:
     assert isinstance(first, Run)
     assert isinstance(again, Run)
     assert (len(first), again.first_id, again.last_id, committed) == (4, 3, 3, 3)
+
+
+class PostingStream(Stream):
+    """It takes what it is sent at once, except while the test holds it up; marks are heard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.posted = 0
+        self.take: Callable[[int], None] = lambda mark: None
+
+    @property
+    def may_post(self) -> bool:
+        return True
+
+    def post(self, content: Content, committed: int) -> None:
+        self.posted += 1
+        self.frames.append((content, committed))
+
+    async def send(self, content: Content, committed: int) -> None:
+        await self.gate.wait()
+        self.frames.append((content, committed))
+
+    def hear(self, taker: Callable[[int], None]) -> None:
+        self.take = taker
+
+
+def on_a_stream(test: Callable[[FakeSession, PostingStream], Awaitable[None]]) -> None:
+    async def run() -> None:
+        log, stream = FakeSession(commits_at_once=False, end=End()), PostingStream()
+        port: Any = stream
+        link = log.links["a"] = ReplicaLink(log, "a", port)
+        status = ReplicaStatus(
+            partition=3, incarnation=UUID(int=3), promised_session=11, session=11, low_mark=-1, local_low_mark=-1,
+            committed=-1, last_id=-1, is_available=True, is_full=False, segments=1, findings=(),
+        )  # fmt: skip
+        log.core.opened("a", status)
+        working = asyncio.create_task(link._stream_tail())
+        await settle()
+        await test(log, stream)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def append(log: FakeSession, time: int) -> Piece:
+    log.append(piece_of(log.tail, [b"x"], time=time))
+    return log.pieces[-1]
+
+
+def test_a_record_leaves_from_where_it_was_made_and_its_mark_is_taken_as_it_comes() -> None:
+    async def test(log: FakeSession, stream: PostingStream) -> None:
+        pieces = [append(log, 1), append(log, 2)]
+        assert [content for content, _ in stream.frames] == [(piece,) for piece in pieces]
+        stream.take(1)
+        assert log.core.held("a") == 1
+        assert log.core.progress("a").sent == 1
+        await settle()
+        assert len(stream.frames) == stream.posted == 2
+
+    on_a_stream(test)
+
+
+def test_nothing_overtakes_what_the_sending_task_has_in_its_hand() -> None:
+    async def test(log: FakeSession, stream: PostingStream) -> None:
+        log.sending_up_to = -1
+        first = append(log, 1)
+        stream.gate.clear()
+        log.sending_up_to = None
+        log.links["a"]._news.ring()
+        await settle()
+        second = append(log, 2)
+        assert stream.frames == []
+        stream.gate.set()
+        await settle()
+        assert [content for content, _ in stream.frames] == [(first,), (second,)]
+
+    on_a_stream(test)
