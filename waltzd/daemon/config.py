@@ -35,8 +35,8 @@ RECORD_BYTES_MAX = 16 << 20
 """The default of storages: a payload with what stands around it in a record."""
 
 _HTTP_LISTEN = (
-    "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. It only reads, holds no secret and has "
-    "no TLS: use an internal address. Without it there is no such port."
+    "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. It only reads and holds no secret, and "
+    "asks nobody for a certificate: use an internal address. Without it there is no such port."
 )
 _TLS_CERTIFICATE = (
     "Certificate of this process in PEM, followed by intermediate ones. Together with `tls_key` and `tls_ca` it makes "
@@ -65,6 +65,11 @@ class DaemonConfig:
         default=None,
         example="/etc/waltz/revoked.pem",
     )
+    http_tls: str = setting(
+        "Whether `http_listen` speaks TLS, with the daemon's own certificate. Who asks needs none.",
+        default="off",
+        choices=("off", "on"),
+    )
     plaintext: str = setting(
         "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: every process "
         "that reaches the port may do everything.",
@@ -87,6 +92,8 @@ class DaemonConfig:
         missing = [name for name in ("tls_certificate", "tls_key", "tls_ca") if getattr(self, name) is None]
         if 0 < len(missing) < 3:
             yield missing[0], "it is missing: tls_certificate, tls_key and tls_ca go together"
+        if missing and self.http_tls == "on":
+            yield "http_tls", "it needs a certificate: set tls_certificate, tls_key and tls_ca"
         if missing and self.tls_revoked is not None:
             yield "tls_revoked", "without tls_certificate, tls_key and tls_ca nobody shows a certificate"
         if len(missing) < 3 or self.plaintext == "anywhere":

@@ -114,7 +114,7 @@ async def _serve(config: ServerConfig) -> None:
             on_fatal=end_at_once,
         )
         if config.http_listen is not None:
-            await _watch(config.http_listen, daemon, ends)
+            await _watch(config.http_listen, daemon, ends, tls if config.http_tls == "on" else None)
         await daemon.live(supervisor)
     log.info("stopped")
 
@@ -149,7 +149,7 @@ async def _stop(*listeners: Listener) -> None:
     await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in listeners))
 
 
-async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> None:
+async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: Tls | None) -> None:
     """The port for metrics and health. What it needs is loaded only where there is one."""
     from waltzd.daemon import metrics
     from waltzd.daemon.http import watch_port
@@ -163,10 +163,10 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> Non
             certificate_seconds=daemon.expiry.seconds_left(),
         )
 
-    port = watch_port(address, Role.SERVER, daemon.unready, collect)
+    port = watch_port(address, Role.SERVER, daemon.unready, collect, None if tls is None else tls.showing())
     await port.start()
     ends.push_async_callback(port.stop)
-    log.info("metrics and health: http://%s/", port.address)
+    log.info("metrics and health: %s://%s/", "http" if tls is None else "https", port.address)
 
 
 def _check_preferred(config: ServerConfig, meta: ClusterMeta) -> None:

@@ -79,6 +79,7 @@ def test_every_setting_can_be_given() -> None:
         tls_key: /etc/waltz/storage.key
         tls_ca: /etc/waltz/ca.pem
         tls_revoked: /etc/waltz/revoked.pem
+        http_tls: on
         plaintext: anywhere
         stream_port: 55302
         http_listen: 10.0.0.1:55303
@@ -110,6 +111,7 @@ def test_every_setting_can_be_given() -> None:
         tls_key="/etc/waltz/storage.key",
         tls_ca="/etc/waltz/ca.pem",
         tls_revoked="/etc/waltz/revoked.pem",
+        http_tls="on",
         plaintext="anywhere",
         segment_bytes_max=10**9,
         record_bytes_max=8 << 20,
@@ -123,7 +125,7 @@ def test_every_setting_can_be_given() -> None:
         log_format="json",
         log_level="debug",
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 24
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 25
     assert parse(show(found)) == found
 
 
@@ -329,6 +331,7 @@ def test_the_sample_file_is_a_valid_file_that_changes_no_default(usual: DaemonCo
         ("coordinator_tls_key: k\n", "coordinator_tls_certificate: it is missing"),
         ("coordinator_tls_certificate: c\n", "coordinator_tls_key: it is missing"),
         ("coordinator_tls: maybe\n", "'maybe' is not one of off, host, authority"),
+        ("http_tls: on\n", "http_tls: it needs a certificate"),
         ("coordinator_open: perhaps\n", "'perhaps' is not one of refused, accepted"),
     ],
 )
