@@ -16,6 +16,7 @@ import pytest
 
 from waltzd.cluster.cluster import (
     ATTEMPTS_MAX,
+    CLIENT_ID_MAX,
     CLIENT_IDS,
     HISTORY_MAX,
     LEADER,
@@ -30,6 +31,7 @@ from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Cre
 from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
+    Counter,
     HistoryEntry,
     Membership,
     Moves,
@@ -39,6 +41,8 @@ from waltzd.cluster.documents import (
     ReplicaSets,
     ServerMeta,
     StorageMeta,
+    decode,
+    encode,
 )
 from waltzd.errors import (
     BadArgument,
@@ -64,6 +68,10 @@ class World(Protocol):
 
     async def connect_elsewhere(self, root: str) -> Coordinator:
         """A session on a root that is not there yet."""
+        ...
+
+    async def connect_as(self, credentials: str | None, root: str) -> Coordinator:
+        """The coordinator of `connect_elsewhere`, by a process that shows these credentials, or none."""
         ...
 
     async def expire(self, coordinator: Coordinator) -> None:
@@ -626,6 +634,39 @@ async def client_ids_are_never_given_twice_when_the_document_went_back(world: Wo
 
 
 @story
+async def client_ids_are_never_given_twice_by_a_server_that_remembers_more_than_the_document(world: World) -> None:
+    """Somebody puts a lower number there, again and again, while clients come faster than the clock allows for."""
+    cluster = await created(world)
+    forger = Cluster(await world.connect_elsewhere("/waltz/test"), clock=lambda: 0.0)
+    server = Cluster(cluster.coordinator, clock=lambda: 0.0)
+    given = []
+    for _ in range(5):
+        given += [await server.new_client_id() for _ in range(20)]
+        node = await forger.coordinator.get(CLIENT_IDS)
+        assert node is not None
+        secret = decode(Counter, node.data, CLIENT_IDS).secret
+        await forger.coordinator.commit([Set(CLIENT_IDS, encode(Counter(1, secret)), node.version)])
+    assert len(set(given)) == len(given)
+
+
+@story
+async def a_counter_that_jumps_to_where_ids_begin_again_gives_out_none(world: World) -> None:
+    cluster = await created(world)
+    server = Cluster(cluster.coordinator)
+    alive = await server.new_client_id()
+    node = await cluster.coordinator.get(CLIENT_IDS)
+    assert node is not None
+    counter = decode(Counter, node.data, CLIENT_IDS)
+    ahead = replace(counter, next=counter.next - 1 + CLIENT_ID_MAX)
+    await cluster.coordinator.commit([Set(CLIENT_IDS, encode(ahead), node.version)])
+    for one in (server, Cluster(await world.connect_elsewhere("/waltz/test"))):
+        with pytest.raises(BadMetadata, match="has counted to"):
+            await one.new_client_id()
+    await cluster.coordinator.commit([Delete(CLIENT_IDS, node.version + 1)])
+    assert await server.new_client_id() > alive, "what is deleted is written anew by a server that knows better"
+
+
+@story
 async def client_ids_go_on_when_an_operator_deletes_or_spoils_their_document(world: World) -> None:
     """Above all that were given out, and with tokens that still count."""
     coordinator = (await created(world)).coordinator
@@ -792,6 +833,53 @@ async def a_cluster_is_not_deleted_with_what_others_made_below_it(world: World) 
     assert (await coordinator.get("/payments/replicas")) is not None
     await coordinator.commit([Delete("/payments/replicas", 0), Delete("/payments", 0)])
     assert await cluster.delete() > 0
+
+
+CREDENTIALS = "waltz:a-long-random-password"
+
+
+@story
+async def a_closed_cluster_is_nobody_elses(world: World) -> None:
+    """Made with credentials: whoever has none, or others, reads nothing and changes nothing."""
+    root = "/waltz/closed"
+    cluster = await Cluster.create(await world.connect_as(CREDENTIALS, root), a_cluster())
+    await cluster.save_preferences(Preferences(partitions={0: "s"}), NO_VERSION)
+    await cluster.begin_history(an_entry("s"))
+    server = Cluster(await world.connect_as(CREDENTIALS, root))
+    await server.register_server(a_server("s"))  # an ephemeral node
+    assert await cluster.open_nodes() == []
+    assert await server.new_client_id() > 0
+    for stranger in (await world.connect_as(None, root), await world.connect_as("eve:another-password", root)):
+        for path in ("/", CLIENT_IDS, "/history", f"{SERVERS}/s", PREFERRED):
+            with pytest.raises(CoordinatorRefused):
+                await stranger.get(path)
+            with pytest.raises(CoordinatorRefused):
+                await stranger.children(path)
+            with pytest.raises(CoordinatorRefused):
+                await stranger.commit([Set(path, b"forged", 0)])
+            with pytest.raises(CoordinatorRefused):
+                await stranger.commit([Create(f"{path.rstrip('/')}/forged", b"")])
+    assert await cluster.delete() > 0
+
+
+@story
+async def an_open_cluster_is_closed_while_it_is_used(world: World) -> None:
+    """What is created is as open as the root: processes get their credentials one after the other."""
+    root = "/waltz/opened"
+    old, new = [Cluster(await world.connect_as(credentials, root)) for credentials in (None, CREDENTIALS)]
+    await Cluster.create(old.coordinator, a_cluster())
+    assert (old.coordinator.is_known, new.coordinator.is_known) == (False, True)
+    await new.register_server(a_server("s"))
+    assert list(await old.servers()) == ["s"]
+    found = await old.open_nodes()
+    assert found[0] == "/"
+    assert {CLIENT_IDS, SERVERS, f"{SERVERS}/s", "/history"} <= set(found)
+    assert await new.secure() == len(found)
+    assert (await new.open_nodes(), await new.secure()) == ([], 0)
+    with pytest.raises(CoordinatorRefused):
+        await old.meta()
+    await new.register_server(a_server("t"))
+    assert await new.open_nodes() == []
 
 
 @story

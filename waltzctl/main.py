@@ -100,6 +100,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
         "describe": ("waltzctl.placement.cluster:describe", "Show servers, storages and partitions."),
+        "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
     },

@@ -79,6 +79,13 @@ def zookeeper(
     listen: Annotated[
         str, Option("--listen", metavar="HOST:PORT", help="An address of this machine, like 127.0.0.1:2181.")
     ],
+    keystore: Annotated[
+        str | None,
+        Option("--tls-keystore", metavar="FILE", help="Its key and its certificate in PEM: TLS, and no plain text."),
+    ] = None,
+    ca: Annotated[
+        str | None, Option("--tls-ca", metavar="FILE", help="The authorities of those who may connect. Both, or none.")
+    ] = None,
 ) -> None:
     """Run a ZooKeeper on this machine, for trying Waltz out.
 
@@ -87,12 +94,17 @@ def zookeeper(
     \b
     Examples:
       waltzd zookeeper --directory zookeeper --listen 127.0.0.1:2181
+      waltzd zookeeper --directory zookeeper --listen 127.0.0.1:2281 \\
+        --tls-keystore certificates/zookeeper-127.0.0.1.pem --tls-ca certificates/ca.pem
     """
     try:
         address = parse_address(listen)
     except ValueError as error:
         raise BadArgument(f"--listen: {error}") from error
-    importlib.import_module("waltzctl.playground.java").run(directory, address)
+    if (keystore is None) != (ca is None):
+        raise BadArgument("--tls-keystore and --tls-ca go together")
+    tls = None if keystore is None else (keystore, ca)
+    importlib.import_module("waltzctl.playground.java").run(directory, address, tls)
 
 
 def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: bool) -> None:

@@ -446,6 +446,18 @@ class CoordinatorRefused(WaltzError):
     next_step = "look at the coordinator's own log and settings: permissions (ACL) under the cluster's root first"
 
 
+class CoordinatorOpen(WaltzError):
+    """This daemon has certificates, and the documents of its cluster in ZooKeeper are open: every process that reaches
+    ZooKeeper may read and change them, and decide in the place of all certificates which storages and servers there are."""
+
+    code, exit_code = "W2039", EXIT_UNSAFE
+    not_done = "the daemon did not start, and nothing was changed"
+    next_step = (
+        "give every server the same `coordinator_credentials`, with `coordinator_open: accepted` meanwhile; then close the "
+        "documents by `waltzctl cluster secure`"
+    )
+
+
 class NotInstalled(WaltzError):
     """A program or a Python package that is needed here is not installed, or is too old: a Java 17 or later for ZooKeeper
     and for Spark, the program files of ZooKeeper, which the package PySpark ships, PyArrow and PySpark for exports and

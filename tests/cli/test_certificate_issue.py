@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cli.conftest import Tool
 from tests.cli.example import examples
 from tests.process.daemon import KEY, Daemon
 from waltzd.__main__ import app as waltzd
+from waltzd.errors import BadConfig
 from waltzd.protocol.role import Identity, Role
 from waltzd.wire.tls import Tls
 
@@ -103,3 +105,22 @@ def test_what_is_missing_is_said(waltzctl: Tool, tmp_path: Path, monkeypatch: py
     for names in (["a", "a"], ["a/b"]):
         told = waltzctl("certificate", "issue", "client", *names, "--cluster-key", str(KEY), "--directory", tmp_path)
         assert (told.code, "W1001" in told.err) == (2, True)
+
+
+@pytest.mark.parametrize(("host", "names"), [("zk1.example", "DNS:zk1.example"), ("127.0.0.1", "IP Address:127.0.0.1")])
+def test_zookeeper_is_told_by_its_host_and_has_no_role(waltzctl: Tool, tmp_path: Path, host: str, names: str) -> None:
+    """Key and certificate in one file, as ZooKeeper reads them; no daemon takes it for one of the cluster."""
+    said = waltzctl("certificate", "issue", "zookeeper", host, "--cluster-key", str(KEY), "--directory", tmp_path).out
+    path = tmp_path / f"zookeeper-{host}.pem"
+    assert f"ssl.keyStore.location={path}\nssl.keyStore.type=PEM\n" in said
+    assert f"ssl.trustStore.location={tmp_path / 'ca.pem'}\nssl.trustStore.type=PEM\n" in said
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["ca.key", "ca.pem", path.name]
+    text = path.read_text()
+    assert (text.count("BEGIN PRIVATE KEY"), text.count("BEGIN CERTIFICATE")) == (1, 1)
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", path, "-noout", "-ext", "subjectAltName"], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.splitlines()[1].strip() == names
+    with pytest.raises(BadConfig, match="waltz://"):
+        Tls(str(path), str(path), str(tmp_path / "ca.pem"), role=Role.SERVER, cluster=KEY)

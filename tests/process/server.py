@@ -19,6 +19,7 @@ class ServerDaemon(DaemonProcess):
 
     def __init__(self, home: Path, *, name: str, hosts: str, cluster: str, **settings: object) -> None:
         own = {"name": name, "coordinator": hosts, "cluster": cluster, "session_seconds": 4, "drain_seconds": 20}
+        own["coordinator_open"] = "accepted"  # the ZooKeeper of most tests is open, also where daemons have certificates
         self.stream_listen = ""
         super().__init__(home, name, {**own, **settings}, {})
         self.name = name

@@ -20,6 +20,7 @@ from tests.process.zookeeper import LocalZooKeeper, free_port
 from waltzctl.playground import java
 from waltzctl.playground.java import find_java, zookeeper_jars
 from waltzd.client.loop import run
+from waltzd.cluster.access import Access, CoordinatorTls
 from waltzd.cluster.coordinator import Coordinator, Create, Set
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NotInstalled, PortInUse
@@ -38,6 +39,7 @@ class RealWorld:
         self.prefix = f"/{uuid4()}"
         self.session_seconds = session_seconds
         self.opened: list[ZooKeeperCoordinator] = []
+        self.tls: CoordinatorTls | None = None
 
     async def connect(self) -> ZooKeeperCoordinator:
         coordinator = await self.connect_elsewhere("/one")
@@ -46,8 +48,15 @@ class RealWorld:
         return coordinator
 
     async def connect_elsewhere(self, root: str) -> ZooKeeperCoordinator:
+        return await self.connect_as(None, root)
+
+    async def connect_as(self, credentials: str | None, root: str) -> ZooKeeperCoordinator:
         coordinator = ZooKeeperCoordinator(
-            self.zookeeper.hosts, self.prefix + root, session_seconds=self.session_seconds, call_seconds=CALL_SECONDS
+            self.zookeeper.hosts,
+            self.prefix + root,
+            Access(tls=self.tls, credentials=() if credentials is None else (credentials,)),
+            session_seconds=self.session_seconds,
+            call_seconds=CALL_SECONDS,
         )
         self.opened.append(coordinator)
         await coordinator.start()
@@ -197,7 +206,7 @@ def test_what_zookeeper_forbids_is_an_error_of_ours(zookeeper: LocalZooKeeper) -
             await owner.commit([Create("/", b"")])
             acl = [make_acl("world", "anyone", read=True)]
             owner._client.set_acls_async(owner.root, acl).get()
-            with pytest.raises(CoordinatorRefused, match="NoAuth"):
+            with pytest.raises(CoordinatorRefused, match="does not let this process near"):
                 await owner.commit([Create("/a", b"")])
             assert await owner.children("/") == []
 

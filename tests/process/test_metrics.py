@@ -8,7 +8,9 @@ import http.client
 import re
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -390,3 +392,31 @@ def test_a_certificate_that_ends_while_they_run_is_told_and_a_reason(
         assert (status, "its certificate is over" in reasons) == (503, True)
         assert -2 * DAY_SECONDS < watched.total(metric) < 0
         assert re.search("WARNING .*the certificate .* ends at", daemon.log)
+
+
+def test_the_port_for_monitoring_speaks_tls_where_it_is_asked_to(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    """It shows the certificate of the daemon, and who asks needs none."""
+    authority = Authority(tmp_path / "ca")
+    files = authority.issue(KEY, Role.STORAGE, "s1")
+    daemon = make_daemon(**files.settings, **HTTP, http_tls="on").start()
+    (address,) = re.findall(r"metrics and health: https://(127\.0\.0\.1:[0-9]+)/", daemon.log)
+    host, _, port = address.partition(":")
+
+    def ask(context: ssl.SSLContext | None, name: str = "") -> bytes:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as plain:
+            talk = plain if context is None else context.wrap_socket(plain, server_hostname=name)
+            with talk:
+                talk.sendall(b"GET /healthz HTTP/1.1\r\nHost: s1\r\nConnection: close\r\n\r\n")
+                with suppress(ConnectionError):
+                    return b"".join(iter(lambda: talk.recv(1 << 16), b""))
+                return b""
+
+    trusting = ssl.create_default_context(cafile=files.ca)
+    assert ask(trusting, dns_name(KEY, Role.STORAGE)).startswith(b"HTTP/1.1 200")
+    assert not ask(None).startswith(b"HTTP/1.1 200")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        ask(trusting, "elsewhere.example")
+    authority.issue(KEY, Role.STORAGE, "s1")  # in the place of the first one
+    assert ask(trusting, dns_name(KEY, Role.STORAGE)).startswith(b"HTTP/1.1 200"), "and goes on with a new one"

@@ -75,10 +75,13 @@ def test_looking_with_a_certificate(
     assert (code, err) == (0, "")
     code, out, _ = tool("status", *options(ann))
     assert (code, out.splitlines()[0]) == (
-        0, f"HEALTHY: all {PARTITIONS} partitions are open; 1 server and 1 storage answer"
+        10, f"DEGRADED: all {PARTITIONS} partitions are open; 1 server and 1 storage answer"
     )  # fmt: skip
+    assert "whoever reaches ZooKeeper may change the documents of the cluster" in " ".join(out.split())
     code, out, _ = tool("doctor", "-o", "json", *options(ann))
     found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert (code, found["open documents"]["grade"]) == (10, "FAIL")
+    assert "waltzctl cluster secure" in found["open documents"]["fix"]
     assert (found["certificates"]["grade"], found["certificates"]["finding"]) == (
         "PASS", "the first one ends in 365 days"
     )  # fmt: skip

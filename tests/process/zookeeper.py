@@ -10,6 +10,7 @@ from pathlib import Path
 
 from waltzctl.shell.blueprint import PORTS, free_ports
 from waltzd.client.loop import run
+from waltzd.cluster.access import ANYBODY, Access
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CannotConnect
 
@@ -25,8 +26,13 @@ def free_port() -> int:
 class LocalZooKeeper:
     """Keeps its data and its port over `kill` and `start`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, keystore: Path | None = None, access: Access = ANYBODY) -> None:
+        """`keystore`: its key and its certificate, and it speaks TLS. `access`: with what it is looked at."""
         self.directory = directory
+        self.access = access
+        self._tls = (
+            [] if keystore is None else ["--tls-keystore", str(keystore), "--tls-ca", str(keystore.parent / "ca.pem")]
+        )
         self.hosts = f"127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -41,7 +47,10 @@ class LocalZooKeeper:
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         with self.directory.with_suffix(".out").open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "waltzd", "zookeeper", "--directory", str(self.directory), "--listen", self.hosts],
+                [
+                    *(sys.executable, "-m", "waltzd", "zookeeper", "--directory", str(self.directory)),
+                    *("--listen", self.hosts, *self._tls),
+                ],
                 stdout=out,
                 stderr=out,
             )
@@ -62,7 +71,7 @@ class LocalZooKeeper:
         raise AssertionError(f"ZooKeeper does not answer\n{self.log}")
 
     async def _answers(self) -> None:
-        coordinator = ZooKeeperCoordinator(self.hosts, "/up", call_seconds=ATTEMPT_SECONDS)
+        coordinator = ZooKeeperCoordinator(self.hosts, "/up", self.access, call_seconds=ATTEMPT_SECONDS)
         await coordinator.start()
         await coordinator.close()
 

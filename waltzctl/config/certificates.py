@@ -6,11 +6,14 @@ before it is put in place. Nothing that is there is ever written over.
 
 from __future__ import annotations
 
+import enum
+import ipaddress
 import os
 import shlex
 import subprocess
 import tempfile
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +22,7 @@ from typer import Argument, Option
 
 from waltzctl.shell.options import Output
 from waltzctl.show.forms import put_json
+from waltzd.cluster.access import CoordinatorTls
 from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, BadConfig, CertificateNotMade
 from waltzd.protocol.address import is_name
@@ -27,7 +31,7 @@ from waltzd.wire.tls import Tls
 
 DAYS = 365
 _AUTHORITY_DAYS = 3650
-_CA, _CA_KEY = "ca.pem", "ca.key"
+CA, CA_KEY = "ca.pem", "ca.key"
 _DAEMONS = (Role.STORAGE, Role.SERVER)
 _SUBJECT = """
 [req]
@@ -49,15 +53,53 @@ keyUsage = critical, digitalSignature
 extendedKeyUsage = serverAuth, clientAuth
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
-subjectAltName = @names
-[names]
-URI.1 = {uri}
+subjectAltName = {names}
 """
+
+
+class Kind(enum.StrEnum):
+    """Who gets a certificate: a role, or ZooKeeper, which is not of the cluster and has none."""
+
+    SERVER = Role.SERVER.value
+    STORAGE = Role.STORAGE.value
+    CLIENT = Role.CLIENT.value
+    OPERATOR = Role.OPERATOR.value
+    OBSERVER = Role.OBSERVER.value
+    ZOOKEEPER = "zookeeper"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    kind: Kind
+    name: str
+    identity: Identity | None
+    """None: ZooKeeper is told by the host in its certificate."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """ZooKeeper reads its key and its certificate from one file."""
+        kinds = ("pem",) if self.identity is None else ("pem", "key")
+        return tuple(f"{self.kind}-{self.name}.{kind}" for kind in kinds)
+
+    @property
+    def alternative_names(self) -> str:
+        if self.identity is None:
+            return f"{'IP' if _is_ip(self.name) else 'DNS'}:{self.name}"
+        names = self.identity.dns_names if self.identity.role in _DAEMONS else ()
+        return ",".join([f"URI:{self.identity.uri}", *(f"DNS:{name}" for name in names)])
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def issue(
     *,
-    role: Annotated[Role, Argument(metavar="{server|storage|client|operator|observer}")],
+    kind: Annotated[Kind, Argument(metavar="{server|storage|client|operator|observer|zookeeper}")],
     names: Annotated[tuple[str, ...], Argument(metavar="NAME...")],
     cluster_key: Annotated[uuid.UUID, Option("--cluster-key", help="Of the cluster, as in the storages' configuration.")],
     directory: Annotated[
@@ -72,9 +114,9 @@ def issue(
     output: Output = "table",
 ) -> int:
     """Make certificates for trials and for a first cluster, of storages, servers, clients (applications), operators or
-    observers (who look and change nothing) with these names. The first call makes the authority that signs them, ca.pem
-    and ca.key; with ca.key a person can take any role in the cluster, so it stays in this directory. It calls the program
-    `openssl`. No file is written over.
+    observers (who look and change nothing) with these names, or of ZooKeeper on these hosts. The first call makes the
+    authority that signs them, ca.pem and ca.key; with ca.key a person can take any role in the cluster, so it stays in
+    this directory. It calls the program `openssl`. No file is written over.
 
     \b
     Examples:
@@ -88,71 +130,88 @@ def issue(
         what = "is not a name: letters, digits, dots, dashes and underscores, at most 64"
         what = "is given twice" if is_name(wrong[0]) else what
         raise BadArgument(f"{wrong[0]!r} {what}", not_done="no certificate was made")
-    wanted = [Identity(cluster_key, role, name) for name in names]
+    wanted = [of_kind(kind, name, cluster_key) for name in names]
+    make(directory, wanted, days)
+    issued = {one: [os.path.abspath(directory / name) for name in (*one.files, CA)] for one in wanted}
+    if output == "json":
+        uris = {one: None if one.identity is None else one.identity.uri for one in wanted}
+        put_json({"certificates": [{"uri": uris[one], **_fields(one, paths)} for one, paths in issued.items()]})
+        return EXIT_OK
+    for one, paths in issued.items():
+        typer.echo(f"# {f'ZooKeeper at {one.name}' if one.identity is None else one.identity.uri}")
+        for line in _lines(one, paths):
+            typer.echo(line)
+    return EXIT_OK
+
+
+def of_kind(kind: Kind, name: str, key: uuid.UUID) -> Wanted:
+    return Wanted(kind, name, None if kind is Kind.ZOOKEEPER else Identity(key, Role(kind.value), name))
+
+
+def make(directory: Path, wanted: list[Wanted], days: int = DAYS) -> None:
+    """Put the certificates into the directory, with an authority where there is none."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=directory) as making:
             _issue(directory, Path(making), wanted, days)
     except OSError as error:
         raise translate(error, f"making certificates in {directory}") from error
-    issued = {
-        one: {
-            field: os.path.abspath(directory / name)
-            for field, name in zip(("tls_certificate", "tls_key", "tls_ca"), (*_files(one), _CA), strict=True)
-        }
-        for one in wanted
-    }
-    if output == "json":
-        put_json({"certificates": [{"uri": one.uri, **paths} for one, paths in issued.items()]})
-        return EXIT_OK
-    for one, paths in issued.items():
-        typer.echo(f"# {one.uri}")
-        for field, path in paths.items():
-            is_setting = one.role in _DAEMONS
-            typer.echo(f"{field}: {path}" if is_setting else f"export WALTZ_{field.upper()}={shlex.quote(path)}")
-    return EXIT_OK
 
 
-def _files(identity: Identity) -> tuple[str, str]:
-    return f"{identity.role}-{identity.name}.pem", f"{identity.role}-{identity.name}.key"
+def _fields(one: Wanted, paths: list[str]) -> dict[str, str]:
+    names = ("tls_keystore", "tls_ca") if one.identity is None else ("tls_certificate", "tls_key", "tls_ca")
+    return dict(zip(names, paths, strict=True))
 
 
-def _issue(directory: Path, making: Path, wanted: list[Identity], days: int) -> None:
-    is_new = not any(os.path.lexists(directory / name) for name in (_CA, _CA_KEY))
+def _lines(one: Wanted, paths: list[str]) -> list[str]:
+    """For a configuration file, or for a person's shell."""
+    if one.identity is None:
+        stores = zip(("keyStore", "trustStore"), paths, strict=True)
+        return [line for store, path in stores for line in (f"ssl.{store}.location={path}", f"ssl.{store}.type=PEM")]
+    if one.identity.role in _DAEMONS:
+        return [f"{field}: {path}" for field, path in _fields(one, paths).items()]
+    return [f"export WALTZ_{field.upper()}={shlex.quote(path)}" for field, path in _fields(one, paths).items()]
+
+
+def _issue(directory: Path, making: Path, wanted: list[Wanted], days: int) -> None:
+    is_new = not any(os.path.lexists(directory / name) for name in (CA, CA_KEY))
     if is_new:
-        _make_key(making / _CA_KEY)
+        _make_key(making / CA_KEY)
         text = _SUBJECT.format(name="Waltz trial authority") + _AUTHORITY
-        _openssl(making, text, "req", "-new", "-x509", "-key", making / _CA_KEY, "-out", making / _CA,
+        _openssl(making, text, "req", "-new", "-x509", "-key", making / CA_KEY, "-out", making / CA,
                  "-days", str(_AUTHORITY_DAYS), "-extensions", "extensions")  # fmt: skip
     authority = making if is_new else directory
-    for name in (_CA, _CA_KEY):
+    for name in (CA, CA_KEY):
         if not (authority / name).is_file():
             raise CertificateNotMade(
                 f"{directory / name} is not there, and the other half of the authority is",
-                next_step=f"put it back, or give another --directory: an authority is {_CA} and {_CA_KEY}",
+                next_step=f"put it back, or give another --directory: an authority is {CA} and {CA_KEY}",
             )
     for one in wanted:
-        for name in _files(one):
+        for name in one.files:
             if os.path.lexists(directory / name):
                 raise AlreadyThere(f"{directory / name} is there already", next_step="use it, or move it away first")
         _sign(making, authority, one, days)
-    for name in (*((_CA_KEY, _CA) if is_new else ()), *(name for one in wanted for name in _files(one))):
+    for name in (*((CA_KEY, CA) if is_new else ()), *(name for one in wanted for name in one.files)):
         _place(making / name, directory / name)
 
 
-def _sign(making: Path, authority: Path, identity: Identity, days: int) -> None:
-    certificate, key = (making / name for name in _files(identity))
+def _sign(making: Path, authority: Path, one: Wanted, days: int) -> None:
+    certificate, key = making / one.files[0], making / f"{one.kind}-{one.name}.key"
     _make_key(key)
-    names = identity.dns_names if identity.role in _DAEMONS else ()
-    text = _SUBJECT.format(name=identity.name) + _LEAF.format(uri=identity.uri)
-    text += "".join(f"DNS.{number} = {name}\n" for number, name in enumerate(names, 1))
+    text = _SUBJECT.format(name=one.name) + _LEAF.format(names=one.alternative_names)
     request = making / "request.pem"
     _openssl(making, text, "req", "-new", "-key", key, "-out", request)
     _openssl(making, None, "x509", "-req", "-sha256", "-in", request, "-out", certificate, "-days", str(days),
-             "-CA", authority / _CA, "-CAkey", authority / _CA_KEY, "-set_serial", str(uuid.uuid4().int),
+             "-CA", authority / CA, "-CAkey", authority / CA_KEY, "-set_serial", str(uuid.uuid4().int),
              "-extfile", making / "openssl.cnf", "-extensions", "extensions")  # fmt: skip
     try:
-        Tls(str(certificate), str(key), str(authority / _CA), role=identity.role, cluster=identity.key)
+        if one.identity is None:
+            CoordinatorTls(ca=str(authority / CA), certificate=str(certificate), key=str(key)).check()
+            certificate.write_bytes(key.read_bytes() + certificate.read_bytes())
+            certificate.chmod(0o600)
+            return
+        Tls(str(certificate), str(key), str(authority / CA), role=one.identity.role, cluster=one.identity.key)
     except BadConfig as error:
         raise CertificateNotMade(f"what openssl made cannot be used: {error.message}") from error
 

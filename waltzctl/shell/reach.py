@@ -18,9 +18,17 @@ import typer
 import yaml
 from typer import Argument, Option
 
-from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint, write_whole
+from waltzctl.shell.blueprint import (
+    BLUEPRINT,
+    ZOOKEEPER,
+    credentials_file,
+    load_blueprint,
+    operator_files,
+    write_whole,
+)
 from waltzctl.shell.options import CLUSTER, From
 from waltzctl.shell.progress import waiting_aloud
+from waltzd.cluster.access import ANYBODY, OFF, Access, Verify, access_of
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
@@ -57,11 +65,15 @@ MEANT: dict[str, tuple[str, str]] = {
     "tls_certificate": ("FILE", "Your certificate, with the role operator, or observer to look. These three, or none."),
     "tls_key": ("FILE", "Its key, which only you may read."),
     "tls_ca": ("FILE", "The authorities that sign the daemons' certificates."),
+    "coordinator_tls": ("HOW", "To ZooKeeper: off (the default), host or authority, as a server's coordinator_tls."),
+    "coordinator_tls_ca": ("FILE", "The authorities that sign for ZooKeeper, where it is not --tls-ca."),
+    "coordinator_credentials": ("FILE", "A line name:password, for a cluster whose documents are closed."),
 }
 """Every setting that says which cluster is meant: what stands for its value, and its meaning. `option` and `variable` are
 its two names."""
 _PLACES = ("context", "directory", "coordinator")
 _TLS = ("tls_certificate", "tls_key", "tls_ca")
+_ACCESS = ("coordinator_tls", "coordinator_tls_ca", "coordinator_credentials")
 
 
 def option(setting: str) -> str:
@@ -95,6 +107,9 @@ class Context:
     tls_certificate: Annotated[str | None, kept("tls_certificate")] = None
     tls_key: Annotated[str | None, kept("tls_key")] = None
     tls_ca: Annotated[str | None, kept("tls_ca")] = None
+    coordinator_tls: Annotated[str | None, kept("coordinator_tls")] = None
+    coordinator_tls_ca: Annotated[str | None, kept("coordinator_tls_ca")] = None
+    coordinator_credentials: Annotated[str | None, kept("coordinator_credentials")] = None
     protected: Annotated[bool, Option("--protected", help="To change something there, NAME has to be typed.")] = False
 
 
@@ -121,6 +136,8 @@ class Reach:
     """What was decided, and by whom: setting → (value, origin)."""
     directory: Path | None = None
     """The directory of a cluster on this machine."""
+    access: Access = ANYBODY
+    """To ZooKeeper."""
 
     @property
     def where(self) -> str:
@@ -195,8 +212,8 @@ def _context(path: Path, name: str, given: Any) -> Context:
 def check_context(context: Context, place: str, kind: type[NotesDamaged | BadArgument]) -> None:
     if (context.coordinator is None) == (context.directory is None):
         raise kind(f"{place}it needs either a coordinator or the directory of a cluster on this machine")
-    if context.directory is not None and (context.root or context.tls_certificate or context.tls_key or context.tls_ca):
-        raise kind(f"{place}a cluster on this machine has its own root and no certificates")
+    if context.directory is not None and any(getattr(context, name) for name in ("root", *_TLS, *_ACCESS)):
+        raise kind(f"{place}a cluster on this machine has its own root and certificates")
 
 
 def save_contexts(contexts: Contexts) -> None:
@@ -252,18 +269,27 @@ def resolve(given: Mapping[str, str | None]) -> Reach:
         directory = LOCAL_DIRECTORY
         origins["directory"] = (directory, "the cluster that `waltzctl up` made here")
     if directory is not None:
-        hosts = load_blueprint(Path(directory)).addresses(ZOOKEEPER)[0]
+        blueprint = load_blueprint(Path(directory))
+        hosts, tls, access = blueprint.addresses(ZOOKEEPER)[0], None, ANYBODY
         origins |= {"coordinator": (hosts, f"{directory}/{BLUEPRINT}"), "root": (LOCAL_ROOT, "every local cluster")}
-        return Reach(hosts=hosts, root=LOCAL_ROOT, tls=None, name=name or directory, is_protected=context.protected,
-                     origins=origins, directory=Path(directory))  # fmt: skip
+        if blueprint.has_tls:
+            files, own = operator_files(Path(directory)), str(credentials_file(Path(directory)))
+            known = dict(zip(_TLS, files, strict=True))
+            known |= {"coordinator_tls": Verify.HOST.value, "coordinator_credentials": own}
+            origins |= {field: (value, f"{directory}/{BLUEPRINT}") for field, value in known.items()}
+            tls, access = tls_of(*files), access_to(files, how=Verify.HOST, credentials=own)
+        return Reach(hosts=hosts, root=LOCAL_ROOT, tls=tls, name=name or directory, is_protected=context.protected,
+                     origins=origins, directory=Path(directory), access=access)  # fmt: skip
     assert coordinator is not None
     root = take("root")
     if root is None:
         root = LOCAL_ROOT
         origins["root"] = (root, "the default")
     certificate, key, ca = map(take, _TLS)
+    how, coordinator_ca, credentials = map(take, _ACCESS)
+    access = access_to((certificate, key, coordinator_ca or ca), how=how, credentials=credentials)
     return Reach(hosts=coordinator, root=root, tls=tls_of(certificate, key, ca), name=name or f"{coordinator}{root}",
-                 is_protected=context.protected, origins=origins)  # fmt: skip
+                 is_protected=context.protected, origins=origins, access=access)  # fmt: skip
 
 
 def _said(given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
@@ -296,7 +322,7 @@ def _check_options(given: Mapping[str, str | None]) -> None:
     if "directory" in said and len(said) > 1:
         rest = " and ".join(option(name) for name in said if name != "directory")
         raise BadArgument(
-            f"{rest} with --directory: a cluster on this machine has its own root and no certificates",
+            f"{rest} with --directory: a cluster on this machine has its own root and certificates",
             not_done=_NO_CLUSTER_ASKED,
             next_step=f"leave {rest} out",
         )
@@ -359,6 +385,20 @@ def check_operator(tls: Tls | None, what: str) -> None:
         )
 
 
+def access_to(files: tuple[str | None, str | None, str | None], *, how: str | None, credentials: str | None) -> Access:
+    """How ZooKeeper is reached. `files`: our certificate and its key, which it asks for, and the authorities that sign for
+    it; for TLS only."""
+    certificate, key, ca = files
+    try:
+        return access_of(how or OFF, certificate=certificate, key=key, ca=ca, credentials=credentials)
+    except BadConfig as error:
+        raise BadArgument(
+            error.message,
+            not_done="nothing was asked of ZooKeeper",
+            next_step=f"see {', '.join(map(option, _ACCESS))}",
+        ) from error
+
+
 def _check_there(path: str) -> None:
     try:
         with open(path, "rb"):
@@ -391,7 +431,7 @@ def _names(ctx: typer.Context, kind: str, incomplete: str) -> list[str]:
     from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
     async def look(reach: Reach) -> list[str]:
-        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root, call_seconds=COMPLETION_SECONDS)
+        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root, reach.access, call_seconds=COMPLETION_SECONDS)
         await coordinator.start()
         try:
             cluster = Cluster(coordinator)
@@ -424,6 +464,9 @@ class Given:
     tls_certificate: TlsCertificate = None
     tls_key: TlsKey = None
     tls_ca: TlsCa = None
+    coordinator_tls: Annotated[str | None, meant("coordinator_tls")] = None
+    coordinator_tls_ca: Annotated[str | None, meant("coordinator_tls_ca")] = None
+    coordinator_credentials: Annotated[str | None, meant("coordinator_credentials")] = None
 
     def reach(self) -> Reach:
         return resolve(vars(self))
@@ -478,7 +521,7 @@ def using(reach: Reach, action: Callable[[Any], Awaitable[T]]) -> T:
     from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
     async def run() -> T:
-        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root)
+        coordinator = ZooKeeperCoordinator(reach.hosts, reach.root, reach.access)
         async with waiting_aloud(lambda: f"waiting for ZooKeeper at {reach.hosts}"):
             await coordinator.start()
         try:

@@ -20,12 +20,14 @@ from uuid import UUID
 import typer
 
 from waltzctl.playground.daemon import Process, Reporter, State
+from waltzctl.shell.blueprint import APPLICATION, certificate_files, credentials_file, operator_files
 from waltzctl.shell.merged_log import Line
-from waltzctl.shell.reach import LOCAL_DIRECTORY
+from waltzctl.shell.reach import LOCAL_DIRECTORY, variable
 from waltzctl.show.cluster import sentence
 from waltzctl.show.forms import Column, Columns, grid, objects, put_json, stream
 from waltzctl.show.terminal import console, count, printable
 from waltzctl.show.watching import EVENTS
+from waltzd.cluster.access import Verify
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -171,6 +173,7 @@ def ready(
     seconds: float,
     stays: bool,
     is_meant: bool,
+    has_tls: bool,
     output: str,
 ) -> None:
     """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster."""
@@ -182,6 +185,7 @@ def ready(
                 "is_healthy": found.is_healthy,
                 "seconds": round(seconds, 3),
                 "processes": objects(PROCESSES, running),
+                "application": _application(directory) if has_tls else None,
             }
         )
         return
@@ -195,6 +199,20 @@ def ready(
         if one.kind == "storage" and one.name not in known:  # brought up later, or taken out
             out.print(f"{one.name} runs, and is not in the cluster until you say so:", style="yellow", soft_wrap=True)
             out.print(f"  waltzctl storage add {one.name}={','.join(one.addresses)}{here}", soft_wrap=True)
+    if has_tls:
+        certificate, key, ca = map(repr, _application(directory).values())
+        port = next((one.addresses[0] for one in running if one.kind == "server" and one.pid is not None), "HOST:PORT")
+        out.print("An application needs a certificate, and gives it so:")
+        for line in (
+            f"tls = Tls({certificate},",
+            f"          {key},",
+            f"          {ca}, role=Role.CLIENT)",
+            f'Client(["{port}"], connect=lambda address, key: ServerClient(address, key, tls=tls))',
+        ):
+            out.print(f"  {line}", soft_wrap=True, highlight=False)
+        out.print("Elsewhere a person gives these; with --directory, waltzctl finds them by itself:")
+        for name, path in _person(directory).items():
+            out.print(f"  export {name}={shlex.quote(path)}", soft_wrap=True, highlight=False)
     out.print("What to try next:" if stays else "What to try next, in another terminal:")
     tries = _tries(directory, running, found, here=here, stays=stays)
     longest = max(len(command) for command, _ in tries)
@@ -204,6 +222,17 @@ def ready(
         out.print(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}", soft_wrap=True)
     if not stays:
         out.print("Ctrl-C stops everything.")
+
+
+def _application(directory: Path) -> dict[str, str]:
+    files = certificate_files(directory, f"client-{APPLICATION}")
+    return dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))
+
+
+def _person(directory: Path) -> dict[str, str]:
+    files = dict(zip(("tls_certificate", "tls_key", "tls_ca"), operator_files(directory), strict=True))
+    files |= {"coordinator_tls": Verify.HOST.value, "coordinator_credentials": str(credentials_file(directory))}
+    return {variable(name): value for name, value in files.items()}
 
 
 def _tries(directory: Path, running: Sequence[Process], found: Picture, *, here: str, stays: bool) -> list[tuple[str, str]]:

@@ -21,9 +21,10 @@ from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.watching import checks
 from waltzctl.watching.facts import Check, Facts, Grade, Sighting, ZooKeeperServer
-from waltzctl.watching.poll import CALL_SECONDS, Poll
+from waltzctl.watching.poll import CALL_SECONDS, Poll, should_be_closed
 from waltzctl.watching.rules import diagnose
 from waltzd.client import loop
+from waltzd.cluster.access import CoordinatorTls
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Role, dns_name
@@ -51,12 +52,17 @@ def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "
 
 async def _checks(reach: Reach, seconds: float) -> list[Check]:
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
-        return diagnose(await examined(reach, await poll.look(), seconds=seconds))
+        sighting = await poll.look()
+        facts = await examined(reach, sighting, seconds=seconds)
+        if sighting.lost is None and should_be_closed(reach):
+            facts = replace(facts, opened=await (await poll.cluster()).open_nodes())
+        return diagnose(facts)
 
 
 async def examined(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts:
     """The facts of a look, with those that only the doctor wants."""
-    ensemble = await asyncio.gather(*(_ask(address.strip(), seconds) for address in reach.hosts.split(",")))
+    addresses = [address.strip() for address in reach.hosts.split(",")]
+    ensemble = await asyncio.gather(*(_ask(address, reach.access.tls, seconds) for address in addresses))
     days: dict[str, float | None] = {}
     if reach.tls is not None:
         files = [reach.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
@@ -74,13 +80,15 @@ async def examined(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts
     )
 
 
-async def _ask(address: str, seconds: float) -> ZooKeeperServer:
+async def _ask(address: str, tls: CoordinatorTls | None, seconds: float) -> ZooKeeperServer:
     """The four letters `srvr`, which a ZooKeeper answers unless its settings forbid it."""
     started = time.perf_counter()
     try:
         place = parse_address(address)
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(place.host, place.port)
+            reader, writer = await asyncio.open_connection(
+                place.host, place.port, ssl=None if tls is None else tls.context()
+            )
             try:
                 writer.write(b"srvr")
                 answer = await reader.read(ANSWER_BYTES_MAX)

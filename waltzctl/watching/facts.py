@@ -104,6 +104,8 @@ class Facts:
     tool_version: str = ""
     is_secured: bool = False
     """Certificates are in use."""
+    opened: Sequence[str] = ()
+    """Documents that everybody may change who reaches the coordinator, although certificates or credentials are in use."""
     certificate_days: Mapping[str, float | None] = field(default_factory=dict)
     """Until the certificate of each daemon, and ours ("waltzctl"), ends; None where that is not known."""
 

@@ -27,7 +27,7 @@ from waltzctl.shell.reach import Reach
 from waltzctl.watching.facts import REPAIR, Facts, Lost, Sighting
 from waltzctl.watching.rules import judge, with_since
 from waltzctl.watching.troubles import slow
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing, WaltzError
@@ -67,7 +67,9 @@ class Poll:
                     not_done="nothing was read or changed",
                     next_step="check that ZooKeeper runs there and that its address is right",
                 )
-            coordinator = ZooKeeperCoordinator(self.reach.hosts, self.reach.root, call_seconds=self._seconds)
+            coordinator = ZooKeeperCoordinator(
+                self.reach.hosts, self.reach.root, self.reach.access, call_seconds=self._seconds
+            )
             async with waiting_aloud(lambda: f"waiting for ZooKeeper at {self.reach.hosts}" if self._aloud else ""):
                 await coordinator.start()
             self._coordinator = coordinator
@@ -81,12 +83,15 @@ class Poll:
         last = await asyncio.to_thread(last_seen.load, self.reach.where)
         lost: Lost | None = None
         coordinator_ms: float | None = None
+        opened: list[str] = []
         try:
             cluster = await self.cluster()
             found = await confirmed(
                 lambda: look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds, aloud=self._aloud)
             )
             coordinator_ms = await _round_trip(cluster)
+            if should_be_closed(self.reach) and await cluster.coordinator.is_open(ROOT):
+                opened.append(ROOT)
         except LOST as error:
             known = known_of(self.reach, last)
             if known is None:
@@ -114,6 +119,7 @@ class Poll:
             picture=found,
             lost=lost,
             coordinator_ms=coordinator_ms,
+            opened=opened,
             down=down,
             unlisted={} if lost is not None else unlisted,
             repair=REPAIR if directory is None else f"waltzctl up {directory} --detach",
@@ -199,6 +205,10 @@ def missed(down: Sequence[str], storage_names: Sequence[str], found: Picture) ->
     """Without storages that are not in the cluster, not yet or no longer: they may be down."""
     members = {view.meta.name for view in found.storages}
     return [name for name in down if name not in storage_names or name in members]
+
+
+def should_be_closed(reach: Reach) -> bool:
+    return reach.tls is not None or reach.access.is_known
 
 
 async def _round_trip(cluster: Cluster) -> float:

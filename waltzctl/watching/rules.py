@@ -42,6 +42,7 @@ DAYS_WARN, DAYS_FAIL = 30.0, 7.0
 LAG_WARN = 100_000
 """Ids: more than a live replica is ever behind."""
 COORDINATOR_WARN_MS, COORDINATOR_FAIL_MS = 50.0, 1_000.0
+OPEN_SHOWN = 3
 AGAIN = "look again when everything answers"
 
 
@@ -343,6 +344,15 @@ def _certificates(facts: Facts) -> Found:
     return f"the first one ends in {least:.0f} days"
 
 
+def _closed(facts: Facts) -> Found:
+    if facts.opened:
+        shown = ", ".join(facts.opened[:OPEN_SHOWN])
+        more = f" and {len(facts.opened) - OPEN_SHOWN} more" if len(facts.opened) > OPEN_SHOWN else ""
+        words = f"whoever reaches ZooKeeper may change the documents of the cluster: {shown}{more}"
+        yield Reason(sentence=words, key="open documents")
+    return "nobody else may change the documents" if facts.is_secured else "no certificates are in use: not looked at"
+
+
 def _versions(facts: Facts) -> Found:
     names: dict[str, list[str]] = {facts.tool_version: ["waltzctl"]}
     for view in facts.picture.nodes:
@@ -460,6 +470,13 @@ RULES = (
         find=_certificates,
         fix="put new certificates in the place of the old ones: daemons take them up by themselves",
         alerts={"WaltzCertificateOver": (Grade.FAIL, 1), "WaltzCertificateEndsSoon": (Grade.WARN, 60)},
+    ),
+    Rule(
+        name="open documents",
+        find=_closed,
+        fix="give every server and operator the same coordinator_credentials, then `waltzctl cluster secure`",
+        needs=("ZooKeeper",),
+        is_now=True,
     ),
     Rule(
         name="versions",

@@ -73,6 +73,9 @@ CLIENT_ID_MAX = (1 << 31) - 1
 CLIENT_IDS_PER_SECOND = 16
 """The counter of client ids never lags behind the clock, by so many a second. An older document that is put back may
 therefore not give out an id a second time, unless more than so many were given out each second since it was current."""
+CLIENT_IDS_JUMP_MAX = 1 << 30
+"""A counter that is so far above the clock, and above what was read before, was not counted up to there. Ids begin
+again after `CLIENT_ID_MAX` of them, so one that jumps gives out ids of clients that live."""
 CLIENT_IDS_AHEAD = 1 << 20
 """A counter that is made anew begins so far above all that is known of the one that was deleted."""
 ATTEMPTS_MAX = 100
@@ -125,6 +128,8 @@ class Cluster:
         self._counting = asyncio.Lock()
         self._counter: Counter | None = None
         """As it was read last."""
+        self._counted = 0
+        """The highest `next` that was ever read or written here."""
 
     # -- the cluster ---------------------------------------------------------------------------------------------------
 
@@ -396,7 +401,8 @@ class Cluster:
         folder = [] if await self.coordinator.get(IDS) is not None else [Create(IDS, b"")]
         node = await self.coordinator.get(CLIENT_IDS)
         before = NO_VERSION if node is None else node.version
-        counter = replace(known, next=max(known.next, self._drawn_by_now) + CLIENT_IDS_AHEAD)
+        there = known.next if known.next <= max(self._counted, self._drawn_by_now) + CLIENT_IDS_JUMP_MAX else 0
+        counter = replace(known, next=max(there, self._counted, self._drawn_by_now) + CLIENT_IDS_AHEAD)
         await self.coordinator.commit([Check(ROOT, root), *folder, put(CLIENT_IDS, encode(counter), before)])
         self._counter = counter
         return before + 1
@@ -409,26 +415,42 @@ class Cluster:
         """An id that no client has that lives. One is lost when the answer of the coordinator is. One at a time: of many
         who race for the counter all but one go in vain, and are there again for the next race.
 
-        Compare-and-set alone excludes that two get the same id. The clock excludes it when the document went back: what it
-        counted since then was counted in time that has passed. A clock that is wrong does no harm: one that is behind
+        Compare-and-set alone excludes that two get the same id. When the document went back, what this server knows of it
+        excludes it, and the clock: what was counted since then was counted in time that has passed. A document that jumps
+        ahead, to where ids begin again, is refused. A clock that is wrong does no harm: one that is behind
         changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them, four years at the earliest:
         an outcome is looked for only in what was written after the request, so an id out of use is free."""
         async with self._counting:
             return await self._next_client_id()
+
+    def _check_jump(self, counter: Counter) -> None:
+        known = max(self._counted, self._drawn_by_now)
+        if counter.next > known + CLIENT_IDS_JUMP_MAX:
+            raise BadMetadata(
+                f"{CLIENT_IDS} has counted to {counter.next}, and cannot be above {known + CLIENT_IDS_JUMP_MAX} yet: "
+                f"clients that "
+                "live would lose their ids to others",
+                not_done="no client id was given out",
+                next_step="see who changed the document, and delete it: the servers write it anew; if the clock of "
+                "this server is years behind, set it",
+                path=CLIENT_IDS,
+            )
+        self._counted = max(self._counted, counter.next)
 
     async def _next_client_id(self) -> int:
         for _ in range(ATTEMPTS_MAX):
             try:
                 version = await self.read_counter()
                 assert self._counter is not None
-                drawn = max(self._counter.next, self._drawn_by_now)
+                self._check_jump(self._counter)
+                drawn = max(self._counter.next, self._counted, self._drawn_by_now)
                 counter = replace(self._counter, next=drawn + 1)
                 await self.coordinator.commit([Set(CLIENT_IDS, encode(counter), version)])
             except ChangedMeanwhile as error:
                 if error.facts.get("path") == ROOT:
                     raise
                 continue
-            self._counter = counter
+            self._counter, self._counted = counter, counter.next
             return (drawn - 1) % CLIENT_ID_MAX + 1
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
@@ -508,11 +530,45 @@ class Cluster:
     async def delete(self) -> int:
         """Take every document of the cluster away, whole or not at all; how many there were."""
         await self.check_alone()
-        paths = [ROOT]
-        for path in paths:  # grows while it is walked
-            paths += [f"{path.rstrip('/')}/{name}" for name in await self.coordinator.children(path)]
+        paths = await self._paths()
         await self.coordinator.commit([Delete(path, await self._version_of(path)) for path in reversed(paths)])
         return len(paths)
+
+    # -- who may change it ---------------------------------------------------------------------------------------------
+
+    async def open_nodes(self) -> list[str]:
+        """The paths of all nodes that a process without credentials may read or change, the root first."""
+        paths = await self._paths()
+        are_open = await self.each(paths, self.coordinator.is_open)
+        return [path for path, is_open in zip(paths, are_open, strict=True) if is_open]
+
+    async def unclosed_nodes(self) -> list[str]:
+        """The paths of all nodes that do not belong to our credentials alone: open ones, and those of a name or a password
+        that is replaced."""
+        paths = await self._paths()
+        are_ours = await self.each(paths, self.coordinator.is_ours)
+        return [path for path, is_ours in zip(paths, are_ours, strict=True) if not is_ours]
+
+    async def secure(self) -> int:
+        """Close every node, the root first, since what is created from then on is closed; how many were not."""
+        await self.check_alone()
+        closed = 0
+        while found := await self.unclosed_nodes():
+            for path in found:
+                with suppress(NodeMissing):  # it went away meanwhile
+                    await self.coordinator.protect(path)
+                    closed += 1
+        return closed
+
+    async def _paths(self) -> list[str]:
+        """Of all nodes, each behind the one that it is below."""
+        paths = [ROOT]
+        level = [ROOT]
+        while level:
+            names = await self.each(level, self.coordinator.children)
+            level = [f"{path.rstrip('/')}/{name}" for path, below in zip(level, names, strict=True) for name in below]
+            paths += level
+        return paths
 
     async def check_alone(self) -> None:
         if strange := set(await self.coordinator.children(ROOT)) - _OURS:

@@ -88,6 +88,24 @@ class Coordinator(Protocol):
         `COMMIT_BYTES_MAX`."""
         ...
 
+    @property
+    def is_known(self) -> bool:
+        """This process has shown credentials. What it creates below a closed root, and a root, belongs to them: the
+        coordinator lets nobody else read or change it."""
+        ...
+
+    async def is_open(self, path: str) -> bool:
+        """Whether a process without credentials may do something with this node; False when there is none."""
+        ...
+
+    async def is_ours(self, path: str) -> bool:
+        """Whether this node belongs to the credentials of this process and to nobody else; True when there is none."""
+        ...
+
+    async def protect(self, path: str) -> None:
+        """Close a node: give it to the credentials of this process, and nothing to anybody else."""
+        ...
+
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
         """Return when anything at these paths (data, version, existence, names of children) differs from what the token
         `seen` stands for, or the coordinator session changed; the new token. With None, return a token at once. Never

@@ -25,6 +25,13 @@ class _Entry:
     children: int
     holder: int | None
     """The session that an ephemeral node goes away with."""
+    owner: str | None = None
+    """Whose credentials it takes to do anything with it; None: it is open."""
+
+
+def check_access(path: str, entry: _Entry | None, credentials: str | None) -> None:
+    if entry is not None and entry.owner not in (None, credentials):
+        raise CoordinatorRefused(f"the coordinator does not let this process near {path}", path=path)
 
 
 def _above(path: str) -> str | None:
@@ -42,8 +49,8 @@ class MemoryTree:
         self._holders = 0
         self._connected: list[MemoryCoordinator] = []
 
-    def connect(self) -> MemoryCoordinator:
-        coordinator = MemoryCoordinator(self)
+    def connect(self, credentials: str | None = None) -> MemoryCoordinator:
+        coordinator = MemoryCoordinator(self, credentials)
         self._connected.append(coordinator)
         return coordinator
 
@@ -64,26 +71,32 @@ class MemoryTree:
         """The session is over: its ephemeral nodes go."""
         held = [path for path, entry in self._entries.items() if entry.holder == holder]
         if held:
-            self.commit([Delete(path, self._entries[path].version) for path in held], holder)
+            owners = [owner for path in held if (owner := self._entries[path].owner) is not None]
+            self.commit([Delete(path, self._entries[path].version) for path in held], holder, *owners[:1])
 
-    def commit(self, changes: Sequence[Change], holder: int) -> None:
+    def commit(self, changes: Sequence[Change], holder: int, credentials: str | None = None) -> None:
         entries = dict(self._entries)
         self._commits += 1
         touched: list[str] = []
         for change in changes:
-            touched += self._apply(entries, change, holder)
+            touched += self._apply(entries, change, holder, credentials)
         self._entries = entries
         for coordinator in self._connected:
             coordinator.watchers.wake(touched)
 
-    def _apply(self, entries: dict[str, _Entry], change: Change, holder: int) -> list[str]:
+    def protect(self, path: str, credentials: str) -> None:
+        check_access(path, self._entries[path], credentials)
+        self._entries[path] = replace(self._entries[path], owner=credentials)
+
+    def _apply(self, entries: dict[str, _Entry], change: Change, holder: int, credentials: str | None) -> list[str]:
         """Change `entries`, or raise; which paths were changed."""
         path = change.path
         if isinstance(change, Create):
-            return self._create(entries, change, holder)
+            return self._create(entries, change, holder, credentials)
         entry = entries.get(path)
         if entry is None:
             raise NodeMissing(f"the coordinator has no node {path}", path=path)
+        check_access(path, entry, credentials)
         if entry.version != change.version:
             raise ChangedMeanwhile(f"{path} has version {entry.version}, not {change.version}", path=path)
         match change:
@@ -98,7 +111,7 @@ class MemoryTree:
                 del entries[path]
                 return [path, *self._mark_above(entries, path)]
 
-    def _create(self, entries: dict[str, _Entry], change: Create, holder: int) -> list[str]:
+    def _create(self, entries: dict[str, _Entry], change: Create, holder: int, credentials: str | None) -> list[str]:
         path, above = change.path, _above(change.path)
         if path in entries:
             raise NodeExists(f"the coordinator has a node {path} already", path=path)
@@ -106,8 +119,11 @@ class MemoryTree:
             raise NodeMissing(f"the coordinator has no node {above} to create {path} in", path=above)
         if above is not None and entries[above].holder is not None:
             raise CoordinatorRefused(f"the ephemeral node {above} cannot have nodes below it", path=path)
+        if above is not None:
+            check_access(path, entries[above], credentials)
+        owner = None if "/" in entries and entries["/"].owner is None else credentials
         now = self._commits
-        entries[path] = _Entry(change.data, 0, now, now, now, holder if change.ephemeral else None)
+        entries[path] = _Entry(change.data, 0, now, now, now, holder if change.ephemeral else None, owner)
         return [path, *self._mark_above(entries, path)]
 
     def _mark_above(self, entries: dict[str, _Entry], path: str) -> list[str]:
@@ -121,8 +137,8 @@ class MemoryTree:
 class MemoryCoordinator:
     """One session on a `MemoryTree`."""
 
-    def __init__(self, tree: MemoryTree) -> None:
-        self._tree = tree
+    def __init__(self, tree: MemoryTree, credentials: str | None = None) -> None:
+        self._tree, self._credentials = tree, credentials
         self._holder = tree.new_holder()
         self._session = 1
         self._is_connected, self._is_closed, self._is_expired = True, False, False
@@ -184,12 +200,14 @@ class MemoryCoordinator:
     async def get(self, path: str) -> Node | None:
         await self._cross()
         entry = self._tree.find(path)
+        check_access(path, entry, self._credentials)
         mine = self._holder
         await self._cross()
         return None if entry is None else Node(entry.data, entry.version, entry.created, entry.holder == mine)
 
     async def children(self, path: str) -> list[str]:
         await self._cross()
+        check_access(path, self._tree.find(path), self._credentials)
         names = self._tree.names_below(path)
         await self._cross()
         return names
@@ -197,10 +215,32 @@ class MemoryCoordinator:
     async def commit(self, changes: Sequence[Change]) -> None:
         check_size(changes)
         await self._cross()
-        self._tree.commit(changes, self._holder)
+        self._tree.commit(changes, self._holder, self._credentials)
         if self._loses_answer:
             self._loses_answer = False
             raise CannotConnect("the answer of the coordinator was lost")
+        await self._cross()
+
+    @property
+    def is_known(self) -> bool:
+        return self._credentials is not None
+
+    async def is_open(self, path: str) -> bool:
+        await self._cross()
+        entry = self._tree.find(path)
+        await self._cross()
+        return entry is not None and entry.owner is None
+
+    async def is_ours(self, path: str) -> bool:
+        await self._cross()
+        entry = self._tree.find(path)
+        await self._cross()
+        return entry is None or entry.owner == self._credentials
+
+    async def protect(self, path: str) -> None:
+        assert self._credentials is not None
+        await self._cross()
+        self._tree.protect(path, self._credentials)
         await self._cross()
 
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:

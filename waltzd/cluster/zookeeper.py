@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +21,9 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
+from waltzd.cluster.access import ANYBODY, Access, CoordinatorTls
 from waltzd.cluster.coordinator import Change, Check, Create, Delete, Node, Set, Watchers, check_size
 from waltzd.errors import (
     BadArgument,
@@ -50,11 +54,38 @@ _UNANSWERED = (
 
 
 class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
-    """Kazoo's threads; says when one of them has ended."""
+    """Kazoo's threads and connections; says when one of the threads has ended.
 
-    def __init__(self, ended: Callable[[], None]) -> None:
+    TLS is made here: kazoo trusts the authorities of the machine beside ours, and waits for a connection that has nothing
+    to tell while an answer of it lies decrypted in memory."""
+
+    def __init__(self, tls: CoordinatorTls | None, ended: Callable[[], None]) -> None:
         super().__init__()
+        self._tls = tls
         self._ended = ended
+        self.trouble = ""
+        """Why the last connection did not come to be."""
+
+    def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: object) -> socket.socket:
+        plain: socket.socket | None = None
+        try:
+            plain = socket.create_connection(address, timeout)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            made = plain if self._tls is None else self._tls.context().wrap_socket(plain, server_hostname=hostname)
+        except (OSError, ValueError) as error:
+            self.trouble = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
+            if plain is not None:
+                plain.close()
+            raise OSError(self.trouble) from error  # what kazoo takes for a reason to try again
+        self.trouble = ""
+        return made
+
+    def select(self, readers: Sequence[Any], writers: Sequence[Any], others: Sequence[Any], timeout: float | None) -> Any:
+        ready = [one for one in readers if isinstance(one, ssl.SSLSocket) and one.pending() > 0]
+        if not ready:
+            return super().select(readers, writers, others, timeout)
+        found, *rest = super().select(readers, writers, others, 0)
+        return [*found, *(one for one in ready if one not in found)], *rest
 
     def spawn(self, func: Callable[..., object], *args: object, **kwargs: object) -> object:
         def until_the_end() -> None:
@@ -70,10 +101,18 @@ class ZooKeeperCoordinator:
     """`hosts` like "one:2181,two:2181"; `root` like "/waltz/payments", under which everything stands. ZooKeeper gives the
     coordinator session up when it has heard nothing of us for `session_seconds`."""
 
-    def __init__(self, hosts: str, root: str, *, session_seconds: float = 6.0, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        root: str,
+        access: Access = ANYBODY,
+        *,
+        session_seconds: float = 6.0,
+        call_seconds: float = CALL_SECONDS,
+    ) -> None:
         if not root.startswith("/") or any(part in ("", ".", "..") for part in root[1:].split("/")):
             raise BadArgument(f"{root!r} is not a path for a cluster: write it like /waltz/payments")
-        self.hosts, self.root = hosts, root
+        self.hosts, self.root, self._access = hosts, root, access
         self._session_seconds, self._call_seconds = session_seconds, call_seconds
         self._session, self._session_id = 0, 0
         self._contact = asyncio.Event()
@@ -89,11 +128,13 @@ class ZooKeeperCoordinator:
         wrong = f"{self.hosts!r} is not a list of ZooKeeper addresses: write them like one:2181,two:2181"
         if "/" in self.hosts:
             raise BadArgument(wrong)
+        threads = self._threads = _Threads(self._access.tls, lambda: self._tell(self._on_end, client))
         try:
             client = KazooClient(
                 self.hosts,
                 timeout=self._session_seconds,
-                handler=_Threads(lambda: self._tell(self._on_end, client)),
+                handler=threads,
+                auth_data=[("digest", one) for one in self._access.credentials],
                 connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": RECONNECT_SECONDS_MAX},
                 logger=_KAZOO_LOG,
             )
@@ -112,11 +153,18 @@ class ZooKeeperCoordinator:
                 await self._contact.wait()
         except TimeoutError:
             await self.close()
-            raise CannotConnect(
-                f"no ZooKeeper answers at {self.hosts} within {self._call_seconds:g} seconds",
-                not_done="nothing was read or changed",
-                next_step="check that ZooKeeper runs there and that its address is right",
-            ) from None
+            raise self._silence() from None
+
+    def _silence(self) -> CannotConnect:
+        """Nothing ever answered."""
+        trouble = f": {self._threads.trouble}" if self._threads.trouble else ""
+        speaks = "in plain text" if self._access.tls is None else "with TLS"
+        return CannotConnect(
+            f"no ZooKeeper answers at {self.hosts} {speaks} within {self._call_seconds:g} seconds{trouble}",
+            not_done="nothing was read or changed",
+            next_step="check that ZooKeeper runs there, that its address is right, and that this port of it "
+            + ("has no TLS" if self._access.tls is None else "has TLS, with a certificate for that host by your authority"),
+        )
 
     # -- what kazoo says -----------------------------------------------------------------------------------------------
 
@@ -206,7 +254,8 @@ class ZooKeeperCoordinator:
         if any(isinstance(change, Create) and change.path == "/" for change in changes):
             await self._make_way()
         paths = ", ".join(change.path for change in changes[:3])
-        results = await self._call(paths, lambda client: self._transaction(client, changes))
+        acl = await self._acl(changes)
+        results = await self._call(paths, lambda client: self._transaction(client, changes, acl))
         for change, result in zip(changes, results, strict=True):
             if isinstance(result, Exception) and not isinstance(result, _BESIDE):
                 raise _refusal(change.path, result) from result
@@ -217,13 +266,24 @@ class ZooKeeperCoordinator:
         if above:
             await self._call(above, lambda client: client.ensure_path_async(above))
 
-    def _transaction(self, client: KazooClient, changes: Sequence[Change]) -> IAsyncResult:
+    async def _acl(self, changes: Sequence[Change]) -> list[ACL]:
+        """Who may do what with the nodes that are created. They are as closed as the root: while one process after the
+        other is given its credentials, those that have none yet still have to read everything."""
+        created = [change.path for change in changes if isinstance(change, Create)]
+        is_open = not created or not self._access.is_known or ("/" not in created and await self.is_open("/"))
+        return list(OPEN_ACL_UNSAFE) if is_open else self._closed
+
+    @property
+    def _closed(self) -> list[ACL]:
+        return [ACL(Permissions.ALL, Id("digest", self._access.owner))]
+
+    def _transaction(self, client: KazooClient, changes: Sequence[Change], acl: list[ACL]) -> IAsyncResult:
         transaction = client.transaction()
         for change in changes:
             path = self._full(change.path)
             match change:
                 case Create(data=data, ephemeral=ephemeral):
-                    transaction.create(path, data, ephemeral=ephemeral)
+                    transaction.create(path, data, acl, ephemeral=ephemeral)
                 case Set(data=data, version=version):
                     transaction.set_data(path, data, version)
                 case Delete(version=version):
@@ -231,6 +291,31 @@ class ZooKeeperCoordinator:
                 case Check(version=version):
                     transaction.check(path, version)
         return transaction.commit_async()
+
+    # -- who may do what -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_known(self) -> bool:
+        return self._access.is_known
+
+    async def is_open(self, path: str) -> bool:
+        acl = await self._acl_of(path)
+        return any(one.id.scheme in ("world", "ip") for one in acl)
+
+    async def is_ours(self, path: str) -> bool:
+        ours = self._closed
+        return all(one in ours for one in await self._acl_of(path))
+
+    async def _acl_of(self, path: str) -> list[ACL]:
+        try:
+            acl, _ = await self._call(path, lambda client: client.get_acls_async(self._full(path)))
+        except NodeMissing:
+            return []
+        return list(acl)
+
+    async def protect(self, path: str) -> None:
+        assert self._access.is_known
+        await self._call(path, lambda client: client.set_acls_async(self._full(path), self._closed))
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -335,5 +420,12 @@ def _refusal(path: str, error: Exception) -> WaltzError:
             return NodeExists(f"the coordinator has a node {path} already", path=path)
         case kazoo_errors.NoNodeError():
             return NodeMissing(f"the coordinator has no node {path}, or none to create it in", path=path)
+        case kazoo_errors.NoAuthError():
+            return CoordinatorRefused(
+                f"ZooKeeper does not let this process near {path}: the node belongs to others, by its ACL",
+                next_step="give the credentials of the cluster: coordinator_credentials of a server, "
+                "--coordinator-credentials of waltzctl",
+                path=path,
+            )
         case _:
             return CoordinatorRefused(f"ZooKeeper refuses {path}: {type(error).__name__}", path=path)

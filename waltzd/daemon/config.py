@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from waltzd.cluster.access import HOW, OFF, Access, access_of
 from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.daemon.config_file import document, sample
 from waltzd.daemon.settings import setting, spell_size
@@ -34,8 +35,8 @@ RECORD_BYTES_MAX = 16 << 20
 """The default of storages: a payload with what stands around it in a record."""
 
 _HTTP_LISTEN = (
-    "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. It only reads, holds no secret and has "
-    "no TLS: use an internal address. Without it there is no such port."
+    "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. It only reads and holds no secret, and "
+    "asks nobody for a certificate: use an internal address. Without it there is no such port."
 )
 _TLS_CERTIFICATE = (
     "Certificate of this process in PEM, followed by intermediate ones. Together with `tls_key` and `tls_ca` it makes "
@@ -63,6 +64,11 @@ class DaemonConfig:
         "connections end within some seconds. A file that is replaced counts at once.",
         default=None,
         example="/etc/waltz/revoked.pem",
+    )
+    http_tls: str = setting(
+        "Whether `http_listen` speaks TLS, with the daemon's own certificate. Who asks needs none.",
+        default="off",
+        choices=("off", "on"),
     )
     plaintext: str = setting(
         "Where this daemon may listen without certificates. `loopback`: for this machine only. `anywhere`: every process "
@@ -102,6 +108,8 @@ class DaemonConfig:
         missing = [name for name in ("tls_certificate", "tls_key", "tls_ca") if getattr(self, name) is None]
         if 0 < len(missing) < 3:
             yield missing[0], "it is missing: tls_certificate, tls_key and tls_ca go together"
+        if missing and self.http_tls == "on":
+            yield "http_tls", "it needs a certificate: set tls_certificate, tls_key and tls_ca"
         if missing and self.tls_revoked is not None:
             yield "tls_revoked", "without tls_certificate, tls_key and tls_ca nobody shows a certificate"
         if len(missing) < 3 or self.plaintext == "anywhere":
@@ -124,10 +132,13 @@ class DaemonConfig:
 
 
 def check_files(config: DaemonConfig) -> None:
-    """`BadConfig` unless the certificates are there, fit together and name the role of the daemon."""
+    """`BadConfig` unless the certificates are there, fit together and name the role of the daemon, and credentials are
+    some."""
     from waltzd.wire.tls import tls_for
 
     tls_for(config, config.role, config.cluster_key if isinstance(config, StorageConfig) else None)
+    if isinstance(config, ServerConfig):
+        _ = config.access
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +275,46 @@ class ServerConfig(DaemonConfig):
         example="127.0.0.1:2181",
     )
     cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
+    coordinator_tls: str = setting(
+        "How ZooKeeper is spoken to. `off`: in plain text. `host`: with TLS, and its certificate must carry the host "
+        "name or "
+        "address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each "
+        "of their "
+        "holders may then pose as ZooKeeper.",
+        default=OFF,
+        choices=HOW,
+    )
+    coordinator_tls_certificate: str | None = setting(
+        "Certificate that is shown to ZooKeeper, in PEM. Without it `tls_certificate` and `tls_key` are.",
+        default=None,
+        example="/etc/waltz/zookeeper-client.pem",
+    )
+    coordinator_tls_key: str | None = setting(
+        "Private key of `coordinator_tls_certificate`.", default=None, example="/etc/waltz/zookeeper-client.key"
+    )
+    coordinator_tls_ca: str | None = setting(
+        "Certificates in PEM of the authorities that sign for ZooKeeper. Without it `tls_ca` counts; the authorities "
+        "of the "
+        "machine never do.",
+        default=None,
+        example="/etc/waltz/zookeeper-ca.pem",
+    )
+    coordinator_credentials: str | None = setting(
+        "A file with a line `name:password`, which only this daemon may read: the documents of a closed cluster belong to "
+        "that name, and ZooKeeper lets nobody else read or change them. Further lines are shown to ZooKeeper as well, "
+        "while "
+        "a password is replaced. Use the same on all servers, and for `waltzctl`.",
+        default=None,
+        example="/etc/waltz/zookeeper.credentials",
+    )
+    coordinator_open: str = setting(
+        "What a server with certificates does when ZooKeeper lets everybody change the documents of the cluster. "
+        "`refused`: "
+        "it does not start. `accepted`: it logs that and goes on; for a ZooKeeper that nobody else reaches, and until "
+        "`waltzctl cluster secure` has closed the documents.",
+        default="refused",
+        choices=("refused", "accepted"),
+    )
     session_seconds: int = setting(
         "How long ZooKeeper waits for a heartbeat before it declares this server dead and its partitions move. Those of a "
         "process that has ended move earlier, when its port refuses connections and the storages confirm it.",
@@ -391,6 +442,19 @@ class ServerConfig(DaemonConfig):
         return max(self.frame_bytes_max, self.payload_bytes_max + OVERHEAD_BYTES) + locks_bytes + MESSAGE_OVERHEAD_BYTES
 
     @property
+    def access(self) -> Access:
+        """How the coordinator is reached, and as whom; `BadConfig` when a file that it takes cannot be used."""
+        own = self.coordinator_tls_certificate, self.coordinator_tls_key
+        certificate, key = own if own[0] is not None else (self.tls_certificate, self.tls_key)
+        return access_of(
+            self.coordinator_tls,
+            certificate=certificate,
+            key=key,
+            ca=self.coordinator_tls_ca or self.tls_ca,
+            credentials=self.coordinator_credentials,
+        )
+
+    @property
     def hosts(self) -> str:
         """The coordinator's addresses in the form of its client."""
         return ",".join(part.strip() for part in self.coordinator.split(","))
@@ -416,6 +480,11 @@ class ServerConfig(DaemonConfig):
                 yield "coordinator", str(error)
         if not _ROOT.fullmatch(self.cluster):
             yield "cluster", f"{self.cluster!r} is not a path; write it as in /waltz or /waltz/production"
+        if (self.coordinator_tls_certificate is None) != (self.coordinator_tls_key is None):
+            missing = "coordinator_tls_key" if self.coordinator_tls_key is None else "coordinator_tls_certificate"
+            yield missing, "it is missing: coordinator_tls_certificate and coordinator_tls_key go together"
+        if self.coordinator_tls != OFF and self.coordinator_tls_ca is None and self.tls_ca is None:
+            yield "coordinator_tls", "it needs the authorities that sign for ZooKeeper: set coordinator_tls_ca, or tls_ca"
         try:
             _ = self.preferred_partitions
         except ValueError as error:

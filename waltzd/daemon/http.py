@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -99,19 +100,25 @@ class _Caller:
 
 
 class HttpPort:
-    def __init__(self, address: Address, pages: Mapping[str, Page]) -> None:
+    def __init__(self, address: Address, pages: Mapping[str, Page], tls: ssl.SSLContext | None = None) -> None:
         """`pages`: what is at each path."""
         self.address = address
         self.failed = 0
         """Answers that could not be made because of a bug."""
         self._pages = {path: (page, asyncio.Lock()) for path, page in pages.items()}
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._callers: dict[asyncio.Task[None], _Caller] = {}
 
     async def start(self) -> None:
         try:
             self._server = await asyncio.start_server(
-                self._accept, self.address.host, self.address.port, limit=QUESTION_BYTES_MAX
+                self._accept,
+                self.address.host,
+                self.address.port,
+                limit=QUESTION_BYTES_MAX,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else QUESTION_SECONDS,
             )
         except OSError as error:
             raise PortInUse(f"cannot listen for HTTP on {self.address}: {error}") from error
@@ -206,7 +213,9 @@ Collect: TypeAlias = Callable[[], Awaitable[metrics.Families]]
 """What the daemon says of itself. The families may be made later and on another thread, from values that do not change."""
 
 
-def watch_port(address: Address, role: Role, unready: Unready, collect: Collect) -> HttpPort:
+def watch_port(
+    address: Address, role: Role, unready: Unready, collect: Collect, tls: ssl.SSLContext | None = None
+) -> HttpPort:
     async def show_metrics(question: Question) -> Answer:
         families = chain(await collect(), metrics.of_port(role, failed=port.failed))
         body, kind = await asyncio.to_thread(metrics.page, families, question.accept)
@@ -219,5 +228,5 @@ def watch_port(address: Address, role: Role, unready: Unready, collect: Collect)
         reasons = await unready()
         return Answer.text(503, *reasons) if reasons else Answer.text(200, "ready")
 
-    port = HttpPort(address, {"/metrics": show_metrics, "/healthz": show_life, "/readyz": show_readiness})
+    port = HttpPort(address, {"/metrics": show_metrics, "/healthz": show_life, "/readyz": show_readiness}, tls)
     return port

@@ -30,7 +30,7 @@ from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.process import Supervisor, allow_open_files, share_arena
-from waltzd.errors import EXIT_BUG, BadConfig, PartitionsClosed, WaltzError
+from waltzd.errors import EXIT_BUG, BadConfig, CoordinatorOpen, PartitionsClosed, WaltzError
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
@@ -61,6 +61,7 @@ ALIVE_SECONDS = 2.0
 """How long a process that has our name may take to answer before it is taken for dead."""
 STOP_SECONDS = 2.0
 """How long calls that are under way may take when the partitions are closed already."""
+OPEN_SHOWN = 3
 log = logging.getLogger("waltz.server")
 
 
@@ -92,11 +93,14 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         ends.callback(audit.close)
         supervisor = ends.enter_context(closing(Supervisor.of_this_process()))
         supervisor.status(f"waiting for the coordinator at {config.hosts}")
-        coordinator = ZooKeeperCoordinator(config.hosts, config.cluster, session_seconds=config.session_seconds)
+        coordinator = ZooKeeperCoordinator(
+            config.hosts, config.cluster, config.access, session_seconds=config.session_seconds
+        )
         await coordinator.start()
         ends.push_async_callback(coordinator.close)
         cluster = Cluster(coordinator)
         meta = await cluster.meta()
+        await check_closed(cluster, config)
         _check_preferred(config, meta)
         tls = tls_for(config, Role.SERVER, meta.key)
         clients = Listener(config.listen, config.message_bytes_max, tls, audit)
@@ -117,9 +121,26 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
             on_fatal=end_at_once,
         )
         if config.http_listen is not None:
-            await _watch(config.http_listen, daemon, ends)
+            await _watch(config.http_listen, daemon, ends, tls if config.http_tls == "on" else None)
         await daemon.live(supervisor)
     log.info("stopped")
+
+
+async def check_closed(cluster: Cluster, config: ServerConfig) -> None:
+    """With certificates, documents that everybody may change are refused, or accepted by name and said."""
+    if config.tls_certificate is None and not cluster.coordinator.is_known:
+        return
+    found = await cluster.open_nodes()
+    if not found:
+        return
+    more = f" and {len(found) - OPEN_SHOWN} more" if len(found) > OPEN_SHOWN else ""
+    what = (
+        f"ZooKeeper at {config.hosts} lets everybody change the documents of the cluster at {config.cluster}: "
+        f"{', '.join(found[:OPEN_SHOWN])}{more}"
+    )
+    if config.tls_certificate is not None and config.coordinator_open == "refused":
+        raise CoordinatorOpen(what)
+    log.warning("%s %s. Close them by `waltzctl cluster secure`", CoordinatorOpen.code, what)
 
 
 async def _open_streams(config: ServerConfig, tls: Tls | None, audit: AuditLog, ends: AsyncExitStack) -> StreamPort | None:
@@ -135,7 +156,7 @@ async def _stop(*listeners: Listener) -> None:
     await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in listeners))
 
 
-async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> None:
+async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: Tls | None) -> None:
     """The port for metrics and health. What it needs is loaded only where there is one."""
     from waltzd.daemon import metrics
     from waltzd.daemon.http import watch_port
@@ -149,10 +170,10 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack) -> Non
             certificate_seconds=daemon.expiry.seconds_left(),
         )
 
-    port = watch_port(address, Role.SERVER, daemon.unready, collect)
+    port = watch_port(address, Role.SERVER, daemon.unready, collect, None if tls is None else tls.showing())
     await port.start()
     ends.push_async_callback(port.stop)
-    log.info("metrics and health: http://%s/", port.address)
+    log.info("metrics and health: %s://%s/", "http" if tls is None else "https", port.address)
 
 
 def _check_preferred(config: ServerConfig, meta: ClusterMeta) -> None:

@@ -145,7 +145,7 @@ async def _serve(
         return unready
 
     ports = await start_services(calls, tls, unready_at, audit, on_fatal=end_at_once)
-    http = await _watch(config, calls, expiry, unready_at(ports))
+    http = await _watch(config, calls, expiry, unready_at(ports), tls if config.http_tls == "on" else None)
     for found in (await calls.describe()).assigned:
         log.info("%s", found.story, extra={"code": found.refused.code if found.refused else None})
     print(
@@ -179,7 +179,9 @@ async def _serve(
     log.info("stopped: everything that was acknowledged is on the disk, and marked so")
 
 
-async def _watch(config: StorageConfig, calls: StorageCalls, expiry: Expiry, unready: Unready) -> HttpPort | None:
+async def _watch(
+    config: StorageConfig, calls: StorageCalls, expiry: Expiry, unready: Unready, tls: Tls | None
+) -> HttpPort | None:
     """The port for health and metrics, if one is configured; its modules are loaded only then."""
     if config.http_listen is None:
         return None
@@ -190,9 +192,9 @@ async def _watch(config: StorageConfig, calls: StorageCalls, expiry: Expiry, unr
         found, reasons, seconds = await calls.describe(), await unready(), expiry.seconds_left()
         return metrics.of_storage(found, unready=reasons, free_bytes_min=config.free_bytes_min, certificate_seconds=seconds)
 
-    port = watch_port(config.http_listen, Role.STORAGE, unready, collect)
+    port = watch_port(config.http_listen, Role.STORAGE, unready, collect, None if tls is None else tls.showing())
     await port.start()
-    log.info("metrics and health: http://%s/", port.address)
+    log.info("metrics and health: %s://%s/", "http" if tls is None else "https", port.address)
     return port
 
 

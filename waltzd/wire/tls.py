@@ -159,6 +159,17 @@ class Tls:
         context.sni_callback = newest
         return context
 
+    def showing(self) -> ssl.SSLContext:
+        """For a port that shows who it is and asks nobody: monitoring has no certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+
+        def newest(handshake: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            handshake.context = self.current().answering
+
+        context.sni_callback = newest
+        return context
+
     def calling(self) -> ssl.SSLContext:
         """For connections that we make: the other side must be valid for the name that is asked for. `check_peer` follows:
         a DNS name alone is no proof."""

@@ -22,10 +22,13 @@ from waltzd.format.layout import CONTROL_NAME, SEGMENT_SUFFIX
 PATH, PATHS, ALLOW_UNCOMMITTED = "path", "paths", "allowUncommitted"
 SERVERS, STORAGES, COORDINATOR, ROOT = "bootstrap.servers", "storages", "coordinator", "root"
 TLS_CERTIFICATE, TLS_KEY, TLS_CA = "tlsCertificate", "tlsKey", "tlsCa"
+COORDINATOR_TLS, COORDINATOR_TLS_CA = "coordinatorTls", "coordinatorTlsCa"
+COORDINATOR_CREDENTIALS = "coordinatorCredentials"
 RATE = "maxBytesPerSecond"
 _PLACES = (PATH, SERVERS, COORDINATOR)
 _OF_DIRECTORIES = (PATH, PATHS, ALLOW_UNCOMMITTED)
-_OF_CLUSTERS = (SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, RATE)
+_OF_COORDINATORS = (COORDINATOR_TLS, COORDINATOR_TLS_CA, COORDINATOR_CREDENTIALS)
+_OF_CLUSTERS = (SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE)
 _OF_READERS = ("columns", "includeMetadata", "maxTxnsPerTrigger", "maxBytesPerTrigger")
 """What `waltz_spark.source` and `waltz_spark.stream` make of the origin."""
 OPTIONS = (*_OF_DIRECTORIES, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
@@ -175,6 +178,10 @@ def _cluster(given: Mapping[str, str]) -> Origin:
     coordinator = given.get(COORDINATOR)
     if coordinator is None and ROOT in given:
         raise BadArgument(f"{ROOT} is where the cluster is in ZooKeeper; say {COORDINATOR}, too", not_done=_NOT_READ)
+    how, coordinator_ca, credentials = (given.get(name.lower()) for name in _OF_COORDINATORS)
+    if coordinator is None and (how or coordinator_ca or credentials):
+        words = f"{', '.join(_OF_COORDINATORS)} say how ZooKeeper is reached; say {COORDINATOR}, too"
+        raise BadArgument(words, not_done=_NOT_READ)
     storages = given.get(STORAGES)
     if coordinator is not None and storages is not None:
         raise BadArgument(f"{STORAGES} makes no sense with {COORDINATOR}, which knows them", not_done=_NOT_READ)
@@ -183,6 +190,9 @@ def _cluster(given: Mapping[str, str]) -> Origin:
         storages=addresses_of(storages) if storages is not None else (),
         coordinator=coordinator,
         root=given.get(ROOT, DEFAULT_ROOT),
+        coordinator_tls=how,
+        coordinator_tls_ca=coordinator_ca,
+        coordinator_credentials=credentials,
         certificate=Certificate(certificate, key, ca) if certificate and key and ca else None,
         bytes_per_second=plan.size_of(RATE, rate) if rate is not None else None,
     )

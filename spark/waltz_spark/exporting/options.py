@@ -68,7 +68,9 @@ class Asked:
             raise BadArgument("--allow-uncommitted needs --source: a running cluster gives only what is committed")
         there = self.cluster.reach()
         options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
-        names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA}
+        names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA,
+                 "coordinator_tls": opening.COORDINATOR_TLS, "coordinator_tls_ca": opening.COORDINATOR_TLS_CA,
+                 "coordinator_credentials": opening.COORDINATOR_CREDENTIALS}  # fmt: skip
         options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
         return opening.open_origin(options)
 

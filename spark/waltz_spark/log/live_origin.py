@@ -25,6 +25,7 @@ from waltz_spark.log.blocking import items, wait_for
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.throttle import Throttle
 from waltzd.client.routes import Routes, pause_seconds
+from waltzd.cluster.access import OFF, Access, access_of
 from waltzd.cluster.documents import Membership
 from waltzd.errors import (
     BadArgument,
@@ -158,6 +159,11 @@ class LiveOrigin:
     """Addresses for readers, where no coordinator is given. Without any, owners give all records."""
     coordinator: str | None = None
     root: str = "/waltz"
+    coordinator_tls: str | None = None
+    """How it is spoken to; these are for the driver only, which asks it."""
+    coordinator_tls_ca: str | None = None
+    coordinator_credentials: str | None = None
+    """A file."""
     certificate: Certificate | None = None
     bytes_per_second: int | None = None
     """Of what one task reads."""
@@ -270,7 +276,7 @@ class LiveOrigin:
         from waltzd.cluster.cluster import Cluster
         from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 
-        coordinator = ZooKeeperCoordinator(self.coordinator, self.root)
+        coordinator = ZooKeeperCoordinator(self.coordinator, self.root, self._access)
         await coordinator.start()
         try:
             cluster = Cluster(coordinator)
@@ -287,6 +293,20 @@ class LiveOrigin:
             return [(name, storages[name].listen) for name, _ in replicas if name in storages]
 
         return addresses, of
+
+    @property
+    def _access(self) -> Access:
+        own = self.certificate
+        try:
+            return access_of(
+                self.coordinator_tls or OFF,
+                certificate=None if own is None else own.certificate,
+                key=None if own is None else own.key,
+                ca=self.coordinator_tls_ca or (None if own is None else own.ca),
+                credentials=self.coordinator_credentials,
+            )
+        except BadConfig as error:
+            raise BadArgument(error.message, not_done="nothing was asked of the cluster") from error
 
     async def _sealed(self, routes: Mapping[int, Route]) -> dict[int, _Sealed]:
         """Segments that storages name: good places for cuts, and what they weigh."""

@@ -35,8 +35,11 @@ records. Who ends otherwise than the log is *diverged*: it counts for nothing, g
 to. What the log ends with, the owner that wrote it knows; else those say it who hold it since before, all of them or a
 majority of the members. Where they contradict each other without a majority, nothing opens (`log_end`).
 
-The document itself may be an older one, put back by an operator. Each session is saved there before a storage hears of it,
-so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`).
+The document itself may be an older one, put back by an operator, or be forged. Each session is saved there before a storage
+hears of it, so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`). A
+document that none of its storages confirms (`is_confirmed`) is one that says that there never was a log, or names
+storages that know nothing of it: all storages of the cluster are asked then, before any is fenced, since the log may
+be on the others.
 
 How the document changes when a session opens, while it is open and when it ends, is in `waltzd.server.core.membership`. In
 order below: what a replica does next, as values; `Recovery` itself. `tests/golden/recovery/` tells it in stories. Pure.
@@ -51,11 +54,12 @@ from typing import TypeAlias
 from uuid import UUID
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
-from waltzd.errors import MetadataBehind, MetadataMissing, WaltzError
+from waltzd.errors import WaltzError
 from waltzd.format.batch import End
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
+from waltzd.server.core.evidence import contradiction, unfounded
 from waltzd.server.core.membership import admitting
 from waltzd.server.core.progress import Marks, Progress
 
@@ -148,6 +152,10 @@ class Recovery:
         self._progress: dict[str, Progress] = {}
         self._known_end: object = _print(end)
         """What the log has at the mark at which this session opens, once that is certain."""
+        self.others: list[str] = []
+        """Storages of the cluster that the log should not be on. They are asked where nothing confirms the document."""
+        self._strange: dict[str, ReplicaStatus | None] = {}
+        """What they said."""
         assert meta.opened <= meta.session
 
     # -- who there is
@@ -221,6 +229,41 @@ class Recovery:
     def has_asked_enough(self) -> bool:
         """Our session id may be saved: a session that decided anything after this document was written has fenced one of
         the replicas that were asked, and that one would have said so."""
+        if not self._has_asked_replicas:
+            return False
+        if self.is_confirmed:
+            return True
+        # Nothing can be decided without a replica that took part, and a storage that is fenced for nothing would refuse the
+        # right document, should this one be wrong.
+        can_be_decided = self.meta.opened == 0 or self.meta.decision is not None
+        return can_be_decided and all(name in self._strange for name in self.others)
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether the storages that the log should not be on have to say so."""
+        return self._has_asked_replicas and not self.is_confirmed
+
+    def asked_other(self, name: str, status: ReplicaStatus | None) -> None:
+        """One of `others` says what it holds of the partition: None is nothing."""
+        self._strange[name] = status
+
+    @property
+    def is_confirmed(self) -> bool:
+        """A replica that was asked is what the document says of it: it took part in the session that is to be closed, or,
+        where the closing mark is saved, has begun a session since."""
+        if self.is_fresh or self.meta.opened == 0:
+            return False
+        if self.meta.decision is None:
+            return any(self._took_part(name) for name in self.meta.joined)
+        begun = [status.session for name in self.names if (status := self.progress(name).before) is not None]
+        return any(self.meta.opened <= session < self.session for session in begun)
+
+    def _took_part(self, name: str) -> bool:
+        state, status = self.meta.replicas[name], self.progress(name).before
+        return status is not None and (status.session, status.incarnation) == (self.meta.opened, state.incarnation)
+
+    @property
+    def _has_asked_replicas(self) -> bool:
         if self.is_fresh:
             return bool(self.roles) and all(self.progress(name).was_asked for name in self.roles)
         members = [name for name, role in self.roles.items() if role is Membership.MEMBER] or list(self.roles)
@@ -287,37 +330,19 @@ class Recovery:
                 error = None if status is None else self._contradiction(name, status)
                 if error is not None:
                     return error
-        return None
-
-    def _contradiction(self, name: str, status: ReplicaStatus) -> WaltzError | None:
-        """Of what this storage says with the document, which was read before our session was taken. What it said before it
-        heard of us tells to which session it had promised itself; from then on the promise is to us. Ours it can have begun
-        only when a closing mark was saved."""
-        is_before, number = status is self.progress(name).before, status.partition
-        may_have_begun_ours = not is_before and (self.meta.decision is not None or self.meta.opened == self.session)
-        begun = EMPTY if may_have_begun_ours and status.session == self.session else status.session
-        promised = status.promised_session if is_before else EMPTY
-        if self.is_fresh:
-            if status.last_id == EMPTY and status.low_mark == EMPTY and begun <= 0 and promised < self.session:
-                return None
-            return MetadataMissing(
-                f"partition {number} was never opened, says the coordinator; but storage {name} holds ids up to "
-                f"{status.last_id}, has begun session {status.session} and promised itself to session "
-                f"{status.promised_session}",
-                storage=name,
-            )
-        if begun > self._begun_max:
-            what, known = f"has begun session {begun}", self._begun_max
-        elif promised >= self.session:
-            what, known = f"has promised itself to session {promised}", self.session - 1
-        elif begun > self.meta.opened and status.last_id > status.low_mark and self._given_up(status) is None:
-            # It began with its low-water mark, and nothing is written before a session is open.
-            what, known = f"has written in session {begun}", self.meta.opened
-        else:
+        for name, status in self._strange.items():
+            error = None if status is None else self._contradiction(name, status, is_before=True)
+            if error is not None:
+                return error
+        if self.is_taken or self.is_fresh or not self._has_asked_replicas:
             return None
-        return MetadataBehind(
-            f"storage {name} {what} of partition {number}; the coordinator knows of none above {known}", storage=name
-        )
+        asked = [self.progress(name).before for name in self.names]
+        return unfounded(self.meta, [status for status in asked if status is not None])
+
+    def _contradiction(self, name: str, status: ReplicaStatus, *, is_before: bool | None = None) -> WaltzError | None:
+        if is_before is None:
+            is_before = status is self.progress(name).before
+        return contradiction(self.meta, name, status, begun_max=self._begun_max, is_before=is_before)
 
     def decide(self) -> int | None:
         """The closing mark of the last opened session, or None while more than one answer is possible."""
@@ -596,10 +621,14 @@ class Recovery:
         if self.meta.opened == self.session:
             return ""
         silent = [name for name in self.names if not self._has_answered(name)]
+        if not self.is_taken and self.needs_others:
+            silent += [name for name in self.others if name not in self._strange]
         missing = f"; no answer from {', '.join(silent)}" if silent else ""
         if self.meta.decision is None:
             if self.is_fresh:
-                return f"the first session needs an answer from every assigned storage{missing}"
+                return f"the first session needs an answer from every storage of the cluster{missing}"
+            if not self.is_taken and self.needs_others:
+                return f"no storage that answers has the replica that took part in session {self.meta.opened}{missing}"
             return f"the closing mark of session {self.meta.opened} is undecided{missing}"
         if self.contest:
             return f"{self.contest}{missing}"

@@ -31,7 +31,7 @@ from dataclasses import replace
 from math import ceil
 
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
-from waltzd.errors import Diverged
+from waltzd.errors import Diverged, NoSuchPartition, WaltzError
 from waltzd.format.batch import End
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
@@ -50,6 +50,7 @@ from waltzd.server.session.settings import (
     SessionSettings,
 )
 from waltzd.server.session.wake import Ticker
+from waltzd.wire.tasks import tell_failure
 
 
 class Session:
@@ -125,12 +126,36 @@ class Session:
         number that is taken hides that storages have promised themselves to it before."""
         log, core = self.log, self.log.core
         log.raise_end()
-        while not core.has_asked_enough:
-            await log.decided.wait(log.decided.rings)
-            log.raise_end()
+        asking: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not core.has_asked_enough:
+                for name in core.others if core.needs_others else ():
+                    if name not in asking:
+                        asking[name] = asyncio.create_task(self._ask_other(name))
+                        tell_failure(asking[name], log.end)
+                await log.decided.wait(log.decided.rings)
+                log.raise_end()
+        finally:
+            for task in asking.values():
+                task.cancel()
         await self.documents.save(core.meta, check=log.raise_end)
         core.is_taken = True
         log.decided.ring()
+
+    async def _ask_other(self, name: str) -> None:
+        """A storage that the log should not be on: until it says what it holds of it, or leaves the cluster."""
+        log = self.log
+        while (storage := self.documents.storages.get(name)) is not None:
+            try:
+                async with asyncio.timeout(self._settings.storage_seconds):
+                    log.core.asked_other(name, await self._connect(storage).status(log.partition))
+            except NoSuchPartition:
+                log.core.asked_other(name, None)
+            except (WaltzError, TimeoutError):
+                await asyncio.sleep(self._settings.retry_seconds)
+                continue
+            log.decided.ring()
+            return
 
     async def _outlasting(self, seen: int) -> bool:
         """Whether the owner before may still answer reads by its lease; waits then until it may not, or something
@@ -374,4 +399,5 @@ class Session:
         self.log.decided.ring()
 
     def _contact(self) -> None:
+        self.log.core.others = sorted(set(self.documents.storages) - set(self.log.core.names))
         self.log.contact(self.documents.storages, self._connect)

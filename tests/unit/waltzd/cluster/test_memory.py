@@ -26,6 +26,9 @@ class MemoryWorld:
     async def connect_elsewhere(self, root: str) -> Coordinator:
         return self.elsewhere.connect()
 
+    async def connect_as(self, credentials: str | None, root: str) -> Coordinator:
+        return self.elsewhere.connect(credentials)
+
     async def expire(self, coordinator: Coordinator) -> None:
         assert isinstance(coordinator, MemoryCoordinator)
         coordinator.expire()

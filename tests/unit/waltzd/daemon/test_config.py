@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waltzd.cluster.access import ANYBODY
 from waltzd.daemon import config, config_file
 from waltzd.daemon.config import (
     BATCH_OVERHEAD_BYTES,
@@ -78,6 +79,7 @@ def test_every_setting_can_be_given() -> None:
         tls_key: /etc/waltz/storage.key
         tls_ca: /etc/waltz/ca.pem
         tls_revoked: /etc/waltz/revoked.pem
+        http_tls: on
         plaintext: anywhere
         stream_port: 55302
         http_listen: 10.0.0.1:55303
@@ -112,6 +114,7 @@ def test_every_setting_can_be_given() -> None:
         tls_key="/etc/waltz/storage.key",
         tls_ca="/etc/waltz/ca.pem",
         tls_revoked="/etc/waltz/revoked.pem",
+        http_tls="on",
         plaintext="anywhere",
         segment_bytes_max=10**9,
         record_bytes_max=8 << 20,
@@ -128,7 +131,7 @@ def test_every_setting_can_be_given() -> None:
         audit_bytes_max=1 << 20,
         audit_files_max=3,
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 27
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 28
     assert parse(show(found)) == found
 
 
@@ -300,6 +303,10 @@ SAMPLE_STORAGE = StorageConfig(
 SAMPLE_SERVER = ServerConfig(
     name="server-1",
     coordinator="127.0.0.1:2181",
+    coordinator_tls_certificate="/etc/waltz/zookeeper-client.pem",
+    coordinator_tls_key="/etc/waltz/zookeeper-client.key",
+    coordinator_tls_ca="/etc/waltz/zookeeper-ca.pem",
+    coordinator_credentials="/etc/waltz/zookeeper.credentials",
     http_listen=Address("127.0.0.1", 55182),
     advertise=Address("server-1.example", 55180),
     preferred="0,4-7",
@@ -323,6 +330,31 @@ def test_the_sample_file_is_a_valid_file_that_changes_no_default(usual: DaemonCo
     assert config_file.parse(text, kind) == usual
     bare = [line.removeprefix("# ") for line in text.splitlines()]
     assert config_file.parse("\n".join(line for line in bare if line.partition(":")[0] in declared(kind)), kind) == whole
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("coordinator_tls: host\n", "coordinator_tls: it needs the authorities that sign for ZooKeeper"),
+        ("coordinator_tls_key: k\n", "coordinator_tls_certificate: it is missing"),
+        ("coordinator_tls_certificate: c\n", "coordinator_tls_key: it is missing"),
+        ("coordinator_tls: maybe\n", "'maybe' is not one of off, host, authority"),
+        ("http_tls: on\n", "http_tls: it needs a certificate"),
+        ("coordinator_open: perhaps\n", "'perhaps' is not one of refused, accepted"),
+    ],
+)
+def test_the_way_to_zookeeper_is_whole(more: str, says: str) -> None:
+    assert says in problem(NEEDED + more, ServerConfig)
+
+
+def test_zookeeper_is_shown_the_daemons_own_certificate_unless_it_has_another() -> None:
+    own = ServerConfig(name="a", coordinator="z:1", tls_certificate="c", tls_key="k", tls_ca="ca", coordinator_tls="host")
+    with pytest.raises(BadConfig, match="TLS to ZooKeeper cannot be used with c, k, ca"):
+        _ = own.access
+    other = replace(own, coordinator_tls_certificate="c2", coordinator_tls_key="k2", coordinator_tls_ca="ca2")
+    with pytest.raises(BadConfig, match="TLS to ZooKeeper cannot be used with c2, k2, ca2"):
+        _ = other.access
+    assert replace(own, coordinator_tls="off").access == ANYBODY
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.10:1", "'[::1]:1'", "localhost:1"])

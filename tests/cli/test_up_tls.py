@@ -1,0 +1,130 @@
+"""`waltzctl up --tls`: certificates for all and a closed ZooKeeper, and commands that need nothing but the directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from waltz_spark.exporting.opening import open_origin
+
+from waltzctl.playground.local import ROOT, LocalCluster
+from waltzd import Client, Committed, FeedMode
+from waltzd.client import loop
+from waltzd.cluster.access import Access
+from waltzd.cluster.cluster import CLIENT_IDS, Cluster
+from waltzd.cluster.documents import Counter, decode
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.errors import CoordinatorRefused
+from waltzd.protocol.role import Role
+from waltzd.wire.servers import ServerClient
+from waltzd.wire.tls import Tls
+
+Tool = Callable[..., Any]
+SMALL = ("--storages", "1", "--servers", "1", "--partitions", "2", "--replicas", "1")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    if (tmp_path / "closed" / "cluster.json").exists():
+        LocalCluster.find(tmp_path / "closed").kill()
+
+
+def test_a_cluster_with_certificates_is_used_by_its_directory_alone(home: Path, waltzctl: Tool) -> None:
+    brought = waltzctl("up", "closed", "--tls", "--detach", *SMALL, "-o", "json")
+    assert (brought.code, brought.err) == (0, "")
+    told = json.loads(brought.out)
+    there = ("--directory", "closed")
+    for command in (("txn", "append", "0", "hello"), ("status",), ("doctor",), ("health",), ("txn", "get", "0", "0")):
+        done = waltzctl(*command, *there)
+        assert done.code == 0, done.out + done.err
+    shown = waltzctl("context", "show", *there, "-o", "json")
+    rows = {row["setting"]: row["value"] for row in json.loads(shown.out)["settings"]}
+    check_reading(rows)
+    check_files(home / "closed")
+    loop.run(check_documents(home / "closed", told))
+
+    grown = waltzctl("up", "closed", "--servers", "2", "--detach")
+    assert (grown.code, grown.err) == (0, "")
+    assert "An application needs a certificate" in grown.out
+    assert f"export WALTZ_COORDINATOR_CREDENTIALS={home}/closed/certificates/coordinator.credentials" in grown.out
+    bundle = waltzctl("support", "bundle", "--to", "bundle.tar.gz", *there)
+    assert bundle.code == 0, bundle.err
+    assert waltzctl("down", "closed").code == 0
+    again = waltzctl("up", "closed", "--detach")
+    assert (again.code, again.err) == (0, "")
+    got = waltzctl("txn", "get", "0", "0", *there)
+    assert (got.code, "hello" in got.out) == (0, True)
+    assert waltzctl("logs", "closed").code == 0
+    assert waltzctl("reset", "closed", "--yes").code == 0
+    assert not (home / "closed").exists(), "nothing of it is left, keys least of all"
+
+
+def check_reading(said: dict[str, str]) -> None:
+    """Analysts reach it with the same files, which their options name."""
+    options = {
+        "coordinator": said["coordinator"],
+        "root": said["root"],
+        "coordinatorTls": said["coordinator_tls"],
+        "coordinatorCredentials": said["coordinator_credentials"],
+        "tlsCertificate": said["tls_certificate"],
+        "tlsKey": said["tls_key"],
+        "tlsCa": said["tls_ca"],
+    }
+    assert open_origin(options).catalog().spans[0].last >= 0
+    with pytest.raises(CoordinatorRefused):
+        open_origin({name: value for name, value in options.items() if name != "coordinatorCredentials"}).catalog()
+
+
+def check_files(directory: Path) -> None:
+    """What is secret can be read by its owner alone, and stands in no log and no configuration."""
+    secrets = [path for path in (directory / "certificates").iterdir() if path.suffix in (".key", ".credentials")]
+    secrets += [directory / "certificates" / "zookeeper-127.0.0.1.pem", directory / "zookeeper" / "keystore.pem"]
+    assert len(secrets) >= 7
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secrets)
+    password = (directory / "certificates" / "coordinator.credentials").read_text().strip().partition(":")[2]
+    assert len(password) > 40
+    files = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
+    holding = [path for path in files if password.encode() in path.read_bytes()]
+    assert holding == [directory / "certificates" / "coordinator.credentials"]
+
+
+async def check_documents(directory: Path, told: dict[str, Any]) -> None:
+    """The application's certificate appends, and is nobody in ZooKeeper."""
+    cluster = LocalCluster.find(directory)
+    application = told["application"]
+    tls = Tls(*application.values(), role=Role.CLIENT)
+    servers = cluster.server_addresses
+    async with Client(
+        servers[0], feed=FeedMode.NONE, connect=lambda address, key: ServerClient(address, key, tls=tls)
+    ) as client:
+        assert isinstance(await client.append(b"from an application", partition=1), Committed)
+    ours = ZooKeeperCoordinator(cluster.coordinator_hosts, ROOT, cluster.access)
+    stranger = ZooKeeperCoordinator(cluster.coordinator_hosts, ROOT, Access(tls=cluster.access.tls))
+    await ours.start()
+    await stranger.start()
+    try:
+        assert await Cluster(ours).open_nodes() == []
+        node = await ours.get(CLIENT_IDS)
+        assert node is not None
+        assert isinstance(decode(Counter, node.data, CLIENT_IDS).secret, UUID)
+        with pytest.raises(CoordinatorRefused):
+            await stranger.get(CLIENT_IDS)
+    finally:
+        await ours.close()
+        await stranger.close()
+
+
+def test_a_cluster_that_was_made_without_certificates_gets_none(home: Path, waltzctl: Tool) -> None:
+    LocalCluster.make(home / "closed", storages=1, servers=1, partitions=2, replication=1)
+    refused = waltzctl("up", "closed", "--tls", "--detach")
+    assert refused.code == 2
+    assert "was made without certificates" in refused.err
+    assert not (home / "closed" / "certificates").exists()

@@ -1,0 +1,290 @@
+"""A ZooKeeper with TLS and credentials: the contract holds on it, and who is not of the cluster learns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+
+from tests.cli.example import examples
+from tests.coordinator_contract import (
+    STORIES,
+    Story,
+    a_closed_cluster_is_nobody_elses,
+    an_open_cluster_is_closed_while_it_is_used,
+    no_change_is_missed_in_a_storm,
+    tell,
+    without_contact_calls_say_so_and_waits_go_on,
+)
+from tests.process.server import ServerDaemon
+from tests.process.test_coordinator import SHORT_SECONDS, RealWorld, told
+from tests.process.zookeeper import LocalZooKeeper
+from waltzctl import main
+from waltzctl.config.certificates import Kind, make, of_kind
+from waltzd.client.loop import run
+from waltzd.cluster.access import Access, CoordinatorTls, Verify
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.coordinator import Create
+from waltzd.cluster.documents import ClusterMeta
+from waltzd.cluster.zookeeper import ZooKeeperCoordinator
+from waltzd.errors import EXIT_UNSAFE, EXIT_USAGE, CannotConnect, CoordinatorRefused
+
+KEY = uuid4()
+OLD, NEW = "waltz:the-old-password", "waltz:the-new-password"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certificates")
+    make(directory, [of_kind(Kind.ZOOKEEPER, "127.0.0.1", KEY), of_kind(Kind.ZOOKEEPER, "elsewhere.example", KEY)])
+    daemons = [of_kind(Kind.SERVER, "a", KEY), of_kind(Kind.CLIENT, "payments", KEY), of_kind(Kind.OPERATOR, "ann", KEY)]
+    make(directory, daemons)
+    make(directory / "another", [of_kind(Kind.ZOOKEEPER, "127.0.0.1", KEY), of_kind(Kind.SERVER, "a", KEY)])
+    return directory
+
+
+def tls_with(directory: Path, name: str = "server-a", *, verify: Verify = Verify.HOST) -> CoordinatorTls:
+    return CoordinatorTls(
+        ca=str(directory / "ca.pem"),
+        certificate=str(directory / f"{name}.pem"),
+        key=str(directory / f"{name}.key"),
+        verify=verify,
+    )
+
+
+@pytest.fixture(scope="module")
+def closed(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalZooKeeper]:
+    zookeeper = LocalZooKeeper(
+        tmp_path_factory.mktemp("closed") / "zookeeper",
+        keystore=certificates / "zookeeper-127.0.0.1.pem",
+        access=Access(tls=tls_with(certificates)),
+    )
+    zookeeper.start()
+    yield zookeeper
+    zookeeper.stop()
+
+
+def a_coordinator(zookeeper: LocalZooKeeper, access: Access, root: str = "/waltz") -> ZooKeeperCoordinator:
+    return ZooKeeperCoordinator(zookeeper.hosts, root, access, call_seconds=3)
+
+
+CHOSEN = [
+    a_closed_cluster_is_nobody_elses,
+    an_open_cluster_is_closed_while_it_is_used,
+    no_change_is_missed_in_a_storm,
+    without_contact_calls_say_so_and_waits_go_on,
+]
+
+
+@pytest.mark.parametrize("story", CHOSEN, ids=lambda story: story.__name__)
+def test_contract(closed: LocalZooKeeper, certificates: Path, story: Story) -> None:
+    assert story in STORIES
+
+    async def work() -> None:
+        world = RealWorld(closed, session_seconds=SHORT_SECONDS)
+        world.tls = tls_with(certificates)
+        try:
+            await tell(story, world)
+        finally:
+            await world.close()
+
+    told(work())
+
+
+async def refusal_of(zookeeper: LocalZooKeeper, access: Access) -> str:
+    coordinator = a_coordinator(zookeeper, access)
+    try:
+        with pytest.raises(CannotConnect) as refused:
+            await coordinator.start()
+        return refused.value.message
+    finally:
+        await coordinator.close()
+
+
+def test_zookeeper_is_known_by_its_host_and_our_authority_alone(
+    certificates: Path, tmp_path: Path, closed: LocalZooKeeper
+) -> None:
+    """The authorities of the machine do not count, and neither does the certificate of another host."""
+    elsewhere = LocalZooKeeper(
+        tmp_path / "zookeeper",
+        keystore=certificates / "zookeeper-elsewhere.example.pem",
+        access=Access(tls=tls_with(certificates, verify=Verify.AUTHORITY)),
+    ).start()
+    try:
+        said = run(refusal_of(elsewhere, Access(tls=tls_with(certificates))))
+        assert "mismatch" in said
+    finally:
+        elsewhere.stop()
+    another = replace(tls_with(certificates), ca=str(certificates / "another" / "ca.pem"))
+    assert "unable to get local issuer" in run(refusal_of(closed, Access(tls=another)))
+
+
+def test_who_has_no_certificate_of_the_authority_is_not_let_in(closed: LocalZooKeeper, certificates: Path) -> None:
+    async def work() -> None:
+        nobody = CoordinatorTls(ca=str(certificates / "ca.pem"), certificate=None, key=None)
+        forged = replace(tls_with(certificates / "another"), ca=str(certificates / "ca.pem"))
+        for access in (Access(), Access(tls=nobody), Access(tls=forged)):
+            assert "no ZooKeeper answers" in await refusal_of(closed, access)
+
+    run(work())
+    host, port = closed.hosts.split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as plain, suppress(ConnectionError):
+        plain.sendall(100 * b"srvr")
+        assert not plain.recv(64).startswith(b"Zookeeper")
+
+
+def test_the_certificate_of_an_application_opens_no_document(closed: LocalZooKeeper, certificates: Path) -> None:
+    """It is signed by the same authority, so ZooKeeper listens to it; the documents belong to the credentials."""
+
+    async def work() -> None:
+        tls = tls_with(certificates)
+        ours = a_coordinator(closed, Access(tls=tls, credentials=(OLD,)), "/application")
+        application = a_coordinator(closed, Access(tls=tls_with(certificates, "client-payments")), "/application")
+        try:
+            await ours.start()
+            await ours.commit([Create("/", b"")])
+            await application.start()
+            with pytest.raises(CoordinatorRefused, match="does not let this process near"):
+                await application.get("/")
+        finally:
+            await asyncio.gather(ours.close(), application.close())
+
+    run(work())
+
+
+def test_a_password_is_replaced_while_everything_runs(closed: LocalZooKeeper, certificates: Path) -> None:
+    """Each process shows both for a while; then the documents are given to the new one."""
+
+    async def work() -> None:
+        tls = tls_with(certificates)
+        old, both, new = (
+            a_coordinator(closed, Access(tls=tls, credentials=credentials), "/rotated")
+            for credentials in ((OLD,), (NEW, OLD), (NEW,))
+        )
+        try:
+            await asyncio.gather(old.start(), both.start(), new.start())
+            await old.commit([Create("/", b""), Create("/history", b"")])
+            assert await Cluster(both).open_nodes() == []
+            with pytest.raises(CoordinatorRefused):
+                await new.get("/")
+            assert await Cluster(both).secure() == 2
+            assert await new.get("/history") is not None
+            with pytest.raises(CoordinatorRefused):
+                await old.get("/history")
+        finally:
+            await asyncio.gather(old.close(), both.close(), new.close())
+
+    run(work())
+
+
+# -- a server, and an operator -----------------------------------------------------------------------------------------
+
+
+def credentials_at(path: Path, *lines: str) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_server_with_certificates_does_not_start_over_documents_that_everybody_may_change(
+    closed: LocalZooKeeper,
+    certificates: Path,
+    make_server: Callable[..., ServerDaemon],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The way from an open cluster to a closed one, as an operator goes it."""
+    root = "/refused"
+    tls = tls_with(certificates)
+    file = credentials_at(tmp_path / "zookeeper.credentials", OLD)
+    monkeypatch.chdir(tmp_path)
+
+    async def create() -> None:
+        coordinator = a_coordinator(closed, Access(tls=tls), root)
+        await coordinator.start()
+        try:
+            await Cluster.create(coordinator, ClusterMeta(name="c", key=KEY, partitions=1, created="2026-01-01"))
+        finally:
+            await coordinator.close()
+
+    run(create())
+    settings = {
+        "tls_certificate": tls.certificate,
+        "tls_key": tls.key,
+        "tls_ca": tls.ca,
+        "coordinator_tls": "host",
+        "hosts": closed.hosts,
+        "cluster": root,
+    }
+    refused = make_server("a", **settings, coordinator_credentials=file, coordinator_open="refused")
+    refused.spawn()
+    assert refused.wait() == EXIT_UNSAFE
+    assert "W2039" in refused.log
+    assert f"{root}: /, /assignment, /election and " in refused.log
+    assert "waltzctl cluster secure" in refused.log
+
+    accepted = make_server("a", **settings, coordinator_credentials=file, coordinator_open="accepted").start()
+    assert "W2039" in accepted.log, "it says so all the same"
+
+    operator = [
+        *("--coordinator", closed.hosts, "--root", root, "--coordinator-tls", "host"),
+        *("--tls-certificate", str(certificates / "operator-ann.pem"), "--tls-key", str(certificates / "operator-ann.key")),
+        *("--tls-ca", str(certificates / "ca.pem")),
+    ]
+
+    def tool(*arguments: str) -> tuple[int, str]:
+        code = main.run([*arguments, *operator])
+        said = capsys.readouterr()
+        return code, " ".join((said.out + said.err).split())
+
+    code, said = tool("cluster", "secure", "--yes")
+    assert (code, "no credentials are given" in said) == (2, True)
+
+    def helped(*words: str) -> SimpleNamespace:
+        assert main.run(list(words)) == 0
+        return SimpleNamespace(out=capsys.readouterr().out)
+
+    looking, closing = examples(helped, ["cluster", "secure"])
+    code, said = tool(*looking)
+    assert code == 0
+    assert "documents to waltz: nobody else reads or changes them" in said
+    assert "a must have these credentials already" in said
+    code, said = tool(*closing, "--yes")
+    assert (code, '"owner": "waltz"' in said) == (0, True)
+    code, said = tool(*looking)
+    assert (code, "nothing to do" in said) == (0, True)
+
+    code, said = tool("cluster", "describe")
+    assert code != 0
+    assert "give the credentials of the cluster" in said
+    code, said = tool("history", "--coordinator-credentials", file)
+    assert (code, "cluster secure" in said) == (0, True)
+    accepted.stop()
+    again = make_server("a", **settings, coordinator_credentials=file, coordinator_open="refused").start()
+    assert "W2039" not in again.log
+    again.stop()
+
+    without = make_server("a", **settings, coordinator_open="refused")
+    without.spawn()
+    assert without.wait() != 0
+    assert "coordinator_credentials" in without.log
+
+
+def test_credentials_that_others_can_read_keep_a_server_from_starting(
+    closed: LocalZooKeeper, make_server: Callable[..., ServerDaemon], tmp_path: Path
+) -> None:
+    path = credentials_at(tmp_path / "credentials", OLD)
+    Path(path).chmod(0o640)
+    server = make_server("a", hosts=closed.hosts, cluster="/x", coordinator_credentials=path)
+    server.spawn()
+    assert server.wait() == EXIT_USAGE
+    assert "chmod 600" in server.log
+    assert OLD not in server.log

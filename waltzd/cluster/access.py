@@ -1,0 +1,137 @@
+"""How ZooKeeper is reached, and as whom: TLS or plain text, and the credentials by which it knows the cluster's own
+processes.
+
+Whoever may change the documents of a cluster decides which storages and servers it has. So a *closed* cluster gives every
+document to one name with a password (ZooKeeper's scheme `digest`) and nothing to anybody else. All servers and operators
+have that name in a file. The first line of the file is who documents are given to; others are shown as well, so that a
+password can be replaced while everything runs. Certificates do not take the place of the password: ZooKeeper would
+tell their holders apart by their subjects, and an application's may have any.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import hashlib
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+
+from waltzd.errors import BadConfig
+
+CREDENTIALS_BYTES_MAX = 64 << 10
+_EXAMPLE = "write one line like waltz:a-long-random-password"
+
+
+class Verify(enum.StrEnum):
+    """What has to be right about the certificate of ZooKeeper, apart from its authority."""
+
+    HOST = "host"
+    """It carries the host name, or the address, that was connected to."""
+    AUTHORITY = "authority"
+    """Nothing else: the authority signs for nobody but ZooKeeper, or everybody whom it signs for may pose as ZooKeeper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorTls:
+    ca: str
+    certificate: str | None
+    """Ours, and its key: ZooKeeper asks for one unless it is told not to."""
+    key: str | None
+    verify: Verify = Verify.HOST
+
+    def context(self) -> ssl.SSLContext:
+        """Made anew for each connection, so files that were replaced count from the next one on. No other authority is
+        trusted: those of the machine sign for the whole world."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.verify is Verify.HOST
+        context.load_verify_locations(self.ca)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+    def check(self) -> None:
+        """`BadConfig` when the files cannot be used."""
+        try:
+            self.context()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            said = error.strerror or getattr(error, "reason", None) or error if isinstance(error, OSError) else error
+            files = ", ".join(path for path in (self.certificate, self.key, self.ca) if path is not None)
+            raise BadConfig(f"TLS to ZooKeeper cannot be used with {files}: {said}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    tls: CoordinatorTls | None = None
+    credentials: tuple[str, ...] = ()
+    """Each `name:password`; documents are given to the first."""
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.credentials)
+
+    @property
+    def owner(self) -> str:
+        """Who the documents are given to, as ZooKeeper writes it."""
+        name = self.credentials[0].partition(":")[0]
+        # The algorithm is ZooKeeper's default. A password that nobody chose by heart makes up for its age.
+        digest = hashlib.sha1(self.credentials[0].encode(), usedforsecurity=False).digest()
+        return f"{name}:{base64.b64encode(digest).decode()}"
+
+    def __repr__(self) -> str:
+        """Without passwords: it may end up in a log."""
+        return f"Access(tls={self.tls}, names={[one.partition(':')[0] for one in self.credentials]})"
+
+
+ANYBODY = Access()
+"""Plain text, and nobody in particular."""
+
+
+OFF = "off"
+HOW = (OFF, *Verify)
+"""What may be said of TLS to ZooKeeper."""
+
+
+def access_of(
+    how: str,
+    *,
+    certificate: str | None = None,
+    key: str | None = None,
+    ca: str | None = None,
+    credentials: str | None = None,
+) -> Access:
+    """From what settings or options say, with the files that they name; `BadConfig` when one of them cannot be used."""
+    if how not in HOW:
+        raise BadConfig(f"TLS to ZooKeeper is one of {', '.join(HOW)}, not {how!r}")
+    tls = None
+    if how != OFF:
+        if ca is None:
+            raise BadConfig("TLS to ZooKeeper needs the authorities that sign for it")
+        tls = CoordinatorTls(ca=ca, certificate=certificate, key=key, verify=Verify(how))
+        tls.check()
+    return Access(tls=tls, credentials=() if credentials is None else read_credentials(credentials))
+
+
+def read_credentials(path: str) -> tuple[str, ...]:
+    """The lines of a file that only its owner may read; `BadConfig` when it is not one."""
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(CREDENTIALS_BYTES_MAX + 1)
+        text = data.decode("ascii")
+    except OSError as error:
+        raise BadConfig(f"{path}: the credentials for ZooKeeper cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path} holds no credentials for ZooKeeper: it is not ASCII text; {_EXAMPLE}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise BadConfig(f"{path} can be read by other users of this machine, and holds a password: chmod 600 {path}")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for number, line in enumerate(lines, 1):
+        name, _, password = line.partition(":")
+        if not name or not password or any(not " " < one <= "~" for one in line):
+            raise BadConfig(f"{path}: entry {number} is not a name and a password; {_EXAMPLE}")
+    if not lines or len(data) > CREDENTIALS_BYTES_MAX:
+        raise BadConfig(f"{path} holds no credentials for ZooKeeper; {_EXAMPLE}")
+    return tuple(lines)
