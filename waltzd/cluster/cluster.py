@@ -18,6 +18,7 @@ from uuid import uuid4
 from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Node, Set
 from waltzd.cluster.documents import (
     Assignment,
+    ClientMeta,
     ClusterMeta,
     CopyRate,
     Counter,
@@ -56,6 +57,8 @@ REPLICAS = "/replicas"
 PARTITIONS = "/partitions"
 IDS = "/ids"
 CLIENT_IDS = f"{IDS}/client"
+CLIENTS = "/clients"
+"""Which applications there are, by name."""
 LEADER = "/election/leader"
 EXPECTED = "/expected"
 """Which servers should be up: one document for each that ever was, as it announced itself last. The list of servers forgets
@@ -64,7 +67,7 @@ PREFERRED = "/preferred"
 MOVES = "/moves"
 COPY_RATE = "/copy-rate"
 HISTORY = "/history"
-_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, "/election", HISTORY)
+_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, "/election", HISTORY)
 _OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)
