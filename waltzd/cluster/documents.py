@@ -26,6 +26,17 @@ from uuid import UUID
 from waltzd.errors import BadMetadata, WaltzError
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
+from waltzd.protocol.policy import (
+    PREFIX_LENGTH_MAX,
+    Amount,
+    Grant,
+    Pattern,
+    Prefix,
+    Ranges,
+    is_pattern,
+    is_prefix,
+    is_ranges,
+)
 
 SCHEMA = 1
 FORMAT = 1
@@ -66,6 +77,16 @@ _DEFAULTS: dict[Any, Rule] = {
     str: Rule("a text", lambda value: isinstance(value, str) and value != ""),
     bool: Rule("true or false", lambda value: isinstance(value, bool)),
     UUID: Rule("a UUID", lambda value: isinstance(value, str) and _UUID.fullmatch(value) is not None),
+    Pattern: Rule(
+        "a name of letters, digits, dots, dashes and underscores, the beginning of names with a * behind it, or *",
+        lambda value: isinstance(value, str) and is_pattern(value),
+    ),
+    Prefix: Rule(
+        f"the beginning of names of locks, up to their first dot, of at most {PREFIX_LENGTH_MAX} characters",
+        lambda value: isinstance(value, str) and is_prefix(value),
+    ),
+    Ranges: Rule("numbers of partitions, as in 0-3,7", lambda value: isinstance(value, str) and is_ranges(value)),
+    Amount: whole(1),
 }
 """For a field whose annotation has no rule of its own."""
 _IS_NAME = Rule(
@@ -207,6 +228,22 @@ class HistoryEntry(Document):
     """What was planned."""
     outcome: str
     """"begun", "done", or what went wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyDocument(Document):
+    """<root>/policy: who may do what. Where it is missing, every application may do everything."""
+
+    grants: tuple[Grant, ...]
+
+    def mistake(self) -> tuple[str, str] | None:
+        for at, grant in enumerate(self.grants):
+            for name, found in (("names", grant.names), ("may", grant.may)):
+                if not found:
+                    return f"grants[{at}].{name}", "must not be empty: the grant would allow nothing"
+                if len(set(found)) != len(found):
+                    return f"grants[{at}].{name}", "has an entry twice"
+        return None
 
 
 class Membership(enum.StrEnum):
@@ -404,7 +441,7 @@ def _reader(kind: Any) -> _Reader:
         return _mapping(_KEYS[inner[0]], _reader(inner[1]))
     if dataclasses.is_dataclass(kind):
         return _object(typing.cast(type[Any], kind))
-    if issubclass(kind, enum.Enum):
+    if kind not in _DEFAULTS and issubclass(kind, enum.Enum):
         values = [member.value for member in kind]
         return _leaf(kind, Rule(" or ".join(values), lambda value: value in values))
     return _leaf(kind, _DEFAULTS[kind])

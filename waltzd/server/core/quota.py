@@ -1,4 +1,4 @@
-"""Quotas as arithmetic: how long a name waits for what it wants more of than it was granted, and who may take a mount. Pure.
+"""Quotas as arithmetic: how long a name waits for what it wants beyond its grant, and who may take a mount. Pure.
 
 A bucket holds what may be used at once, and fills at the granted rate. What is larger than its content is taken all the
 same, on credit: whoever took it waits until the debt is paid, and all who come meanwhile wait behind it. So nothing is
@@ -17,7 +17,7 @@ BURST_SECONDS = 1.0
 LOCKS_MAX = 4096
 """So many locks of a name are counted apart; the one that was marked longest ago is forgotten first."""
 SHARE = 4
-"""A name may hold this many mounts for each one that is free: one that takes all it can leaves a fifth of them to others."""
+"""A name may hold this many mounts for each one that is free: alone it leaves a fifth of them to others."""
 
 
 class Bucket:
