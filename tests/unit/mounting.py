@@ -38,8 +38,11 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
+from waltzd.protocol.policy import NO_QUOTAS, Quotas, Rights
+from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
+from waltzd.server.clients.registry import Registry, Who
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings
@@ -194,6 +197,7 @@ class MemoryLink:
     def __init__(self, room: int = 4) -> None:
         self.peer = "memory"
         self.identity = ""
+        self.quiet_seconds: float | None = None
         self._room = room
         self._in: deque[Sequence[ClientFrame] | WaltzError | None] = deque()
         self._out: deque[Sequence[ServerFrame]] = deque()
@@ -345,8 +349,13 @@ class Room:
         self.pipe = Pipeline(
             session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
         )
-        self.calls = ServerCalls(self)
+        self.quotas: dict[str, Quotas] = {}
+        """By name; where there is none, there are no bounds."""
+        self.one_instance: set[str] = set()
+        self.calls = ServerCalls(self, Registry(rights=self._rights))
         self.registered = 0
+        self.epochs: dict[str, int] = {}
+        """As the coordinator has them."""
         self.readers: list[Reader] = []
 
     @property
@@ -358,6 +367,9 @@ class Room:
     def inflight_bytes(self) -> int:
         """What has ids and is not committed."""
         return self.pipe._inflight_bytes
+
+    def _rights(self, who: Who) -> Rights:
+        return Rights(who.name, quotas=self.quotas.get(who.name, NO_QUOTAS), one_instance=who.name in self.one_instance)
 
     # -- the owner that is asked
 
@@ -376,6 +388,13 @@ class Room:
     async def register(self) -> int:
         self.registered += 1
         return self.registered
+
+    async def raise_epoch(self, name: str) -> int:
+        self.epochs[name] = self.epochs.get(name, 0) + 1
+        return self.epochs[name]
+
+    async def newest_epoch(self, name: str) -> int:
+        return self.epochs.get(name, 0)
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
         if partition != 3 or generation not in (None, 5):
@@ -402,12 +421,23 @@ class Room:
         feed: FeedMode = FeedMode.NONE,
         credit: int = PLENTY,
         room: int = 4,
+        name: str = "",
+        epoch: int = 0,
+        instance: str = "",
     ) -> Reader:
-        """A mount that was let in."""
+        """A mount that was let in; `name`: of its certificate, if it has one."""
+        identity = Identity(KEY, Role.CLIENT, name).uri if name else ""
         request = mount_request(
-            client, number=number, mark=self.pipe.committed if mark is None else mark, feed=feed, credit=credit
+            client,
+            number=number,
+            mark=self.pipe.committed if mark is None else mark,
+            feed=feed,
+            credit=credit,
+            epoch=epoch,
+            instance=instance,
+            token=token_of(self.client_secret, client, identity, epoch),
         )
-        reader = await self.knock(request, room=room)
+        reader = await self.knock(request, room=room, identity=identity)
         await reader.hear()
         assert reader.mounted is not None, reader.end
         return reader
@@ -437,6 +467,8 @@ def mount_request(
     partition: int = 3,
     generation: int = 5,
     token: bytes | None = None,
+    epoch: int = 0,
+    instance: str = "",
 ) -> MountRequest:
     """`token`: if it is not given, the one that belongs to the client id."""
     return MountRequest(
@@ -449,6 +481,8 @@ def mount_request(
         mark=mark,
         feed=feed,
         credit=credit,
+        epoch=epoch,
+        instance=instance,
     )
 
 

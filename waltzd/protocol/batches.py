@@ -62,6 +62,10 @@ class Introduction:
     """What it has already: it goes on with that epoch, under another client id."""
 
 
+INTRODUCTION = Introduction()
+"""Of a tool that says nothing of itself."""
+
+
 # -- from the client ---------------------------------------------------------------------------------------------------
 
 

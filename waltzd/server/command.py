@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import uvloop
 
+from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
@@ -39,6 +40,7 @@ from waltzd.server.admin_service import add_admin_service
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
+from waltzd.server.clients.registry import Registry
 from waltzd.server.clients.service import add_log_service
 from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
@@ -46,6 +48,7 @@ from waltzd.server.election import Election
 from waltzd.server.lookout import Lookout, dial
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
+from waltzd.server.roster import Roster
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
@@ -101,12 +104,12 @@ async def _serve(config: ServerConfig) -> None:
         daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams)
         ends.push_async_callback(daemon.close)
         if streams is not None:
-            streams.serve(ServerCalls(daemon.owner), on_fatal=end_at_once)
-        await clients.start(
-            lambda server: add_log_service(server, ServerCalls(daemon.owner), daemon.unready), on_fatal=end_at_once
-        )
+            streams.serve(daemon.calls, on_fatal=end_at_once)
+        await clients.start(lambda server: add_log_service(server, daemon.calls, daemon.unready), on_fatal=end_at_once)
         await operators.start(
-            lambda server: add_admin_service(server, daemon.describe, daemon.registration, daemon.explain, daemon.unready),
+            lambda server: add_admin_service(
+                server, daemon.describe, daemon.registration, daemon.explain, daemon.clients, daemon.unready
+            ),
             on_fatal=end_at_once,
         )
         if config.http_listen is not None:
@@ -173,6 +176,7 @@ class _Daemon:
         self.expiry = Expiry(tls)
         self._meta = meta
         self._cluster = cluster
+        self._names = ClientNames(cluster.coordinator)
         self._started = asyncio.get_running_loop().time()
         self._server = ServerMeta(
             name=config.name,
@@ -221,7 +225,11 @@ class _Daemon:
             self.registration,
             make_owned_log=self._make_owned_log,
             is_gone=self._lookout.is_gone,
+            names=self._names,
         )
+        self.clients = Registry()
+        self.calls = ServerCalls(self.owner, self.clients)
+        self._roster = Roster(self._names, self.clients, is_leader=lambda: self.election.is_leader)
 
     async def live(self, supervisor: Supervisor) -> None:
         """Until told to stop, or not to go on."""
@@ -240,6 +248,7 @@ class _Daemon:
                     tasks.create_task(self._lookout.run(), name="lookout"),
                     tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
+                    tasks.create_task(self._roster.run(), name="names of applications"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
                 ]

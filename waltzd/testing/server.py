@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 from uuid import UUID
 
+from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
@@ -78,6 +79,7 @@ class LocalServer:
             self._registration,
             make_owned_log=self._make_owned_log,
             is_gone=(lambda server: False) if self._lookout is None else self._lookout.is_gone,
+            names=ClientNames(coordinator, clock=lambda: 0.0),
         )
         self.calls = ServerCalls(self.owner)
         self._tasks: list[asyncio.Task[None]] = []

@@ -18,12 +18,14 @@ from contextlib import aclosing
 from typing import Protocol
 from uuid import UUID
 
-from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, WaltzError
+from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, Superseded, WaltzError
 from waltzd.format.record import Run
-from waltzd.protocol.batches import MountRequest, Registration, Topology
+from waltzd.protocol.batches import INTRODUCTION, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.peers import MountLink
-from waltzd.server.clients.mounts import Mount, refuse
+from waltzd.protocol.role import Role
+from waltzd.server.clients.mounts import Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.clients.registry import Registry, Who, who_is
 
 REQUEST_SECONDS = 10.0
 """How long a client may take to say what it wants to mount."""
@@ -37,6 +39,14 @@ class Owner(Protocol):
         """A client id that no other living client has."""
         ...
 
+    async def raise_epoch(self, name: str) -> int:
+        """For an instance that is to be the only one of its name that lives: above every other one."""
+        ...
+
+    async def newest_epoch(self, name: str) -> int:
+        """Of a name: the highest that was given out before this was asked; 0 for none."""
+        ...
+
     @property
     def client_secret(self) -> bytes:
         """The same on all servers of the cluster, and secret."""
@@ -48,8 +58,10 @@ class Owner(Protocol):
 
 
 class ServerCalls:
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, registry: Registry | None = None) -> None:
+        """`registry`: shared by all doors of a server."""
         self._owner = owner
+        self.registry = registry or Registry()
 
     def _check_key(self, key: UUID) -> None:
         ours = self._owner.topology().cluster_key
@@ -59,19 +71,56 @@ class ServerCalls:
     def locate(self) -> Topology:
         return self._owner.topology()
 
-    async def register(self, key: UUID, identity: str = "") -> Registration:
+    async def register(self, key: UUID, identity: str = "", introduction: Introduction = INTRODUCTION) -> Registration:
         """`identity`: what the caller's certificate says; empty without one."""
         self._check_key(key)
-        client = await self._owner.register()
-        return Registration(client, token_of(self._owner.client_secret, client, identity))
+        client, epoch, who = await self._owner.register(), 0, who_is(identity)
+        if introduction.is_exclusive or self.registry.rights_of(who).one_instance:
+            epoch = await self._epoch(who, identity, introduction)
+        return Registration(client, token_of(self._owner.client_secret, client, identity, epoch), epoch)
 
-    def _check_client(self, request: MountRequest, identity: str) -> None:
-        if not hmac.compare_digest(request.token, token_of(self._owner.client_secret, request.client, identity)):
+    async def _epoch(self, who: Who, identity: str, introduction: Introduction) -> int:
+        """A new one, unless the caller has one and needs another client id only."""
+        if who.role is not Role.CLIENT:
+            raise NotPermitted(f"{who.name} has the role {who.role}; only applications have a newest instance")
+        before = introduction.before
+        if before is None or before.epoch == 0:
+            return await self._owner.raise_epoch(who.name)
+        self._check_token(before.client, before.token, identity, before.epoch)
+        newest = await self._owner.newest_epoch(who.name)
+        if newest > before.epoch:
+            raise Superseded(f"a newer instance of {who.name} was registered, with epoch {newest}", epoch=newest)
+        return before.epoch
+
+    def _check_token(self, client: int, token: bytes, identity: str, epoch: int) -> None:
+        if not hmac.compare_digest(token, token_of(self._owner.client_secret, client, identity, epoch)):
             raise NotPermitted(
-                f"the client id {request.client} was not given to {identity or 'this caller'}",
+                f"the client id {client} was not given to {identity or 'this caller'}",
                 not_done="nothing was mounted",
                 next_step="register for a client id, with the certificate that mounts it, and mount with its token",
             )
+
+    async def _displace_older(self, pipeline: Pipeline, request: MountRequest, who: Who) -> None:
+        """Where only the newest instance of a name may live: this one is, and from now on nothing is taken of the older.
+
+        The order is the proof. The coordinator is asked when the log here is open, so whatever an owner before this one
+        let in is known. And a majority of the storages says, after that is written down here, that nobody has replaced this
+        owner: whoever does opens later, and asks the coordinator later. So from now on no owner takes anything of an older
+        instance. What one took before has an id up to the barrier of this mount, or never gets one."""
+        one_instance = self.registry.rights_of(who).one_instance
+        if request.epoch == 0:
+            if one_instance:
+                raise Superseded(
+                    f"only the newest instance of {who.name} may live, by its grant; this one was registered before that",
+                    next_step="start this instance again",
+                )
+            return
+        if not pipeline.knows_epoch(who.name):
+            newest = await self._owner.newest_epoch(who.name)
+            pipeline.displace_older(who.name, newest, all_of_them=one_instance)
+        pipeline.check_epoch(who.name, request.epoch)
+        pipeline.displace_older(who.name, request.epoch, all_of_them=one_instance)
+        await pipeline.confirm()
 
     async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False) -> int:
         """`confirmed`: not below any id that was acknowledged to anybody before this call."""
@@ -87,11 +136,19 @@ class ServerCalls:
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
-        self, key: UUID, partition: int, first_id: int, last_id: int | None, *, with_locks: bool = False
+        self,
+        key: UUID,
+        partition: int,
+        first_id: int,
+        last_id: int | None,
+        *,
+        with_locks: bool = False,
+        identity: str = "",
     ) -> AsyncGenerator[Run, None]:
         """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end."""
         self._check_key(key)
-        async with aclosing(self._owner.pipeline(partition, None).read(first_id, last_id, with_locks=with_locks)) as runs:
+        pipeline, use = self._owner.pipeline(partition, None), self.registry.use_of(who_is(identity))
+        async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
                 yield run
 
@@ -102,13 +159,20 @@ class ServerCalls:
             if request is None:
                 return
             self._check_key(request.cluster_key)
-            self._check_client(request, link.identity)
-            mount = Mount(link, request, self._owner.pipeline(request.partition, request.generation))
+            check_request(request)
+            self._check_token(request.client, request.token, link.identity, request.epoch)
+            who, pipeline = who_is(link.identity), self._owner.pipeline(request.partition, request.generation)
+            await self._displace_older(pipeline, request, who)
+            mount = Mount(link, request, pipeline, self.registry.use_of(who))
             mount.join()
         except WaltzError as error:
             await refuse(link, error)
             raise
-        await mount.serve()
+        presence = self.registry.enter(who, request, link)
+        try:
+            await mount.serve(presence)
+        finally:
+            self.registry.leave(presence)
 
     @staticmethod
     async def _request(link: MountLink) -> MountRequest | None:
@@ -125,6 +189,7 @@ class ServerCalls:
         raise BadFrame("the first frame of a client must be a mount request, and nothing else before its answer")
 
 
-def token_of(secret: bytes, client: int, identity: str) -> bytes:
-    """The proof that the client id was given to a client of this identity, which knows the token."""
-    return hmac.digest(secret, f"client {client} of {identity}".encode(), "sha256")
+def token_of(secret: bytes, client: int, identity: str, epoch: int = 0) -> bytes:
+    """The proof that the client id was given to a client of this identity, which knows the token; and the epoch with it."""
+    about = f"client {client} of {identity}" + (f" in epoch {epoch}" if epoch else "")
+    return hmac.digest(secret, about.encode(), "sha256")
