@@ -38,6 +38,7 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.core.tail import Tail
@@ -345,7 +346,8 @@ class Room:
         self.pipe = Pipeline(
             session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
         )
-        self.calls = ServerCalls(self)
+        self.access = Access.free()
+        self.calls = ServerCalls(self, self.access)
         self.registered = 0
         self.readers: list[Reader] = []
 
@@ -437,18 +439,21 @@ def mount_request(
     partition: int = 3,
     generation: int = 5,
     token: bytes | None = None,
+    identity: str = "",
+    asks: bool = False,
 ) -> MountRequest:
-    """`token`: if it is not given, the one that belongs to the client id."""
+    """`token`: if it is not given, the one that belongs to the client id and the identity."""
     return MountRequest(
         cluster_key=key,
         partition=partition,
         generation=generation,
         client=client,
-        token=token_of(Room.client_secret, client, "") if token is None else token,
+        token=token_of(Room.client_secret, client, identity) if token is None else token,
         number=number,
         mark=mark,
         feed=feed,
         credit=credit,
+        asks=asks,
     )
 
 

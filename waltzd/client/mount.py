@@ -44,6 +44,7 @@ from waltzd.errors import (
     Displaced,
     ForeignCluster,
     NoSuchPartition,
+    NotGranted,
     NotOwner,
     NotPermitted,
     TooLarge,
@@ -63,7 +64,7 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.quorum import EMPTY
 
-FINAL = (BadArgument, BadFrame, ClientAhead, Displaced, ForeignCluster, NoSuchPartition, NotPermitted, TooLarge)
+FINAL = (BadArgument, BadFrame, ClientAhead, Displaced, ForeignCluster, NoSuchPartition, NotGranted, NotPermitted, TooLarge)
 """A server that refuses a mount with one of these refuses the next one too."""
 STORY_EVENTS = 200
 
@@ -231,6 +232,7 @@ class Mount:
             mark=mark,
             feed=feed,
             credit=self._credit,
+            asks=bool(self.outbox.undecided),
         )
 
     def answered(self, frame: Mounted) -> None:

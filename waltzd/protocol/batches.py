@@ -66,6 +66,8 @@ class MountRequest:
     feed: FeedMode
     credit: int
     """How many bytes of feed the server may send before it is given more credit."""
+    asks: bool = False
+    """What became of its transactions: with HEADS, up to the barrier, and of those of other clients only their ids."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -222,6 +224,8 @@ class Place:
     generation: int
     server: str | None
     address: str | None
+    is_hidden: bool = False
+    """The policy grants the caller nothing there, and it is not told where that is."""
 
 
 class ServerAddress(NamedTuple):

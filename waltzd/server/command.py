@@ -36,6 +36,7 @@ from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
@@ -45,6 +46,7 @@ from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
 from waltzd.server.lookout import Lookout, dial
 from waltzd.server.ownership import PartitionOwner
+from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
@@ -101,9 +103,10 @@ async def _serve(config: ServerConfig) -> None:
         daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams)
         ends.push_async_callback(daemon.close)
         if streams is not None:
-            streams.serve(ServerCalls(daemon.owner), on_fatal=end_at_once)
+            streams.serve(ServerCalls(daemon.owner, daemon.access), on_fatal=end_at_once)
         await clients.start(
-            lambda server: add_log_service(server, ServerCalls(daemon.owner), daemon.unready), on_fatal=end_at_once
+            lambda server: add_log_service(server, ServerCalls(daemon.owner, daemon.access), daemon.unready),
+            on_fatal=end_at_once,
         )
         await operators.start(
             lambda server: add_admin_service(server, daemon.describe, daemon.registration, daemon.explain, daemon.unready),
@@ -206,6 +209,8 @@ class _Daemon:
             inflight_bytes_max=config.inflight_bytes_max,
             segment_bytes_max=config.segment_bytes_max,
         )
+        self.access = Access()
+        self._policy = PolicyFollower(cluster, self.access)
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self._lookout = Lookout(
             cluster,
@@ -231,6 +236,7 @@ class _Daemon:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, supervisor.reload, self._tls)
         await self.owner.read()
+        await self._policy.read()
         await self.registration.announce()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -240,6 +246,7 @@ class _Daemon:
                     tasks.create_task(self._lookout.run(), name="lookout"),
                     tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
+                    tasks.create_task(self._policy.reconciler.run(), name="policy"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
                 ]

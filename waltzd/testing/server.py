@@ -13,6 +13,7 @@ from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.peers import ReplicaPort
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.election import Election
@@ -79,7 +80,8 @@ class LocalServer:
             make_owned_log=self._make_owned_log,
             is_gone=(lambda server: False) if self._lookout is None else self._lookout.is_gone,
         )
-        self.calls = ServerCalls(self.owner)
+        self.access = Access.free()
+        self.calls = ServerCalls(self.owner, self.access)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None
 

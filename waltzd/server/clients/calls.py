@@ -7,6 +7,8 @@ A client id belongs to the client that registered it. What became of a transacti
 a client that mounted under another's id could make that one believe what is not so. An id is given out with a token, a
 keyed hash of the id and of the identity in the certificate. Every server has the key, so any owner can check a mount, after
 any restart, and nothing is kept for each client.
+
+What a caller may do is a question to `access`, at every door: where it is missing, the call is open to the world.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import asyncio
 import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
 from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, WaltzError
 from waltzd.format.record import Run
-from waltzd.protocol.batches import MountRequest, Registration, Topology
+from waltzd.protocol.batches import FeedMode, MountRequest, Registration, Topology
 from waltzd.protocol.peers import MountLink
+from waltzd.protocol.policy import Rights
+from waltzd.server.clients.access import Access, check_append, check_read, check_see, check_subscribe, denied_all
 from waltzd.server.clients.mounts import Mount, refuse
 from waltzd.server.clients.pipeline import Pipeline
 
@@ -48,20 +53,30 @@ class Owner(Protocol):
 
 
 class ServerCalls:
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, access: Access) -> None:
         self._owner = owner
+        self._access = access
 
     def _check_key(self, key: UUID) -> None:
         ours = self._owner.topology().cluster_key
         if key != ours:
             raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
 
-    def locate(self) -> Topology:
-        return self._owner.topology()
+    def locate(self, identity: str = "") -> Topology:
+        """`identity`, here and below: what the caller's certificate says; empty without one."""
+        topology, rights = self._owner.topology(), self._access.rights(identity)
+        if rights.sees_everything:
+            return topology
+        hidden = (
+            place if rights.may_see(partition) else replace(place, server=None, address=None, is_hidden=True)
+            for partition, place in enumerate(topology.places)
+        )
+        return replace(topology, places=tuple(hidden))
 
     async def register(self, key: UUID, identity: str = "") -> Registration:
-        """`identity`: what the caller's certificate says; empty without one."""
         self._check_key(key)
+        if self._access.rights(identity).is_nothing:
+            raise denied_all(identity)
         client = await self._owner.register()
         return Registration(client, token_of(self._owner.client_secret, client, identity))
 
@@ -73,26 +88,39 @@ class ServerCalls:
                 next_step="register for a client id, with the certificate that mounts it, and mount with its token",
             )
 
-    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False) -> int:
-        """`confirmed`: not below any id that was acknowledged to anybody before this call."""
+    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False, identity: str = "") -> int:
+        """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
+        partition may ask: it is where appends without a view stand."""
         self._check_key(key)
+        check_see(self._access.rights(identity), partition)
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
         return pipeline.committed
 
-    async def find_time(self, key: UUID, partition: int, time: int) -> int:
+    async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
+        check_read(self._access.rights(identity), partition)
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
-        self, key: UUID, partition: int, first_id: int, last_id: int | None, *, with_locks: bool = False
+        self,
+        key: UUID,
+        partition: int,
+        first_id: int,
+        last_id: int | None,
+        *,
+        with_locks: bool = False,
+        identity: str = "",
     ) -> AsyncGenerator[Run, None]:
-        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end."""
+        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end. The
+        right is asked for again with each piece: a log may be read for hours."""
         self._check_key(key)
+        check_read(self._access.rights(identity), partition)
         async with aclosing(self._owner.pipeline(partition, None).read(first_id, last_id, with_locks=with_locks)) as runs:
             async for run in runs:
+                check_read(self._access.rights(identity), partition)
                 yield run
 
     async def mount(self, link: MountLink) -> None:
@@ -103,12 +131,15 @@ class ServerCalls:
                 return
             self._check_key(request.cluster_key)
             self._check_client(request, link.identity)
-            mount = Mount(link, request, self._owner.pipeline(request.partition, request.generation))
+            rights = self._access.rights(link.identity)
+            _check_rights(rights, request)
+            mount = Mount(link, request, self._owner.pipeline(request.partition, request.generation), rights)
             mount.join()
         except WaltzError as error:
             await refuse(link, error)
             raise
-        await mount.serve()
+        with self._access.reviewing(mount, link.identity):  # nothing was waited for since it was asked for its rights
+            await mount.serve()
 
     @staticmethod
     async def _request(link: MountLink) -> MountRequest | None:
@@ -123,6 +154,14 @@ class ServerCalls:
             case [MountRequest() as request]:
                 return request
         raise BadFrame("the first frame of a client must be a mount request, and nothing else before its answer")
+
+
+def _check_rights(rights: Rights, request: MountRequest) -> None:
+    """What a mount needs from its beginning. One that takes the feed needs the right to append when it appends."""
+    if request.feed is FeedMode.NONE or request.asks:
+        check_append(rights, request.partition)
+    else:
+        check_subscribe(rights, request.partition)
 
 
 def token_of(secret: bytes, client: int, identity: str) -> bytes:
