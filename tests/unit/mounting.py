@@ -38,11 +38,11 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
-from waltzd.protocol.policy import NO_QUOTAS, Quotas, Rights
 from waltzd.protocol.role import Identity, Role
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
-from waltzd.server.clients.registry import Registry, Who
+from waltzd.server.clients.registry import Registry
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings
@@ -349,10 +349,9 @@ class Room:
         self.pipe = Pipeline(
             session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
         )
-        self.quotas: dict[str, Quotas] = {}
-        """By name; where there is none, there are no bounds."""
-        self.one_instance: set[str] = set()
-        self.calls = ServerCalls(self, Registry(rights=self._rights))
+        self.access = Access.free()
+        self.registry = Registry()
+        self.calls = ServerCalls(self, self.access, self.registry)
         self.registered = 0
         self.epochs: dict[str, int] = {}
         """As the coordinator has them."""
@@ -367,9 +366,6 @@ class Room:
     def inflight_bytes(self) -> int:
         """What has ids and is not committed."""
         return self.pipe._inflight_bytes
-
-    def _rights(self, who: Who) -> Rights:
-        return Rights(who.name, quotas=self.quotas.get(who.name, NO_QUOTAS), one_instance=who.name in self.one_instance)
 
     # -- the owner that is asked
 
@@ -467,22 +463,25 @@ def mount_request(
     partition: int = 3,
     generation: int = 5,
     token: bytes | None = None,
+    identity: str = "",
+    asks: bool = False,
     epoch: int = 0,
     instance: str = "",
 ) -> MountRequest:
-    """`token`: if it is not given, the one that belongs to the client id."""
+    """`token`: if it is not given, the one that belongs to the client id and the identity."""
     return MountRequest(
         cluster_key=key,
         partition=partition,
         generation=generation,
         client=client,
-        token=token_of(Room.client_secret, client, "") if token is None else token,
+        token=token_of(Room.client_secret, client, identity) if token is None else token,
         number=number,
         mark=mark,
         feed=feed,
         credit=credit,
         epoch=epoch,
         instance=instance,
+        asks=asks,
     )
 
 

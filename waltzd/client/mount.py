@@ -44,6 +44,7 @@ from waltzd.errors import (
     Displaced,
     ForeignCluster,
     NoSuchPartition,
+    NotGranted,
     NotOwner,
     NotPermitted,
     Superseded,
@@ -73,6 +74,7 @@ FINAL = (
     Displaced,
     ForeignCluster,
     NoSuchPartition,
+    NotGranted,
     NotPermitted,
     Superseded,
     TooLarge,
@@ -256,6 +258,7 @@ class Mount:
             epoch=self._epoch,
             instance=self._instance,
             version=self._version,
+            asks=bool(self.outbox.undecided),
         )
 
     def answered(self, frame: Mounted) -> None:

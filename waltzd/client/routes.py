@@ -23,6 +23,7 @@ from waltzd.errors import (
     CannotConnect,
     ClientClosed,
     ForeignCluster,
+    NotGranted,
     NotOwner,
     NotReady,
     Retry,
@@ -107,10 +108,16 @@ class Routes:
             )
 
     async def find(self, partition: int) -> Place:
-        """The owner as it is known; raises `NotReady` when no server owns it at the moment."""
+        """The owner as it is known. `NotReady` when no server owns it at the moment, `NotGranted` when the policy does not
+        say where it is."""
         if self._places[partition].address is None:
             await self.look()
         place = self._places[partition]
+        if place.is_hidden:
+            raise NotGranted(
+                f"this client may do nothing in partition {partition}: no grant of the cluster's policy allows it",
+                partition=partition,
+            )
         if place.address is None:
             raise NotReady(f"no server owns partition {partition} at the moment")
         return place

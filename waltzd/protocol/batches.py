@@ -90,6 +90,8 @@ class MountRequest:
     """Of the registration: what this mount sends is taken while no newer instance has mounted the partition."""
     instance: str = ""
     version: str = ""
+    asks: bool = False
+    """What became of its transactions: with HEADS, up to the barrier, and of those of other clients only their ids."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -246,6 +248,8 @@ class Place:
     generation: int
     server: str | None
     address: str | None
+    is_hidden: bool = False
+    """The policy grants the caller nothing there, and it is not told where that is."""
 
 
 class ServerAddress(NamedTuple):

@@ -120,6 +120,11 @@ def _bits(ranges: Ranges | None) -> int:
     return bits
 
 
+def _has(bits: int, partition: int) -> bool:
+    """Of a caller's word: it may be no partition at all, and below 0."""
+    return partition >= 0 and bits >> partition & 1 == 1
+
+
 # -- what it comes to --------------------------------------------------------------------------------------------------
 
 
@@ -139,15 +144,23 @@ class Rights:
     """Partitions, and the locks that appends to them may have."""
     _spaces: dict[int, Spaces | None] = field(default_factory=dict)
 
+    @property
+    def sees_everything(self) -> bool:
+        return self._append | self._read | self._subscribe == ALL
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self._append | self._read | self._subscribe)
+
     def may_append(self, partition: int) -> bool:
-        return self._append >> partition & 1 == 1
+        return _has(self._append, partition)
 
     def may_read(self, partition: int) -> bool:
-        return self._read >> partition & 1 == 1
+        return _has(self._read, partition)
 
     def may_subscribe(self, partition: int) -> bool:
         """Take the feed: a name that may read may do that, too."""
-        return (self._subscribe | self._read) >> partition & 1 == 1
+        return _has(self._subscribe | self._read, partition)
 
     def may(self, verb: Verb, partition: int) -> bool:
         ask = {Verb.APPEND: self.may_append, Verb.READ: self.may_read, Verb.SUBSCRIBE: self.may_subscribe}
@@ -155,12 +168,12 @@ class Rights:
 
     def may_see(self, partition: int) -> bool:
         """Where it is, and how far its log has come: with any right to it."""
-        return (self._append | self._read | self._subscribe) >> partition & 1 == 1
+        return _has(self._append | self._read | self._subscribe, partition)
 
     def locks(self, partition: int) -> Spaces | None:
         """What appends to the partition may lock; None: everything."""
         if partition not in self._spaces:
-            found = [prefixes for bits, prefixes in self._locks if bits >> partition & 1]
+            found = [prefixes for bits, prefixes in self._locks if _has(bits, partition)]
             is_free = None in found
             spaces = frozenset(namespace_of(prefix) for prefixes in found for prefix in prefixes or ())
             self._spaces[partition] = None if is_free else spaces

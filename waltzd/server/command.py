@@ -37,6 +37,7 @@ from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
@@ -47,6 +48,7 @@ from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
 from waltzd.server.lookout import Lookout, dial
 from waltzd.server.ownership import PartitionOwner
+from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
 from waltzd.server.roster import Roster
 from waltzd.server.session.owned import OwnedLog
@@ -210,6 +212,8 @@ class _Daemon:
             inflight_bytes_max=config.inflight_bytes_max,
             segment_bytes_max=config.segment_bytes_max,
         )
+        self.access = Access()
+        self._policy = PolicyFollower(cluster, self.access)
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self._lookout = Lookout(
             cluster,
@@ -228,7 +232,7 @@ class _Daemon:
             names=self._names,
         )
         self.clients = Registry()
-        self.calls = ServerCalls(self.owner, self.clients)
+        self.calls = ServerCalls(self.owner, self.access, self.clients)
         self._roster = Roster(self._names, self.clients, is_leader=lambda: self.election.is_leader)
 
     async def live(self, supervisor: Supervisor) -> None:
@@ -239,6 +243,7 @@ class _Daemon:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, supervisor.reload, self._tls)
         await self.owner.read()
+        await self._policy.read()
         await self.registration.announce()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -249,6 +254,7 @@ class _Daemon:
                     tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
                     tasks.create_task(self._roster.run(), name="names of applications"),
+                    tasks.create_task(self._policy.reconciler.run(), name="policy"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
                 ]

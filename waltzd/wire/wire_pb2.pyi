@@ -1236,20 +1236,24 @@ class Place(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     server: _builtins.str
     """Absent: it has no owner at the moment."""
     address: _builtins.str
+    hidden: _builtins.bool
+    """The policy grants the caller nothing there, and does not say where it is."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         server: _builtins.str | None = ...,
         address: _builtins.str | None = ...,
+        hidden: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "generation", b"generation", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "generation", b"generation", "hidden", b"hidden", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__address: _TypeAlias = _typing.Literal["address"]  # noqa: Y015
     _WhichOneofArgType__address: _TypeAlias = _typing.Literal["_address", b"_address"]  # noqa: Y015
@@ -1510,6 +1514,7 @@ class MountRequest(_message.Message):
     FEED_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
@@ -1525,8 +1530,10 @@ class MountRequest(_message.Message):
     credit: _builtins.int
     token: _builtins.bytes
     """As `Register` gave it with the client id."""
+    asks: _builtins.bool
+    """What became of its transactions: heads up to the barrier; those of other clients have nothing but their ids."""
     epoch: _builtins.int
-    """Likewise. Where a newer instance has mounted the partition, nothing of an older one is taken."""
+    """As `Register` gave it. Where a newer instance has mounted the partition, nothing of an older one is taken."""
     instance: _builtins.str
     version: _builtins.str
     def __init__(
@@ -1541,13 +1548,14 @@ class MountRequest(_message.Message):
         feed: Global___FeedMode.ValueType = ...,
         credit: _builtins.int = ...,
         token: _builtins.bytes = ...,
+        asks: _builtins.bool = ...,
         epoch: _builtins.int = ...,
         instance: _builtins.str = ...,
         version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "epoch", b"epoch", "feed", b"feed", "generation", b"generation", "instance", b"instance", "mark", b"mark", "number", b"number", "partition", b"partition", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "epoch", b"epoch", "feed", b"feed", "generation", b"generation", "instance", b"instance", "mark", b"mark", "number", b"number", "partition", b"partition", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

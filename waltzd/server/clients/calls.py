@@ -7,6 +7,8 @@ A client id belongs to the client that registered it. What became of a transacti
 a client that mounted under another's id could make that one believe what is not so. An id is given out with a token, a
 keyed hash of the id and of the identity in the certificate. Every server has the key, so any owner can check a mount, after
 any restart, and nothing is kept for each client.
+
+What a caller may do is a question to `access`, at every door: where it is missing, the call is open to the world.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ import asyncio
 import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
 from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, Superseded, WaltzError
 from waltzd.format.record import Run
-from waltzd.protocol.batches import INTRODUCTION, Introduction, MountRequest, Registration, Topology
+from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.peers import MountLink
+from waltzd.protocol.policy import Rights
 from waltzd.protocol.role import Role
+from waltzd.server.clients.access import Access, check_append, check_read, check_see, check_subscribe, denied_all
 from waltzd.server.clients.mounts import Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import Registry, Who, who_is
@@ -58,25 +63,35 @@ class Owner(Protocol):
 
 
 class ServerCalls:
-    def __init__(self, owner: Owner, registry: Registry | None = None) -> None:
-        """`registry`: shared by all doors of a server."""
+    def __init__(self, owner: Owner, access: Access, registry: Registry) -> None:
         self._owner = owner
-        self.registry = registry or Registry()
+        self._access = access
+        self._registry = registry
 
     def _check_key(self, key: UUID) -> None:
         ours = self._owner.topology().cluster_key
         if key != ours:
             raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
 
-    def locate(self) -> Topology:
-        return self._owner.topology()
+    def locate(self, identity: str = "") -> Topology:
+        """`identity`, here and below: what the caller's certificate says; empty without one."""
+        topology, rights = self._owner.topology(), self._access.rights(identity)
+        if rights.sees_everything:
+            return topology
+        hidden = (
+            place if rights.may_see(partition) else replace(place, server=None, address=None, is_hidden=True)
+            for partition, place in enumerate(topology.places)
+        )
+        return replace(topology, places=tuple(hidden))
 
     async def register(self, key: UUID, identity: str = "", introduction: Introduction = INTRODUCTION) -> Registration:
-        """`identity`: what the caller's certificate says; empty without one."""
         self._check_key(key)
-        client, epoch, who = await self._owner.register(), 0, who_is(identity)
-        if introduction.is_exclusive or self.registry.rights_of(who).one_instance:
-            epoch = await self._epoch(who, identity, introduction)
+        rights = self._access.rights(identity)
+        if rights.is_nothing:
+            raise denied_all(identity)
+        client, epoch = await self._owner.register(), 0
+        if introduction.is_exclusive or rights.one_instance:
+            epoch = await self._epoch(who_is(identity), identity, introduction)
         return Registration(client, token_of(self._owner.client_secret, client, identity, epoch), epoch)
 
     async def _epoch(self, who: Who, identity: str, introduction: Introduction) -> int:
@@ -100,39 +115,41 @@ class ServerCalls:
                 next_step="register for a client id, with the certificate that mounts it, and mount with its token",
             )
 
-    async def _displace_older(self, pipeline: Pipeline, request: MountRequest, who: Who) -> None:
+    async def _displace_older(self, pipeline: Pipeline, request: MountRequest, identity: str) -> None:
         """Where only the newest instance of a name may live: this one is, and from now on nothing is taken of the older.
 
         The order is the proof. The coordinator is asked when the log here is open, so whatever an owner before this one
         let in is known. And a majority of the storages says, after that is written down here, that nobody has replaced this
         owner: whoever does opens later, and asks the coordinator later. So from now on no owner takes anything of an older
         instance. What one took before has an id up to the barrier of this mount, or never gets one."""
-        one_instance = self.registry.rights_of(who).one_instance
+        name, one_instance = who_is(identity).name, self._access.rights(identity).one_instance
         if request.epoch == 0:
             if one_instance:
                 raise Superseded(
-                    f"only the newest instance of {who.name} may live, by its grant; this one was registered before that",
+                    f"only the newest instance of {name} may live, by its grant; this one was registered before that",
                     next_step="start this instance again",
                 )
             return
-        if not pipeline.knows_epoch(who.name):
-            newest = await self._owner.newest_epoch(who.name)
-            pipeline.displace_older(who.name, newest, all_of_them=one_instance)
-        pipeline.check_epoch(who.name, request.epoch)
-        pipeline.displace_older(who.name, request.epoch, all_of_them=one_instance)
+        if not pipeline.knows_epoch(name):
+            pipeline.displace_older(name, await self._owner.newest_epoch(name), all_of_them=one_instance)
+        pipeline.check_epoch(name, request.epoch)
+        pipeline.displace_older(name, request.epoch, all_of_them=one_instance)
         await pipeline.confirm()
 
-    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False) -> int:
-        """`confirmed`: not below any id that was acknowledged to anybody before this call."""
+    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False, identity: str = "") -> int:
+        """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
+        partition may ask: it is where appends without a view stand."""
         self._check_key(key)
+        check_see(self._access.rights(identity), partition)
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
         return pipeline.committed
 
-    async def find_time(self, key: UUID, partition: int, time: int) -> int:
+    async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
+        check_read(self._access.rights(identity), partition)
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
@@ -145,11 +162,15 @@ class ServerCalls:
         with_locks: bool = False,
         identity: str = "",
     ) -> AsyncGenerator[Run, None]:
-        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end."""
+        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end. The
+        right is asked for again with each piece: a log may be read for hours."""
         self._check_key(key)
-        pipeline, use = self._owner.pipeline(partition, None), self.registry.use_of(who_is(identity))
+        rights = self._access.rights(identity)
+        check_read(rights, partition)
+        pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
         async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
+                check_read(self._access.rights(identity), partition)
                 yield run
 
     async def mount(self, link: MountLink) -> None:
@@ -161,18 +182,18 @@ class ServerCalls:
             self._check_key(request.cluster_key)
             check_request(request)
             self._check_token(request.client, request.token, link.identity, request.epoch)
-            who, pipeline = who_is(link.identity), self._owner.pipeline(request.partition, request.generation)
-            await self._displace_older(pipeline, request, who)
-            mount = Mount(link, request, pipeline, self.registry.use_of(who))
+            pipeline = self._owner.pipeline(request.partition, request.generation)
+            await self._displace_older(pipeline, request, link.identity)
+            who, rights = who_is(link.identity), self._access.rights(link.identity)
+            _check_rights(rights, request)
+            mount = Mount(link, request, pipeline, rights, self._registry.use_of(who, rights.quotas))
             mount.join()
         except WaltzError as error:
             await refuse(link, error)
             raise
-        presence = self.registry.enter(who, request, link)
-        try:
+        # nothing was waited for since it was asked for its rights
+        with self._access.reviewing(mount, link.identity), self._registry.present(who, request, link) as presence:
             await mount.serve(presence)
-        finally:
-            self.registry.leave(presence)
 
     @staticmethod
     async def _request(link: MountLink) -> MountRequest | None:
@@ -187,6 +208,14 @@ class ServerCalls:
             case [MountRequest() as request]:
                 return request
         raise BadFrame("the first frame of a client must be a mount request, and nothing else before its answer")
+
+
+def _check_rights(rights: Rights, request: MountRequest) -> None:
+    """What a mount needs from its beginning. One that takes the feed needs the right to append when it appends."""
+    if request.feed is FeedMode.NONE or request.asks:
+        check_append(rights, request.partition)
+    else:
+        check_subscribe(rights, request.partition)
 
 
 def token_of(secret: bytes, client: int, identity: str, epoch: int = 0) -> bytes:

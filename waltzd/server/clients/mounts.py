@@ -5,6 +5,9 @@ other. What is to be sent gathers in the `Member`, and leaves as one message as 
 first, then at most one frame of the feed. For a client that stops reading, outcomes are kept, and they are bounded, because
 what is not answered counts against what the client may send. Of the feed only its place is kept.
 
+What the client may do is in `Rights`, which change while the mount goes on (`review`). A right that is gone ends the mount
+when it was used; one that was not used yet is asked for with the first frame that needs it.
+
 A refusal is the last frame, behind everything that was decided, and says what was not taken. A status of the transport
 could be overtaken by frames that are still on their way here; so what comes afterwards is read and ignored until the client
 has noticed.
@@ -15,13 +18,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.errors import BadFrame, CannotConnect, NotGranted, WaltzError
 from waltzd.protocol.batches import (
     SEQUENCE_MAX,
     AppendBatch,
     ClientFrame,
     Credit,
     Feed,
+    FeedMode,
     HeadFeed,
     Mounted,
     MountRequest,
@@ -29,6 +33,8 @@ from waltzd.protocol.batches import (
     ServerFrame,
 )
 from waltzd.protocol.peers import MountLink
+from waltzd.protocol.policy import Rights, first_denied
+from waltzd.server.clients.access import check_append, check_subscribe, denied_lock
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, Member, Pipeline
 from waltzd.server.clients.registry import Presence, Use
@@ -46,9 +52,14 @@ REFUSED_SECONDS = 2.0
 
 
 class Mount:
-    def __init__(self, link: MountLink, request: MountRequest, pipeline: Pipeline, use: Use) -> None:
+    def __init__(self, link: MountLink, request: MountRequest, pipeline: Pipeline, rights: Rights, use: Use) -> None:
         """`use`: of the name in the client's certificate."""
-        check_request(request)
+        self._partition = request.partition
+        self._takes_feed = request.feed is not FeedMode.NONE and not request.asks
+        self._appends = not self._takes_feed
+        """It has appended, or does nothing else."""
+        self._rights = rights
+        self._spaces = rights.locks(request.partition)
         self._member = Member(request.client, request.number, request.mark, use, epoch=request.epoch)
         self._link = link
         self._pipeline = pipeline
@@ -62,6 +73,7 @@ class Mount:
             mode=request.feed,
             credit=request.credit,
             frame_bytes=pipeline.settings.feed_frame_bytes,
+            asks=request.client if request.asks else None,
         )
         self._unanswered = Budget(pipeline.settings.mount_bytes_max, within=use.inflight)
         self._last_sequence = -1
@@ -76,6 +88,21 @@ class Mount:
     def join(self) -> None:
         """Take the place of an earlier mount of this client; raises why not. `serve` must follow."""
         self._barrier = self._pipeline.join(self._member)
+        if self._cursor.asks is not None:
+            self._cursor.last_id = self._barrier
+
+    def review(self, rights: Rights) -> None:
+        """The policy is another one. What the client did by a right that is gone, it does no more: of what it has sent, all
+        that has no id by now is not taken."""
+        self._rights, self._spaces = rights, rights.locks(self._partition)
+        self._use.grant(rights.quotas)
+        try:
+            if self._appends:
+                check_append(rights, self._partition)
+            if self._takes_feed:
+                check_subscribe(rights, self._partition)
+        except NotGranted as error:
+            self._member.refuse(error)
 
     async def serve(self, presence: Presence) -> None:
         """Until the client has no more to say and everything is answered; raises what ended it before, after the client
@@ -203,8 +230,16 @@ class Mount:
             case MountRequest():
                 raise BadFrame("a second mount request in one stream")
 
+    def _check_rights(self, batch: AppendBatch) -> None:
+        if not self._appends:
+            check_append(self._rights, self._partition)
+            self._appends = True
+        if self._spaces is not None and (lock := first_denied(self._spaces, batch.lock_ids)) is not None:
+            raise denied_lock(self._rights, lock, self._partition)
+
     async def _take_batch(self, batch: AppendBatch) -> None:
         batch.check(self._pipeline.settings.limits)
+        self._check_rights(batch)
         if batch.first_sequence <= self._last_sequence:
             raise BadFrame(
                 f"a batch starts at sequence {batch.first_sequence}; {self._last_sequence} was sent before it in this mount"
@@ -257,6 +292,8 @@ def check_request(request: MountRequest) -> None:
     for text in (request.instance, request.version):
         if len(text) > TEXT_MAX or not text.isprintable():
             raise BadFrame(f"a mount request says {text[:TEXT_MAX]!a} of its client")
+    if request.asks and request.feed is not FeedMode.HEADS:
+        raise BadFrame("a mount request that asks what became of transactions takes heads, and nothing else")
 
 
 def _extent(feed: Feed | HeadFeed) -> tuple[int, int]:

@@ -14,7 +14,8 @@ What a name wants beyond its quota waits (`waltzd.server.core.quota`): its frame
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -25,7 +26,7 @@ from waltzd.protocol.batches import AppendBatch, MountRequest
 from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientUse
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import MountLink
-from waltzd.protocol.policy import ANONYMOUS, NO_QUOTAS, Quotas, Rights, everything
+from waltzd.protocol.policy import ANONYMOUS, NO_QUOTAS, Quotas
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.core.quota import Bucket, LockBuckets, may_enter
 from waltzd.wire.budget import Budget
@@ -202,14 +203,8 @@ class Presence:
 
 
 class Registry:
-    def __init__(
-        self,
-        *,
-        rights: Callable[[Who], Rights] = lambda who: everything(who.name),
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        """`rights`: of a name, by the policy of this moment; `clock`: seconds, that of the loop by default."""
-        self._rights = rights
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        """`clock`: seconds, that of the loop by default."""
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._uses: dict[Who, Use] = {}
         self._instances: dict[tuple[Who, str], _Instance] = {}
@@ -220,30 +215,32 @@ class Registry:
 
     # -- what mounts do
 
-    def rights_of(self, who: Who) -> Rights:
-        return self._rights(who)
-
-    def use_of(self, who: Who) -> Use:
+    def use_of(self, who: Who, quotas: Quotas) -> Use:
+        """`quotas`: of this moment."""
         use = self._uses.get(who)
         if use is None:
             self._forget_idle()
             use = self._uses[who] = Use(who, self._clock)
-        use.grant(self._rights(who).quotas)
+        use.grant(quotas)
         return use
 
-    def enter(self, who: Who, request: MountRequest, link: MountLink) -> Presence:
-        """A mount that was let in; `leave` must follow."""
+    @contextmanager
+    def present(self, who: Who, request: MountRequest, link: MountLink) -> Iterator[Presence]:
+        """A mount that was let in, for as long as it stands."""
         now, name = self._clock(), request.instance or f"client {request.client}"
         found = self._instances.setdefault((who, name), _Instance(who, name, since=now))
         if not found.presences:
             found.since = now
         found.peer, found.version, found.heard = link.peer, request.version, now
         found.epoch = max(found.epoch, request.epoch)
-        presence = Presence(found, self.use_of(who), request.partition, link, self._clock)
+        presence = Presence(found, self._uses[who], request.partition, link, self._clock)
         found.presences[presence] = None
-        return presence
+        try:
+            yield presence
+        finally:
+            self._leave(presence)
 
-    def leave(self, presence: Presence) -> None:
+    def _leave(self, presence: Presence) -> None:
         found = presence._instance
         del found.presences[presence]
         if not found.presences:
@@ -251,11 +248,6 @@ class Registry:
             self._instances.pop((found.who, found.instance))
             self._instances[found.who, found.instance] = found
             self._forget_gone()
-
-    def regrant(self) -> None:
-        """The policy has changed."""
-        for who, use in self._uses.items():
-            use.grant(self._rights(who).quotas)
 
     # -- what is kept of those that are gone
 

@@ -64,7 +64,7 @@ class LogService(LogServicer):
 
     async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
         try:
-            return to_message(wire.Topology, self._calls.locate())
+            return to_message(wire.Topology, self._calls.locate(_identity(context)))
         except WaltzError as error:
             await abort(context, error)
 
@@ -79,7 +79,8 @@ class LogService(LogServicer):
     async def HighWaterMark(self, request: wire.PartitionRequest, context: Context) -> wire.MarkReply:
         try:
             key, confirmed = key_of(request.cluster_key), request.confirmed
-            mark = await self._calls.high_water_mark(key, request.partition, confirmed=confirmed)
+            who = _identity(context)
+            mark = await self._calls.high_water_mark(key, request.partition, confirmed=confirmed, identity=who)
             return wire.MarkReply(mark=mark, confirmed=confirmed)
         except WaltzError as error:
             await abort(context, error)
@@ -87,7 +88,8 @@ class LogService(LogServicer):
     async def FindTime(self, request: wire.FindTimeRequest, context: Context) -> wire.MarkReply:
         try:
             key = key_of(request.cluster_key)
-            return wire.MarkReply(mark=await self._calls.find_time(key, request.partition, request.time))
+            mark = await self._calls.find_time(key, request.partition, request.time, identity=_identity(context))
+            return wire.MarkReply(mark=mark)
         except WaltzError as error:
             await abort(context, error)
 

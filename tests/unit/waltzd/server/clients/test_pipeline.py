@@ -28,6 +28,7 @@ from waltzd.format.batch import Piece
 from waltzd.format.record import bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.mounts import FRAME_COST
 from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX, Pipeline
@@ -641,7 +642,7 @@ def test_a_client_id_is_mounted_only_by_whom_it_was_given_to(token: str) -> None
 
 def test_a_token_is_good_with_the_certificate_that_it_was_given_to() -> None:
     async def test(room: Room) -> None:
-        ann, eve = "waltz://k/role/client/ann", "waltz://k/role/client/eve"
+        ann, eve = (Identity(KEY, Role.CLIENT, name).uri for name in ("ann", "eve"))
         registration = await room.calls.register(KEY, ann)
         for identity in (eve, "", ann):
             reader = await room.knock(mount_request(registration.client, token=registration.token), identity=identity)

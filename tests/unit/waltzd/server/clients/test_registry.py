@@ -16,7 +16,7 @@ from waltzd.errors import BadFrame, CannotConnect, Disconnected, NotPermitted, N
 from waltzd.protocol.batches import FeedMode, Introduction, Registration
 from waltzd.protocol.descriptions import ClientInstance, ClientUse
 from waltzd.protocol.locks import Mode
-from waltzd.protocol.policy import Amount, Quotas
+from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.registry import GONE_MAX, GONE_SECONDS, Registry, Use, who_is
@@ -41,11 +41,11 @@ def now() -> float:
 
 
 def seen(room: Room, instance: str) -> ClientInstance:
-    return next(one for one in room.calls.registry.describe().clients if one.instance == instance)
+    return next(one for one in room.registry.describe().clients if one.instance == instance)
 
 
 def use(room: Room, name: str) -> ClientUse:
-    return next(one for one in room.calls.registry.describe().names if one.name == name)
+    return next(one for one in room.registry.describe().names if one.name == name)
 
 
 # -- who is there ------------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_an_instance_is_live_hangs_and_is_gone() -> None:
         found = seen(room, "box:1")
         assert (found.state, found.partitions, found.age_ms, found.appended) == ("gone", (), 5000, 2)
         await asyncio.sleep(GONE_SECONDS)
-        assert room.calls.registry.describe().clients == ()
+        assert room.registry.describe().clients == ()
 
     timeless(test)
 
@@ -78,15 +78,15 @@ def test_an_instance_is_live_hangs_and_is_gone() -> None:
 def test_what_is_kept_of_those_that_are_gone_is_bounded() -> None:
     async def test(room: Room) -> None:
         registry, link = Registry(), (await room.mount(1)).link
-        registry.use_of(who_is(ANN)).grant(Quotas())
-        standing = registry.enter(who_is(ANN), mount_request(instance="stays"), link)
-        for number in range(GONE_MAX + 50):
-            registry.leave(registry.enter(who_is(ANN), mount_request(instance=f"{number}"), link))
-        found = [one.instance for one in registry.describe().clients]
+        registry.use_of(who_is(ANN), NO_QUOTAS)
+        with registry.present(who_is(ANN), mount_request(instance="stays"), link):
+            for number in range(GONE_MAX + 50):
+                with registry.present(who_is(ANN), mount_request(instance=f"{number}"), link):
+                    pass
+            found = [one.instance for one in registry.describe().clients]
         assert len(found) == GONE_MAX + 1
         assert found[0] == "stays"
         assert found[-1] == f"{GONE_MAX + 49}"
-        registry.leave(standing)
 
     timeless(test)
 
@@ -113,10 +113,10 @@ def test_an_operator_disconnects_an_instance_or_a_name() -> None:
     async def test(room: Room) -> None:
         one, two = await room.mount(1, name="ann", instance="a"), await room.mount(2, name="ann", instance="b")
         other = await room.mount(3, name="bob", instance="a")
-        assert room.calls.registry.disconnect("ann", "a") == 1
+        assert room.registry.disconnect("ann", "a") == 1
         await one.until(lambda reader: reader.end is not None)
         assert isinstance(one.end, Disconnected)
-        assert room.calls.registry.disconnect("ann") == 2, "the one that is ending counts as long as it is there"
+        assert room.registry.disconnect("ann") == 2, "the one that is ending counts as long as it is there"
         await two.until(lambda reader: reader.end is not None)
         await other.say(batch_of(b"a"))
         await other.until(lambda reader: bool(reader.committed))
@@ -293,7 +293,7 @@ def test_a_grant_asks_for_one_instance_and_those_without_an_epoch_end() -> None:
     async def test(room: Room) -> None:
         confirming(room)
         before = await room.mount(11, name="ann")
-        room.one_instance.add("ann")
+        room.access.adopt(Policy([Grant(names=(Pattern("*"),), may=tuple(Verb), one_instance=True)]))
         found = await room.calls.register(KEY, ANN)
         assert found.epoch == 1
         await room.mount(found.client, name="ann", epoch=1)
@@ -312,7 +312,10 @@ def test_a_grant_asks_for_one_instance_and_those_without_an_epoch_end() -> None:
 
 
 def limited(room: Room, name: str, **quotas: int) -> None:
-    room.quotas[name] = Quotas(**{key: Amount(value) for key, value in quotas.items()})
+    """By the policy. Others may do everything."""
+    bounds = Quotas(**{key: Amount(value) for key, value in quotas.items()})
+    everybody = Grant(names=(Pattern("*"),), may=tuple(Verb))
+    room.access.adopt(Policy([everybody, Grant(names=(Pattern(name),), may=(Verb.APPEND,), quotas=bounds)]))
 
 
 def test_a_flooder_is_slowed_to_its_quota_and_nobody_else_is() -> None:
@@ -486,8 +489,7 @@ def test_another_quota_counts_at_once_also_for_who_waits() -> None:
         await one.settle()
         assert one.committed == {}
         began = now()
-        del room.quotas["ann"]
-        room.calls.registry.regrant()
+        room.access.adopt(None)
         await one.until(lambda reader: bool(reader.committed))
         assert now() - began <= 1.0
 
