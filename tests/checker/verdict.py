@@ -142,13 +142,14 @@ class _Case:
         ends: dict[tuple[str, int], Standing] = {}
         by_age = sorted(self.history.standings, key=lambda one: (one.name, one.partition, -one.epoch))
         for _, found in groupby(by_age, key=lambda one: (one.name, one.partition)):
-            lowest: Standing | None = None
+            newer: list[Standing] = []
+            """The one with the lowest barrier of all that are newer, if there is one."""
             for _, of_an_age in groupby(found, key=lambda one: one.epoch):
                 instances = list(of_an_age)
-                for standing in instances if lowest is not None else ():
+                for standing in instances if newer else ():
                     place = standing.client, standing.partition
-                    ends[place] = min((lowest, ends.get(place, lowest)), key=_barrier)
-                lowest = min([*instances, *([] if lowest is None else [lowest])], key=_barrier)
+                    ends[place] = min(newer[0], ends.get(place, newer[0]), key=_barrier)
+                newer = [min([*instances, *newer], key=_barrier)]
         for partition, id, record in self._ordered():
             operation = self.by_key.get(record.key)
             end = None if operation is None else ends.get((operation.client, partition))
