@@ -49,6 +49,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "moves": ("", "Moves of replicas that are under way."),
         "logs": ("waltzctl.playground.up:logs", "What the daemons of a cluster on this machine wrote."),
         "partition": ("", "Replicas and owners of partitions."),
+        "policy": ("", "Who may do what."),
         "rebuild-index": ("waltzctl.records.offline:rebuild_index", "Make index files again from the data."),
         "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
@@ -142,6 +143,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "rescue": ("waltzctl.placement.rescuing:rescue", "Go on from the copies at hand, where no owner can decide."),
         "transfer": ("waltzctl.placement.ownership:transfer", "Move partitions to another server."),
         "unassign": ("waltzctl.placement.partition:unassign", "Take replicas away."),
+    },
+    "policy": {
+        "explain": ("waltzctl.config.policy:explain", "What a name may do, and which grants say so."),
+        "remove": ("waltzctl.config.policy:remove", "Take the policy away: everybody may do everything."),
+        "set": ("waltzctl.config.policy:set_", "Put the policy of a file in force."),
+        "show": ("waltzctl.config.policy:show", "The grants that count."),
+        "test": ("waltzctl.config.policy:check", "Check a file with a policy."),
     },
     "segment": {
         "dump": ("waltzctl.records.offline:dump_segment", "Show what a segment or another file holds, damaged or not."),

@@ -51,6 +51,7 @@ ELSEWHERE = {
         *(["moves", name] for name in ("cancel", "list", "resume")),
         ["history"],
     ],
+    "cli/test_policy": [["policy", name] for name in ("explain", "remove", "set", "show", "test")],
     "cli/test_recover": [["storage", "clean"], ["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"], ["cluster", "status"]],
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
