@@ -283,6 +283,20 @@ class ClientList:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClientTotals:
+    """Of all applications at one server since it started."""
+
+    instances: int = 0
+    """Connected at this moment."""
+    slowed_ms: int = 0
+    """How long names waited because of their quotas, all together."""
+    refused_mounts: int = 0
+    """Of names that had as many as their quota or share."""
+    slowed: tuple[str, ...] = ()
+    """Names that had to wait in the last seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerDescription:
     name: str
     cluster_key: UUID
@@ -298,3 +312,4 @@ class ServerDescription:
     partitions: tuple[OwnedPartition, ...]
     vitals: Vitals | None = None
     """None where there is no process, as in a simulation."""
+    clients: ClientTotals = field(default_factory=ClientTotals)

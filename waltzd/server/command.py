@@ -310,6 +310,7 @@ class _Daemon:
             is_draining=self.registration.server.is_draining,
             is_leader=self.election.is_leader,
             partitions=self.owner.describe(),
+            clients=self.clients.totals(),
         )
 
     async def unready(self) -> list[str]:

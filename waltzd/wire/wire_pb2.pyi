@@ -1799,6 +1799,41 @@ class Refusals(_message.Message):
 Global___Refusals: _TypeAlias = Refusals  # noqa: Y015
 
 @_typing.final
+class ClientTotals(_message.Message):
+    """Of all applications since the server started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    SLOWED_MS_FIELD_NUMBER: _builtins.int
+    REFUSED_MOUNTS_FIELD_NUMBER: _builtins.int
+    SLOWED_FIELD_NUMBER: _builtins.int
+    instances: _builtins.int
+    """Connected at this moment."""
+    slowed_ms: _builtins.int
+    """How long names waited because of their quotas, all together."""
+    refused_mounts: _builtins.int
+    @_builtins.property
+    def slowed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names that had to wait in the last seconds."""
+
+    def __init__(
+        self,
+        *,
+        instances: _builtins.int = ...,
+        slowed_ms: _builtins.int = ...,
+        refused_mounts: _builtins.int = ...,
+        slowed: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "refused_mounts", b"refused_mounts", "slowed", b"slowed", "slowed_ms", b"slowed_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientTotals: _TypeAlias = ClientTotals  # noqa: Y015
+
+@_typing.final
 class ListClientsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2021,6 +2056,7 @@ class ServerDescription(_message.Message):
     IS_LEADER_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     VITALS_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -2034,6 +2070,8 @@ class ServerDescription(_message.Message):
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedPartition]: ...
     @_builtins.property
     def vitals(self) -> Global___Vitals: ...
+    @_builtins.property
+    def clients(self) -> Global___ClientTotals: ...
     def __init__(
         self,
         *,
@@ -2047,10 +2085,11 @@ class ServerDescription(_message.Message):
         is_leader: _builtins.bool = ...,
         partitions: _abc.Iterable[Global___OwnedPartition] | None = ...,
         vitals: Global___Vitals | None = ...,
+        clients: Global___ClientTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["vitals", b"vitals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

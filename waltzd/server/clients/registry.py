@@ -23,7 +23,7 @@ import numpy as np
 
 from waltzd.errors import Disconnected, TooManyCallers, WaltzError
 from waltzd.protocol.batches import AppendBatch, MountRequest
-from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientUse
+from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientTotals, ClientUse
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import MountLink
 from waltzd.protocol.policy import ANONYMOUS, NO_QUOTAS, Quotas
@@ -38,6 +38,9 @@ GONE_MAX = 1000
 """So many instances that are gone are kept, the last ones, for so long."""
 LOOK_SECONDS = 1.0
 """While it waits a mount looks that often whether its quota is another one by now."""
+SLOWED_SECONDS = 5.0
+SLOWED_MAX = 20
+"""Who waited in the last seconds is told everybody who looks at the server, so many names of them."""
 UNBOUNDED = 1 << 60
 
 
@@ -274,6 +277,16 @@ class Registry:
     def names(self) -> list[str]:
         """Applications that are connected."""
         return sorted({who.name for (who, _), one in self._instances.items() if one.presences and who.role is Role.CLIENT})
+
+    def totals(self) -> ClientTotals:
+        now, uses = self._clock(), self._uses.values()
+        late = [use for use in uses if use.slowed_at is not None and now - use.slowed_at < SLOWED_SECONDS]
+        return ClientTotals(
+            instances=sum(bool(one.presences) for one in self._instances.values()),
+            slowed_ms=round(1000 * (self.slowed_seconds + sum(use.slowed_seconds for use in uses))),
+            refused_mounts=self.refused_mounts + sum(use.refused_mounts for use in uses),
+            slowed=tuple(sorted(use.who.name for use in late)[:SLOWED_MAX]),
+        )
 
     def describe(self) -> ClientList:
         self._forget_gone()
