@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.simulation.mutant import BUSIER, Aim, Patches, mutant
+from tests.simulation.plan import Event, Plan, names
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.ownership import PartitionOwner
 
@@ -12,10 +14,24 @@ REPLACED = Aim(faults=("instances",), seconds=8.0, servers=2, setup={**BUSIER, "
 """An instance is paused, another one takes its place, and it wakes up."""
 UNKNOWING = Aim(faults=("instances", "crash"), seconds=15.0, servers=2, setup={**BUSIER, "rate": 60.0})
 """And owners change."""
-UNAWARE = Aim(
-    faults=("instances", "cut", "pause"), seconds=15.0, servers=2, setup={**BUSIER, "rate": 60.0, "keep_alive_seconds": 6.0}
+
+
+class _Unaware(Aim):
+    """And the owner hears neither the coordinator nor any storage for a while, but clients: it is replaced, and does not
+    know that."""
+
+    def plan(self, seed: int) -> Plan:
+        plan, owner = super().plan(seed), "server-1"
+        others = ["zookeeper", *names("storage", plan.setup.storages)]
+        ways = [way for other in others for way in ((owner, other), (other, owner))]
+        cuts = [Event(at=2.0, what="cut", who=source, other=target) for source, target in ways]
+        mends = [Event(at=8.0, what="mend", who=source, other=target) for source, target in ways]
+        return replace(plan, events=(*cuts, *mends))
+
+
+UNAWARE = _Unaware(
+    faults=("instances",), seconds=10.0, storages=3, servers=2, setup={**BUSIER, "rate": 60.0, "keep_alive_seconds": 20.0}
 )
-"""And owners do not know that they were replaced."""
 
 
 @mutant(0, 1, aim=REPLACED)
