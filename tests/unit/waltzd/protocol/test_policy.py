@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.policy_twin import allows
 from waltzd.cluster.documents import PolicyDocument, decode, encode
 from waltzd.errors import BadMetadata
 from waltzd.protocol.locks import append_lock, lock_hash, namespace_of, read_lock
@@ -38,27 +38,6 @@ NAMES = ["a", "ab", "abc", "b", "b.c", "anonymous", "x" * 64]
 PREFIXES = [Prefix(text) for text in ("account", "order", "ordér")]
 
 
-def twin(grants: Sequence[Grant], name: str, verb: Verb, partition: int, lock: str | None = None) -> bool:
-    """Whether any grant allows it, read aloud."""
-
-    def speaks_of(pattern: str) -> bool:
-        return name.startswith(pattern[:-1]) if pattern[-1] == "*" else name == pattern
-
-    def covers(ranges: str | None) -> bool:
-        if ranges is None:
-            return True
-        ends = [re.findall("[0-9]+", part) for part in ranges.split(",")]
-        return any(int(end[0]) <= partition <= int(end[-1]) for end in ends)
-
-    return any(
-        any(speaks_of(pattern) for pattern in grant.names)
-        and (verb in grant.may or (verb is Verb.SUBSCRIBE and Verb.READ in grant.may))
-        and covers(grant.partitions)
-        and (lock is None or grant.lock_prefixes is None or lock.split(".")[0] in grant.lock_prefixes)
-        for grant in grants
-    )
-
-
 patterns = st.sampled_from(["*", "a", "a*", "ab*", "abc*", "b", "b.*", "anonymous", "x*", "x" * 63 + "*"]).map(Pattern)
 spans = st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 4)).map(lambda at: (at[0], at[0] + at[1]))
 ranges = st.lists(spans.map(lambda at: f"{at[0]}-{at[1]}" if at[0] < at[1] else f"{at[0]}"), min_size=1, max_size=3)
@@ -82,10 +61,10 @@ def test_rights_are_what_the_twin_reads(found: list[Grant]) -> None:
         assert rights is policy.rights_of(name)
         for partition in PARTITIONS:
             for verb in Verb:
-                assert rights.may(verb, partition) is twin(found, name, verb, partition)
-            assert rights.may_see(partition) is any(twin(found, name, verb, partition) for verb in Verb)
+                assert rights.may(verb, partition) is allows(found, name, verb, partition)
+            assert rights.may_see(partition) is any(allows(found, name, verb, partition) for verb in Verb)
             for lock in ("account", "account.eur", "order.7", "ordér", "other"):
-                assert rights.may_lock(partition, lock_hash(lock, 3)) is twin(found, name, Verb.APPEND, partition, lock)
+                assert rights.may_lock(partition, lock_hash(lock, 3)) is allows(found, name, Verb.APPEND, partition, lock)
         assert rights.is_nothing is (rights.grants == ())
     assert decode(PolicyDocument, encode(PolicyDocument(grants=tuple(found))), "/policy").grants == tuple(found)
 
