@@ -248,11 +248,13 @@ class Mount:
         self._pipeline.check_seen(batch.seen_time)
         self._pipeline.check_groups(batch)
         check_payloads(batch)
-        self._presence.took(batch)
-        await self._use.take(batch)
+        size = batch.bytes
+        self._presence.took(len(batch), size)
+        if wait := self._use.wait(batch, size):
+            await self._use.sleep(wait)
         self._last_sequence = batch.first_sequence + len(batch) - 1
         frame_cost = FRAME_COST
-        await self._unanswered.take(batch.bytes + frame_cost)
+        await self._unanswered.take(size + frame_cost)
         for piece in slices(batch, STEP_ROWS_MAX, STEP_BYTES_MAX):
             await self._pipeline.append(self._member, piece, piece.bytes + frame_cost)
             frame_cost = 0

@@ -14,12 +14,11 @@ What a name wants beyond its quota waits (`waltzd.server.core.quota`): its frame
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-
-import numpy as np
 
 from waltzd.errors import Disconnected, TooManyCallers, WaltzError
 from waltzd.protocol.batches import AppendBatch, MountRequest
@@ -42,6 +41,7 @@ SLOWED_SECONDS = 5.0
 SLOWED_MAX = 20
 """Who waited in the last seconds is told everybody who looks at the server, so many names of them."""
 UNBOUNDED = 1 << 60
+_READ = int(Mode.READ)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Use:
         """Of bytes, and of transactions, that it sends."""
         self._fed: Bucket | None = None
         self._locks: LockBuckets | None = None
+        self._is_free = True
+        """It sends without a bound."""
 
     @property
     def quotas(self) -> Quotas:
@@ -95,6 +97,7 @@ class Use:
         self._taken = (_bucket(quotas.bytes_per_second, now), _bucket(quotas.transactions_per_second, now))
         self._fed = _bucket(quotas.bytes_per_second, now)
         self._locks = LockBuckets(quotas.lock_marks_per_second) if quotas.lock_marks_per_second is not None else None
+        self._is_free = self._taken == (None, None) and self._locks is None
         self.inflight.most = quotas.inflight_bytes or UNBOUNDED
         self.inflight.admit_parts()
 
@@ -116,24 +119,23 @@ class Use:
             f"{callers_max} are left to others"
         )
 
-    async def take(self, batch: AppendBatch) -> None:
-        """Wait as long as its quota wants before this is taken."""
+    def wait(self, batch: AppendBatch, size: int) -> float:
+        """How long its quota wants this to wait before it is taken; `size` in bytes."""
+        if self._is_free:
+            return 0.0
         by_bytes, by_rows = self._taken
-        if by_bytes is None and by_rows is None and self._locks is None:
-            return
         now, wait = self._clock(), 0.0
         if by_bytes is not None:
-            wait = by_bytes.take(batch.bytes, now)
-        if by_rows is not None:
-            wait = max(wait, by_rows.take(len(batch), now))
+            wait = by_bytes.take(size, now)
+        if by_rows is not None and (longer := by_rows.take(len(batch), now)) > wait:
+            wait = longer
         if self._locks is not None and len(batch.lock_ids):
-            marked = batch.lock_ids[batch.lock_modes != int(Mode.READ)]
-            locks, counts = np.unique(marked, return_counts=True)
-            wait = max(wait, self._locks.take(zip(locks.tolist(), counts.tolist(), strict=True), now))
-        if wait > 0:
-            await self._wait(wait)
+            marks = Counter(batch.lock_ids[batch.lock_modes != _READ].tolist())
+            wait = max(wait, self._locks.take(marks.items(), now))
+        return wait
 
-    async def _wait(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
+        """So long, unless its quota becomes another one."""
         version, until = self.version, self._clock() + seconds
         while (left := until - self._clock()) > 0 and self.version == version:
             self.slowed_at = self._clock()
@@ -187,11 +189,11 @@ class Presence:
         self._link = link
         self._clock = clock
 
-    def took(self, batch: AppendBatch) -> None:
+    def took(self, count: int, size: int) -> None:
         found = self._instance
         found.heard = self._clock()
-        found.appended += len(batch)
-        found.appended_bytes += batch.bytes
+        found.appended += count
+        found.appended_bytes += size
 
     def fed(self, count: int, size: int) -> None:
         found = self._instance
@@ -206,15 +208,18 @@ class Presence:
 
 
 class Registry:
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """`clock`: seconds, that of the loop by default."""
-        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+    def __init__(self) -> None:
         self._uses: dict[Who, Use] = {}
         self._instances: dict[tuple[Who, str], _Instance] = {}
         """Those that have mounts, and those that had some, the last of them at the end."""
         self.slowed_seconds = 0.0
         """Of names that nothing is kept of any more."""
         self.refused_mounts = 0
+
+    @property
+    def _clock(self) -> Callable[[], float]:
+        """Bound to the loop, because each frame asks."""
+        return asyncio.get_running_loop().time
 
     # -- what mounts do
 
