@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "archive": ("", "What was exported, back as files of a log."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
+        "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
         "context": ("", "Give clusters names."),
@@ -92,6 +93,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "certificate": {
         "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
+    },
+    "client": {
+        "describe": ("waltzctl.watching.client:describe", "One application: its instances, and what it uses."),
+        "disconnect": ("waltzctl.watching.client:disconnect", "End the mounts of an application."),
+        "list": ("waltzctl.watching.client:list_", "The instances of applications, a line each."),
     },
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),

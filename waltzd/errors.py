@@ -496,6 +496,25 @@ class TooManyCallers(WaltzError):
     next_step = "try again when others have left; raise mounts_max on the server, or add servers"
 
 
+class Superseded(WaltzError):
+    """A newer instance of this application was registered, and only one of its name may live. Nothing that this instance
+    sends is taken any more where the newer one has mounted. What it sent before is in the log or not: the newer one sees
+    that. It is what ends an instance that was paused, or cut off, and replaced meanwhile."""
+
+    code, exit_code, status = "W2051", EXIT_CONFLICT, "ABORTED"
+    not_done = "requests without an answer are decided; the log tells how"
+    next_step = "end this instance; `waltzctl client describe NAME` shows the newer one"
+
+
+class Disconnected(WaltzError):
+    """An operator ended this mount with `waltzctl client disconnect`. The client library mounts again by itself; to keep a
+    name out, take its grants away with `waltzctl policy set`."""
+
+    code, retry, status = "W2052", Retry.LATER, "UNAVAILABLE"
+    not_done = "requests without an answer are undecided until the next mount"
+    next_step = "mount the partition again; the client library does so by itself"
+
+
 # -- the client library ------------------------------------------------------------------------------------------------
 
 

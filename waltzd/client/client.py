@@ -102,10 +102,10 @@ class Client:
             raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if handler is None else 'without'} a handler")
         self._wanted = partitions if isinstance(partitions, str) else tuple(partitions)
         self._handler = handler
-        self._serializer = serializer
-        self._partitioner = partitioner
+        self._serializer, self._partitioner = serializer, partitioner
         self._call = call
-        self._routes = Routes(addresses_of(servers), connect, call_seconds=self.settings.call_seconds)
+        seconds, introduction = self.settings.call_seconds, self.settings.introduction
+        self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._lines: dict[int, Line] = {}

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
@@ -30,7 +30,7 @@ from waltzd.errors import (
     TlsMismatch,
     WaltzError,
 )
-from waltzd.protocol.batches import Place, Registration, Topology
+from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
 from waltzd.protocol.peers import ServerPort
 
 T = TypeVar("T")
@@ -59,7 +59,16 @@ class _Held:
 
 
 class Routes:
-    def __init__(self, addresses: Sequence[str], connect: Connect, *, call_seconds: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        connect: Connect,
+        *,
+        call_seconds: float,
+        introduction: Introduction = INTRODUCTION,
+    ) -> None:
+        self.introduction = introduction
+        """Of this client, with what it was given already."""
         self._given = tuple(addresses)
         self._connect = connect
         self._call_seconds = call_seconds
@@ -282,12 +291,14 @@ class Routes:
         )
 
     async def register_once(self) -> Registration:
-        """From any server."""
-        failures = []
+        """From any server. An epoch that this client was given once stays its own."""
+        introduction, failures = self.introduction, []
         for address in self._candidates():
             try:
                 async with self.at(address) as port:
-                    return await self._in_time("Register", address, port.register())
+                    found = await self._in_time("Register", address, port.register(introduction))
+                self.introduction = replace(introduction, before=found if found.epoch else None)
+                return found
             except WaltzError as error:
                 if error.retry is Retry.NEVER:
                     raise

@@ -57,6 +57,8 @@ REPLICAS = "/replicas"
 PARTITIONS = "/partitions"
 IDS = "/ids"
 CLIENT_IDS = f"{IDS}/client"
+CLIENTS = "/clients"
+"""Which applications there are, by name."""
 LEADER = "/election/leader"
 EXPECTED = "/expected"
 """Which servers should be up: one document for each that ever was, as it announced itself last. The list of servers forgets
@@ -66,7 +68,7 @@ MOVES = "/moves"
 COPY_RATE = "/copy-rate"
 HISTORY = "/history"
 POLICY = "/policy"
-_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, "/election", HISTORY)
+_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, "/election", HISTORY)
 _OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)

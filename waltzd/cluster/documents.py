@@ -176,6 +176,18 @@ class Counter(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClientMeta(Document):
+    """<root>/clients/<name>: an application, by the name in its certificates. Written rarely: not for each mount."""
+
+    name: Name
+    first_seen: int
+    """Seconds since 1970; within some minutes."""
+    last_seen: int
+    epoch: int = 0
+    """Of the newest instance that is to be the only one of this name that lives. 0: there never was one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preferences(Document):
     """<root>/preferred: which server an operator wants to own a partition, as far as an even distribution permits. It goes
     before what servers prefer by themselves."""

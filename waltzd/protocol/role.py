@@ -100,6 +100,8 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
     "/waltz.v1.ServerAdmin/ExplainLock": _OPERATORS,
     "/waltz.v1.ServerAdmin/Events": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ListClients": _OPERATORS,
+    "/waltz.v1.ServerAdmin/DisconnectClient": _OPERATORS,
 }
 """Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage
 refuses a call of theirs that carries a session."""

@@ -15,6 +15,7 @@ from waltzd.daemon.readiness import Unready
 from waltzd.errors import ForeignCluster, WaltzError
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.protocol.locks import LockExplanation
+from waltzd.server.clients.registry import Registry
 from waltzd.server.registration import Registration
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import key_of, to_message
@@ -28,7 +29,14 @@ Explain: TypeAlias = Callable[[int, int], LockExplanation]
 
 
 class ServerAdminService(ServerAdminServicer):
-    def __init__(self, describe: Callable[[], ServerDescription], registration: Registration, explain: Explain) -> None:
+    def __init__(
+        self,
+        describe: Callable[[], ServerDescription],
+        registration: Registration,
+        explain: Explain,
+        clients: Registry,
+    ) -> None:
+        self._clients = clients
         self._describe = describe
         self._registration = registration
         self._explain = explain
@@ -54,6 +62,17 @@ class ServerAdminService(ServerAdminServicer):
         except WaltzError as error:
             await abort(context, error)
 
+    async def ListClients(self, request: wire.ListClientsRequest, context: Context) -> wire.ClientList:
+        return to_message(wire.ClientList, self._clients.describe())
+
+    async def DisconnectClient(self, request: wire.DisconnectRequest, context: Context) -> wire.DisconnectReply:
+        try:
+            self._check_key(request.cluster_key)
+        except WaltzError as error:
+            await abort(context, error)
+        instance = request.instance if request.HasField("instance") else None
+        return wire.DisconnectReply(mounts=self._clients.disconnect(request.name, instance))
+
     def _check_key(self, raw: bytes) -> None:
         key, ours = key_of(raw), self._describe().cluster_key
         if key != ours:
@@ -65,8 +84,9 @@ def add_admin_service(
     describe: Callable[[], ServerDescription],
     registration: Registration,
     explain: Explain,
+    clients: Registry,
     unready: Unready,
 ) -> None:
-    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain), server)
+    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, clients), server)
     add_health(server, {SERVICE: False}, unready)
     add_reflection(server, [SERVICE])

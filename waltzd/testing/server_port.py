@@ -18,11 +18,13 @@ import numpy as np
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import (
+    INTRODUCTION,
     AppendBatch,
     ClientFrame,
     Committals,
     Feed,
     HeadFeed,
+    Introduction,
     MountRequest,
     Refusals,
     Registration,
@@ -128,8 +130,8 @@ class ServerPort:
     def expect(self, name: str | None, streams: str = "") -> None:
         """There are no certificates here."""
 
-    async def register(self) -> Registration:
-        return await self._find().calls.register(self._known_key())
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
+        return await self._find().calls.register(self._known_key(), introduction=introduction)
 
     def mount(self) -> DirectMount:
         return DirectMount(self._find)
@@ -259,6 +261,7 @@ class _MountLink:
     def __init__(self) -> None:
         self.peer = "a client in this process"
         self.identity = ""
+        self.quiet_seconds = None
         self.bell = Bell()
         self.is_over = False
         self._up: deque[Sequence[ClientFrame]] = deque()

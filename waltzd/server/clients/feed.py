@@ -104,6 +104,11 @@ class Cursor:
         self.credit -= frame.heads.nbytes
         return frame
 
+    @property
+    def has_room(self) -> bool:
+        """The client takes more, as soon as there is more."""
+        return self.mode is not FeedMode.NONE and self.credit > 0
+
     def needs_cold(self, committed: int) -> bool:
         """A chunk from a storage is wanted, because the client can take it."""
         return self._may_send(self._bound(committed)) and self._chunk is None and self._is_cold
@@ -113,7 +118,7 @@ class Cursor:
         self._chunk = await self._cold.read(self.next_id, self._bound(self._session.tail.first_id - 1))
 
     def _may_send(self, committed: int) -> bool:
-        return self.mode is not FeedMode.NONE and self.credit > 0 and self.next_id <= committed
+        return self.has_room and self.next_id <= committed
 
     @property
     def _is_cold(self) -> bool:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc.aio
 
 from waltzd.daemon.health_service import add_health
 from waltzd.daemon.readiness import Unready
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.protocol.batches import ClientFrame, ServerFrame
+from waltzd.protocol.batches import ClientFrame, Introduction, ServerFrame
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message
+from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message, to_value
 from waltzd.wire.grpc import Server, abort, caller_of
 from waltzd.wire.listener import first_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
@@ -32,11 +33,15 @@ class _GrpcLink:
 
     @property
     def peer(self) -> str:
-        return str(self._context.peer())
+        """As plain connections say it: gRPC puts the kind of the address in front, and escapes brackets."""
+        return unquote(str(self._context.peer()).removeprefix("ipv4:").removeprefix("ipv6:"))
 
     @property
     def identity(self) -> str:
         return _identity(self._context)
+
+    quiet_seconds = None
+    """gRPC keeps its heartbeats to itself."""
 
     async def receive(self) -> Sequence[ClientFrame] | None:
         is_first, self._is_first = self._is_first, False
@@ -65,8 +70,9 @@ class LogService(LogServicer):
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.Registration:
         try:
-            found = await self._calls.register(key_of(request.cluster_key), _identity(context))
-            return wire.Registration(client=found.client, token=found.token)
+            introduction = to_value(Introduction, request)
+            found = await self._calls.register(key_of(request.cluster_key), _identity(context), introduction)
+            return to_message(wire.Registration, found)
         except WaltzError as error:
             await abort(context, error)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.timeless import run
 from waltzd.client.routes import Routes
 from waltzd.errors import CannotConnect, NotOwner, NotReady
-from waltzd.protocol.batches import Place, Registration, ServerAddress, Topology
+from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, ServerAddress, Topology
 from waltzd.protocol.peers import ServerPort
 
 KEY = UUID(int=1)
@@ -40,7 +40,7 @@ class Server:
     def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
-    async def register(self) -> Registration:
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         if self.refusals:
             self.refusals -= 1
             raise CannotConnect("the coordinator does not answer")
