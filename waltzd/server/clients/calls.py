@@ -182,6 +182,7 @@ class ServerCalls:
             self._check_key(request.cluster_key)
             check_request(request)
             self._check_token(request.client, request.token, link.identity, request.epoch)
+            _check_rights(self._access.rights(link.identity), request)  # first: errors of owners say where they are
             pipeline = self._owner.pipeline(request.partition, request.generation)
             await self._displace_older(pipeline, request, link.identity)
             who, rights = who_is(link.identity), self._access.rights(link.identity)

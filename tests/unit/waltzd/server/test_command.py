@@ -133,6 +133,28 @@ def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon
     return result
 
 
+def test_a_server_knows_the_policy_before_it_is_found() -> None:
+    told: list[str] = []
+
+    class Telling(Part):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        async def read(self) -> None:
+            told.append(f"{self.name} is read")
+
+        async def announce(self) -> None:
+            told.append("announced")
+            raise NameInUse("that is enough")
+
+    daemon: Any = daemon_of(Telling("registration"), Part(), Telling("assignment"))
+    daemon._policy = Telling("policy")
+    with pytest.raises(NameInUse):
+        asyncio.run(daemon.live(Supervisor(Settings())))
+    assert told == ["assignment is read", "policy is read", "announced"]
+
+
 def test_a_mistake_in_any_part_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "end_at_once", end)
     mistake, parts = ZeroDivisionError("a mistake"), 3
