@@ -14,6 +14,8 @@ from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
+from waltzd.client.blocking import BlockingClient
+from waltzd.client.settings import ClientSettings
 from waltzd.cluster.cluster import POLICY, Cluster
 from waltzd.cluster.coordinator import Create
 from waltzd.errors import EXIT_FINDINGS
@@ -46,9 +48,9 @@ def test_a_policy_from_its_file_to_its_end(place: list[str], waltzctl: Tool, tmp
         "would do: policy set local",
         "  there is no policy yet: from then on what no grant allows is denied",
         "  grant: billing-*, audit may append, in partitions 0-1, with locks account",
-        "  audit may not append any more in partitions 2-3: its mounts there end",
-        "  audit may not read any more in partitions 0-3: its mounts there end",
-        "  audit may not subscribe any more in partitions 0-3: its mounts there end",
+        "  audit may not append any more in partitions 2-3",
+        "  audit may not read any more in partitions 0-3",
+        "  audit may not subscribe any more in partitions 0-3",
         "Nothing was changed.",
     ]
     refused(waltzctl("policy", "set", file, *place), 2, "has to be agreed to")
@@ -72,6 +74,17 @@ def test_a_policy_from_its_file_to_its_end(place: list[str], waltzctl: Tool, tmp
         "take away: billing-*, audit may append, in partitions 0-1, with locks account",
     ]
     refused(waltzctl("policy", "set", write(file, {**ALL, "partitions": "3-4"}), "--yes", *place), 2, "no partition 4")
+
+
+def test_a_plan_names_who_is_connected_and_would_be_cut_off(
+    place: list[str], live: LocalCluster, waltzctl: Tool, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "policy.json", OTHERS)
+
+    with BlockingClient(",".join(live.server_addresses), settings=ClientSettings(instance="box-7")) as client:
+        client.append(b"x", partition=1)
+        told = waltzctl("policy", "set", file, "--dry-run", *place).out.splitlines()
+    assert "  anonymous may not append any more in partitions 0-3; mounted there at the moment: box-7" in told
 
 
 def test_what_a_name_may_do_and_why(place: list[str], waltzctl: Tool, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ document by themselves, within moments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,8 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, load, losses
+from waltzctl.picture import attendance
+from waltzctl.picture.attendance import Attendance, Attendant
 from waltzctl.shell.change import Change, Changing, nothing_to_do
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.progress import Say
@@ -25,7 +27,10 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, BadMetadata
 from waltzd.protocol.policy import Policy, collisions
+from waltzd.protocol.role import Role
 
+CUT_MAX = 5
+"""Instances that are named."""
 STEPS_MAX = 200
 """Of a plan: the history keeps them."""
 File = Annotated[Path, Argument(metavar="FILE", dir_okay=False)]
@@ -101,9 +106,9 @@ def check(*, file: File, output: AnyForm = "table") -> int:
 
 
 def set_(*, file: File, request: Changing) -> int:
-    """Put the policy of a file in the place of the one that counts. The plan says which grants come and go, and which names
-    lose what; mounts that lose a right end within two seconds. A name that no grant speaks of may do nothing. Operators
-    always may everything.
+    """Put the policy of a file in the place of the one that counts. The plan says which grants come and go, which names
+    lose what, and who of them is connected at the moment; such mounts end within two seconds. A name that no grant speaks
+    of may do nothing. Operators always may do everything.
 
     \b
     Examples:
@@ -121,7 +126,9 @@ def set_(*, file: File, request: Changing) -> int:
         before, trouble = await _present(cluster)
         if before == found.document:
             return nothing_to_do("policy set", meta.name)
-        steps = [*trouble, *_steps(before, found.document, meta.partitions, is_first=before is None and not trouble)]
+        there = await attendance.attendance(cluster, request.reach.tls)
+        is_first = before is None and not trouble
+        steps = [*trouble, *_steps(before, found.document, meta.partitions, there, is_first=is_first)]
         plan = Plan(
             verb="policy set",
             subject=meta.name,
@@ -176,21 +183,28 @@ async def _present(cluster: Cluster) -> tuple[PolicyDocument | None, list[str]]:
         return None, [f"the document that is there cannot be understood, and goes: {error.message}"]
 
 
-def _steps(before: PolicyDocument | None, after: PolicyDocument, partitions: int, *, is_first: bool) -> list[str]:
+def _steps(
+    before: PolicyDocument | None, after: PolicyDocument, partitions: int, there: Attendance, *, is_first: bool
+) -> list[str]:
     came, went = changed(() if before is None else before.grants, after.grants)
-    is_known = before is not None or is_first
-    lost = losses(before, after, exact_names(before, after), partitions) if is_known else []
+    live = [one for one in there.attendants if one.role == Role.CLIENT and one.state != "gone"]
+    names = sorted({*exact_names(before, after), *(one.name for one in live)})
+    lost = losses(before, after, names, partitions) if before is not None or is_first else []
     return [
         *(["there is no policy yet: from then on what no grant allows is denied"] if is_first else []),
         *(f"grant: {spelled(grant)}" for grant in came),
         *(f"take away: {spelled(grant)}" for grant in went),
-        *_spelled(lost),
+        *(_spelled(loss, live) for loss in lost),
         *(f"note: the locks of {' and '.join(names)} cannot be told apart" for names in collisions(after.grants)),
+        *(f"note: {name} does not answer, so who is connected there is not known" for name in there.silent),
     ]
 
 
-def _spelled(lost: list[Loss]) -> list[str]:
-    return [f"{one.name} may not {one.verb} any more in {spell(one.partitions)}: its mounts there end" for one in lost]
+def _spelled(loss: Loss, live: Sequence[Attendant]) -> str:
+    cut = [one.instance for one in live if one.name == loss.name and not set(loss.partitions).isdisjoint(one.partitions)]
+    told = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
+    end = f"; mounted there at the moment: {told}" if cut else ""
+    return f"{loss.name} may not {loss.verb} any more in {spell(loss.partitions)}{end}"
 
 
 def _shortened(steps: list[str]) -> tuple[str, ...]:
