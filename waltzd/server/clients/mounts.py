@@ -108,7 +108,7 @@ class Mount:
         """Until the client has no more to say and everything is answered; raises what ended it before, after the client
         was told."""
         self._presence = presence
-        presence.end = self._member.refuse
+        presence.end = self._end
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read_cold())
@@ -129,6 +129,11 @@ class Mount:
                 self._feed_alarm.cancel()
         if self._member.error is not None:
             raise self._member.error
+
+    def _end(self, error: WaltzError) -> bool:
+        is_new = not self._member.is_over
+        self._member.refuse(error)
+        return is_new
 
     async def _until_sent(self, tasks: Sequence[asyncio.Task[object]]) -> None:
         """Until the last frame is sent. A client that was refused and does not read has some time, and no more."""

@@ -179,12 +179,12 @@ class _Instance:
 
 
 class Presence:
-    """One mount, as the registry knows it. `end` is how it is ended from outside."""
+    """One mount, as the registry knows it. `end` is how it is ended from outside, and says whether it was not over."""
 
     def __init__(self, instance: _Instance, use: Use, partition: int, link: MountLink, clock: Callable[[], float]) -> None:
         self.use = use
         self.partition = partition
-        self.end: Callable[[WaltzError], None] = lambda error: None
+        self.end: Callable[[WaltzError], bool] = lambda error: False
         self._instance = instance
         self._link = link
         self._clock = clock
@@ -336,12 +336,10 @@ class Registry:
 
     def disconnect(self, name: str, instance: str | None = None) -> int:
         """How many mounts were ended."""
-        ended = [
-            presence
+        error = Disconnected(f"an operator has disconnected {name}{f'/{instance}' if instance else ''}")
+        return sum(
+            presence.end(error)
             for one in self._instances.values()
             for presence in one.presences
             if one.who.name == name and instance in (None, one.instance)
-        ]
-        for presence in ended:
-            presence.end(Disconnected(f"an operator has disconnected {name}{f'/{instance}' if instance else ''}"))
-        return len(ended)
+        )

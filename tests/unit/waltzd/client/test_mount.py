@@ -20,6 +20,7 @@ from waltzd.protocol.batches import (
     Committals,
     Credit,
     FeedMode,
+    Introduction,
     Limits,
     Mounted,
     Place,
@@ -675,3 +676,23 @@ def test_an_owner_that_is_still_in_an_older_session_is_not_believed() -> None:
     with pytest.raises(NotOwner, match="is in session 1"):
         made.answered(Mounted(session=0, barrier=99, limits=LIMITS))
     assert made.state is State.MOUNTING
+
+
+def test_a_mount_says_who_it_is_and_carries_the_epoch_of_its_registration() -> None:
+    made = Mount(
+        0,
+        FeedMode.NONE,
+        feed_bytes_max=1000,
+        outbox=outbox(),
+        introduction=Introduction(instance="box:1", version="7", is_exclusive=True),
+    )
+    made.registered(Registration(5, b"token", 9))
+    made.activated(-1)
+    made.located(PLACE)
+    asked = made.request(KEY)
+    assert (asked.instance, asked.version, asked.epoch, asked.token) == ("box:1", "7", 9, b"token")
+    made.link_lost()
+    made.registered(Registration(6, b"other", 9))
+    made.located(PLACE)
+    asked = made.request(KEY)
+    assert (asked.client, asked.epoch, asked.token) == (6, 9, b"other")

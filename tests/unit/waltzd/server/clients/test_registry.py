@@ -19,7 +19,7 @@ from waltzd.protocol.locks import Mode
 from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
-from waltzd.server.clients.registry import GONE_MAX, GONE_SECONDS, Registry, Use, who_is
+from waltzd.server.clients.registry import GONE_MAX, GONE_SECONDS, SLOWED_SECONDS, Registry, Use, Who, who_is
 
 KEY = mount_request().cluster_key
 ANN, BOB = (Identity(KEY, Role.CLIENT, name).uri for name in ("ann", "bob"))
@@ -116,7 +116,7 @@ def test_an_operator_disconnects_an_instance_or_a_name() -> None:
         assert room.registry.disconnect("ann", "a") == 1
         await one.until(lambda reader: reader.end is not None)
         assert isinstance(one.end, Disconnected)
-        assert room.registry.disconnect("ann") == 2, "the one that is ending counts as long as it is there"
+        assert room.registry.disconnect("ann") == 1, "one of them is ending already"
         await two.until(lambda reader: reader.end is not None)
         await other.say(batch_of(b"a"))
         await other.until(lambda reader: bool(reader.committed))
@@ -518,5 +518,39 @@ def test_mounts_that_only_write_are_not_woken_by_the_commits_of_others() -> None
         await idle[0].say(batch_of(b"x"))
         await fed.until(lambda reader: reader.ids == [0])
         assert hungry.ids == []
+
+    timeless(test)
+
+
+def test_totals_name_who_had_to_wait_lately() -> None:
+    async def test(room: Room) -> None:
+        limited(room, "ann", transactions_per_second=10)
+        one = await room.mount(1, name="ann")
+        await room.mount(2, name="bob")
+        await one.say(batch_of(*[b"x"] * 20))
+        await one.until(lambda reader: len(reader.committed) == 20)
+        found = room.registry.totals()
+        assert (found.instances, found.slowed, found.slowed_ms) == (2, ("ann",), 1000)
+        await asyncio.sleep(SLOWED_SECONDS)
+        assert room.registry.totals().slowed == ()
+
+    timeless(test)
+
+
+def test_names_of_which_nothing_would_be_seen_are_forgotten_and_their_numbers_are_not() -> None:
+    async def test(room: Room) -> None:
+        limited(room, "ann", transactions_per_second=10)
+        one = await room.mount(1, name="ann")
+        await one.say(batch_of(*[b"x"] * 20))
+        await one.until(lambda reader: len(reader.committed) == 20)
+        await one.leave()
+        await asyncio.sleep(2 * GONE_SECONDS)
+        assert room.registry.describe().clients == ()
+        for number in range(GONE_MAX + 10):
+            room.registry.use_of(Who(Role.CLIENT, f"name-{number}"), NO_QUOTAS)
+        found = room.registry.describe().names
+        assert len(found) <= GONE_MAX
+        assert "ann" not in {use.name for use in found}
+        assert room.registry.totals().slowed_ms == 1000
 
     timeless(test)
