@@ -365,7 +365,7 @@ def test_the_fixture_is_a_cluster(waltz_cluster: LocalCluster) -> None:
 def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
     async def story(cluster: LocalCluster) -> None:
         cluster.set_policy(
-            [{"names": ["billing-*"], "may": ["append"], "partitions": "0"}, {"names": ["*"], "may": ["read"]}]
+            [{"names": ["billing-*"], "may": ["append"], "partitions": "0"}, {"names": ["audit"], "may": ["read"]}]
         )
         view = CounterView()
         async with (
@@ -373,7 +373,7 @@ def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
             cluster.client(name="audit", handler=view, partitions=[0]) as audit,
         ):
             assert isinstance(await billing.append(b'{"add": 1}', partition=0), Committed)
-            with pytest.raises(NotGranted, match="billing-1 may not append to partition 1"):
+            with pytest.raises(NotGranted, match="may do nothing in partition 1"):
                 await billing.append(b"2", partition=1)
             while audit.describe()[0].applied < 0:
                 await asyncio.sleep(0.01)
