@@ -113,6 +113,10 @@ def test_a_file_is_checked_without_a_cluster(waltzctl: Tool, tmp_path: Path) -> 
     told = waltzctl("policy", "test", file)
     assert told.code == EXIT_FINDINGS
     assert "audit should be allowed to read partition 1, and is not" in told.out
+    alike = {**ALL, "lock_prefixes": ["p41", "p113"]}
+    told = waltzctl("policy", "test", write(file, alike))
+    assert told.code == EXIT_FINDINGS
+    assert "the locks of p113 and p41 cannot be told apart" in told.out
     refused(waltzctl("policy", "test", write(file, {**ALL, "deny": True})), 2, "grants[0].deny is not known")
     refused(waltzctl("policy", "test", tmp_path / "none.yml"), 2, "none.yml")
 

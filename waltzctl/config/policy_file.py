@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from waltzctl.show.forms import JSON_VERSION
-from waltzd.cluster.documents import SCHEMA, Name, PolicyDocument, decode
+from waltzd.cluster.documents import SCHEMA, Name, PolicyDocument, decode, whole_grant, with_defaults
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument
-from waltzd.protocol.policy import Grant, Policy, Quotas, Rights, Verb, everything
+from waltzd.protocol.policy import Grant, Policy, Rights, Verb, everything
 
 FILE_BYTES_MAX = 1 << 20
 
@@ -120,21 +121,10 @@ def _filled(found: dict[Any, Any]) -> dict[Any, Any]:
         raise BadArgument(
             "it is what `policy show` wrote where there was no policy", next_step="`waltzctl policy remove` takes one away"
         )
-    for name, kind in (("grants", Grant), ("expect", Expectation)):
+    for name, complete in (("grants", whole_grant), ("expect", partial(with_defaults, Expectation))):
         if isinstance(filled.get(name), list):
-            filled[name] = [_defaults(kind) | one if isinstance(one, dict) else one for one in filled[name]]
-    grants = filled.get("grants")
-    for grant in grants if isinstance(grants, list) else []:
-        if isinstance(grant, dict):
-            if isinstance(grant["quotas"], dict):
-                grant["quotas"] = _defaults(Quotas) | grant["quotas"]
-            if type(grant["partitions"]) is int:  # as YAML reads `partitions: 7`
-                grant["partitions"] = str(grant["partitions"])
+            filled[name] = [complete(one) for one in filled[name]]
     return filled
-
-
-def _defaults(kind: type[Any]) -> dict[str, Any]:
-    return {item.name: item.default for item in fields(kind) if item.default is not MISSING}
 
 
 # -- what changes ------------------------------------------------------------------------------------------------------

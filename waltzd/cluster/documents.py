@@ -18,7 +18,7 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -32,6 +32,7 @@ from waltzd.protocol.policy import (
     Grant,
     Pattern,
     Prefix,
+    Quotas,
     Ranges,
     is_pattern,
     is_prefix,
@@ -367,6 +368,24 @@ def _sorted(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def with_defaults(kind: type[Any], found: Any) -> Any:
+    """What a person wrote of a part of a document, with what may be left out: the fields that have a default. What is no
+    object stays as it is, for the reader to refuse."""
+    if not isinstance(found, Mapping):
+        return found
+    return {item.name: item.default for item in fields(kind) if item.default is not MISSING} | dict(found)
+
+
+def whole_grant(found: Any) -> Any:
+    whole = with_defaults(Grant, found)
+    if isinstance(whole, dict):
+        whole["quotas"] = with_defaults(Quotas, whole["quotas"])
+        if type(whole["partitions"]) is int:  # as YAML reads `partitions: 7`
+            whole["partitions"] = str(whole["partitions"])
+    return whole
+
 
 D = TypeVar("D", bound=Document)
 _Reader: TypeAlias = Callable[[Any, str], Any]

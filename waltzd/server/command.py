@@ -316,7 +316,7 @@ class _Daemon:
     async def unready(self) -> list[str]:
         shut = [reason for door in self._doors for reason in await door.knock()]
         ours = readiness.of_server(self.describe(), is_announced=self.registration.is_announced)
-        return ours + shut + self.expiry.reasons()
+        return ours + shut + self.expiry.reasons() + readiness.of_policy(self.access.why_closed)
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ def test_what_was_sent_is_asked_for_from_where_all_was_known() -> None:
     made.link_lost()
     made.located(PLACE)
     asked = made.request(KEY)
-    assert (asked.mark, asked.feed) == (9, FeedMode.HEADS)
+    assert (asked.mark, asked.feed, asked.asks) == (9, FeedMode.HEADS, True)
     made.answered(Mounted(session=2, barrier=31, limits=LIMITS))
     assert state_of(made) is State.ASKING
     made.told(heads(10, (7, 0), (5, 0), (5, 77)))
@@ -211,7 +211,7 @@ def test_what_was_sent_is_asked_for_from_where_all_was_known() -> None:
     assert told(second) == Rejected(Reason.LOST)
     assert state_of(made) is State.MOUNTING
     following = made.request(KEY)
-    assert (following.mark, following.feed, following.number) == (30, FeedMode.RECORDS, 3)
+    assert (following.mark, following.feed, following.asks, following.number) == (30, FeedMode.RECORDS, False, 3)
 
 
 def test_asking_ends_early_when_all_is_found() -> None:

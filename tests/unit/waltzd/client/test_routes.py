@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.timeless import run
 from waltzd.client.routes import Routes
-from waltzd.errors import CannotConnect, NotOwner, NotReady
+from waltzd.errors import CannotConnect, NotGranted, NotOwner, NotReady
 from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, ServerAddress, Topology
 from waltzd.protocol.peers import ServerPort
 
@@ -59,6 +59,22 @@ def whereabouts(servers: dict[str, Server]) -> Routes:
         return cast(ServerPort, servers[address])
 
     return Routes(list(servers), connect, call_seconds=1.0)
+
+
+def test_a_partition_that_is_hidden_is_refused_at_once_and_asked_for_again() -> None:
+    async def test() -> None:
+        servers = {"a:1": Server("a", 1)}
+        known = servers["a:1"].place
+        servers["a:1"].place = Place(generation=1, server=None, address=None, is_hidden=True)
+        where = whereabouts(servers)
+        await where.open(5)
+        with pytest.raises(NotGranted, match="this client may do nothing in partition 0"):
+            await where.find(0)
+        servers["a:1"].place = known
+        assert await where.find(0) == known, "it was granted meanwhile"
+        await where.close()
+
+    run(test())
 
 
 def test_what_is_older_than_what_was_known_is_not_taken() -> None:
