@@ -9,15 +9,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import pytest
 
+from waltzd.cluster.clients import KEPT_SECONDS, SEEN_SECONDS, ClientNames, client_path
 from waltzd.cluster.cluster import (
     ATTEMPTS_MAX,
     CLIENT_ID_MAX,
     CLIENT_IDS,
+    CLIENTS,
     HISTORY_MAX,
     LEADER,
     MOVES,
@@ -820,6 +822,111 @@ async def history_makes_room(world: World) -> None:
     assert newest == HISTORY_MAX + 3
     names = await cluster.coordinator.children("/history")
     assert [int(name) for name in names] == list(range(4, HISTORY_MAX + 4)), "the oldest ones went"
+
+
+def names_of(cluster: Cluster, now: Callable[[], float]) -> ClientNames:
+    return ClientNames(cluster.coordinator, clock=now)
+
+
+@story
+async def epochs_rise_whoever_gives_them_out(world: World) -> None:
+    clusters = [await created(world), *[Cluster(await world.connect_elsewhere("/waltz/test")) for _ in range(2)]]
+    names = [names_of(cluster, lambda: 0.0) for cluster in clusters]
+    assert await names[0].newest_epoch("ann") == 0
+    found = await asyncio.gather(*(one.raise_epoch("ann") for one in names for _ in range(4)))
+    assert sorted(found) == list(range(1, 13)), "each is given out once"
+    assert [await one.newest_epoch("ann") for one in names] == [12] * 3
+    assert await names[1].newest_epoch("bob") == 0
+    await names[2].note_seen("ann")
+    assert await names[0].newest_epoch("ann") == 12, "to be seen changes no epoch"
+
+
+@story
+async def an_epoch_is_not_given_out_again_when_its_document_was_lost_or_spoiled(world: World) -> None:
+    cluster = await created(world)
+    clock = [1000.0]
+    names = names_of(cluster, lambda: clock[0])
+    assert [await names.raise_epoch("ann") for _ in range(3)] == [1000, 1001, 1002]
+    clock[0] = 2000.0
+    path = client_path("ann")
+    await cluster.coordinator.commit([Delete(path, 2)])
+    assert await names.newest_epoch("ann") == 0
+    assert await names.raise_epoch("ann") == 2000
+    clock[0] = 3000.0
+    await cluster.coordinator.commit([Set(path, b"nonsense", 0)])
+    with pytest.raises(BadMetadata):
+        await names.newest_epoch("ann")
+    assert await names.raise_epoch("ann") == 3000
+
+
+@story
+async def what_is_newest_is_not_what_was_newest_when_it_was_read(world: World) -> None:
+    """Another one raises it between the read and the answer."""
+    cluster, other = await created(world), Cluster(await world.connect_elsewhere("/waltz/test"))
+    elsewhere = names_of(other, lambda: 0.0)
+    await elsewhere.raise_epoch("ann")
+
+    class Late:
+        """Answers reads with what was true before."""
+
+        is_late = True
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(cluster.coordinator, name)
+
+        async def get(self, path: str) -> object:
+            node = await cluster.coordinator.get(path)
+            if self.is_late and path == client_path("ann"):
+                self.is_late = False
+                await elsewhere.raise_epoch("ann")
+            return node
+
+    late: Any = Late()
+    assert await ClientNames(late, clock=lambda: 0.0).newest_epoch("ann") == 2
+    assert not late.is_late
+
+
+@story
+async def names_are_written_seldom_and_forgotten_after_long(world: World) -> None:
+    cluster = await created(world)
+    clock = [1_000_000.0]
+    names = names_of(cluster, lambda: clock[0])
+
+    async def version(name: str) -> int:
+        node = await cluster.coordinator.get(client_path(name))
+        assert node is not None
+        return node.version
+
+    await names.note_seen("ann")
+    await names.note_seen("bob")
+    clock[0] += SEEN_SECONDS - 1
+    await names.note_seen("ann")
+    assert await version("ann") == 0
+    clock[0] += 1
+    await names.note_seen("ann")
+    assert await version("ann") == 1
+    found = await names.all()
+    assert (found["ann"].first_seen, found["ann"].last_seen) == (1_000_000, 1_000_000 + SEEN_SECONDS)
+    clock[0] = 1_000_000 + KEPT_SECONDS
+    assert await names.forget() == ["bob"]
+    assert list(await names.all()) == ["ann"]
+    await names.raise_epoch("ann")
+    clock[0] += KEPT_SECONDS - 1
+    assert await names.forget() == []
+
+
+@story
+async def a_cluster_of_an_older_version_gets_a_place_for_names(world: World) -> None:
+    cluster = await created(world)
+    node = await cluster.coordinator.get(CLIENTS)
+    assert node is not None
+    await cluster.coordinator.commit([Delete(CLIENTS, node.version)])
+    names = names_of(cluster, lambda: 0.0)
+    assert await names.newest_epoch("ann") == 0
+    assert await names.all() == {}
+    assert await names.forget() == []
+    assert await names.raise_epoch("ann") == 1
+    assert await names.newest_epoch("ann") == 1
 
 
 @story

@@ -34,6 +34,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "archive": ("", "What was exported, back as files of a log."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
+        "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
         "context": ("", "Give clusters names."),
@@ -50,6 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "moves": ("", "Moves of replicas that are under way."),
         "logs": ("waltzctl.playground.up:logs", "What the daemons of a cluster on this machine wrote."),
         "partition": ("", "Replicas and owners of partitions."),
+        "policy": ("", "Who may do what."),
         "rebuild-index": ("waltzctl.records.offline:rebuild_index", "Make index files again from the data."),
         "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
@@ -96,6 +98,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "certificate": {
         "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
+    },
+    "client": {
+        "describe": ("waltzctl.watching.client:describe", "One application: its instances, and what it uses."),
+        "disconnect": ("waltzctl.watching.client:disconnect", "End the mounts of an application."),
+        "list": ("waltzctl.watching.client:list_", "The instances of applications, a line each."),
     },
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
@@ -148,6 +155,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "rescue": ("waltzctl.placement.rescuing:rescue", "Go on from the copies at hand, where no owner can decide."),
         "transfer": ("waltzctl.placement.ownership:transfer", "Move partitions to another server."),
         "unassign": ("waltzctl.placement.partition:unassign", "Take replicas away."),
+    },
+    "policy": {
+        "explain": ("waltzctl.config.policy:explain", "What a name may do, and which grants say so."),
+        "remove": ("waltzctl.config.policy:remove", "Take the policy away: everybody may do everything."),
+        "set": ("waltzctl.config.policy:set_", "Put the policy of a file in force."),
+        "show": ("waltzctl.config.policy:show", "The grants that count."),
+        "test": ("waltzctl.config.policy:check", "Check a file with a policy."),
     },
     "segment": {
         "dump": ("waltzctl.records.offline:dump_segment", "Show what a segment or another file holds, damaged or not."),

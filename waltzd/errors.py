@@ -414,6 +414,29 @@ class NotPermitted(WaltzError):
     next_step = "use a certificate whose role permits this call"
 
 
+class NotGranted(WaltzError):
+    """The cluster has a policy, and no grant of it allows this to the name in the certificate of the caller (`anonymous`
+    without certificates). A mount that loses a right in the middle ends with this, behind the outcomes that were decided by
+    then; what it had in flight is in the log or not. `waltzctl policy explain NAME PARTITION` says what a name may do."""
+
+    code, exit_code, status = "W2036", EXIT_NOT_AUTHORISED, "PERMISSION_DENIED"
+    not_done = "nothing was read or written"
+    next_step = (
+        "an operator grants it with `waltzctl policy set FILE`; `waltzctl policy explain NAME PARTITION` says why not"
+    )
+
+
+class PolicyUnreadable(WaltzError):
+    """This server has read no policy since it started that it understands: the document is damaged, or a newer Waltz wrote
+    it. It lets nobody in but operators, because it cannot know who may do what. Servers that had read one go by that."""
+
+    code, retry, status = "W2037", Retry.LATER, "UNAVAILABLE"
+    not_done = "nothing was read or written"
+    next_step = (
+        "an operator looks at it with `waltzctl policy show`, and writes another one with `waltzctl policy set FILE`"
+    )
+
+
 class ChangedMeanwhile(WaltzError):
     """Another command or daemon changed the same metadata between reading and writing. Nothing of this change was done."""
 
@@ -483,6 +506,25 @@ class TooManyCallers(WaltzError):
     code, retry, status = "W2050", Retry.LATER, "RESOURCE_EXHAUSTED"
     not_done = "nothing was read or written"
     next_step = "try again when others have left; raise mounts_max on the server, or add servers"
+
+
+class Superseded(WaltzError):
+    """A newer instance of this application was registered, and only one of its name may live. Nothing that this instance
+    sends is taken any more where the newer one has mounted. What it sent before is in the log or not: the newer one sees
+    that. It is what ends an instance that was paused, or cut off, and replaced meanwhile."""
+
+    code, exit_code, status = "W2051", EXIT_CONFLICT, "ABORTED"
+    not_done = "requests without an answer are decided; the log tells how"
+    next_step = "end this instance; `waltzctl client describe NAME` shows the newer one"
+
+
+class Disconnected(WaltzError):
+    """An operator ended this mount with `waltzctl client disconnect`. The client library mounts again by itself; to keep a
+    name out, take its grants away with `waltzctl policy set`."""
+
+    code, retry, status = "W2052", Retry.LATER, "UNAVAILABLE"
+    not_done = "requests without an answer are undecided until the next mount"
+    next_step = "mount the partition again; the client library does so by itself"
 
 
 # -- the client library ------------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ ids of the system under test. Lines by their `type`:
               transactions, -1 or left out where they have none; `is_whole`: it took all of them at once
     observed  client partition invoked returned mark is_confirmed
               somebody asked for the high-water mark, or flushed; one that is not confirmed is what its owner knew
+    standing  name client partition epoch barrier
+              the first mount of an instance of a name of which only the newest may live: what older ones had sent has an id
+              up to the barrier, or none
     log       source partition first records
               what is in the log in the end, from `first` on: [[key, crc, header, generation, time, follows, locks], …]; the
               source `final` is what a reader gets, other sources are single replicas; a generation or time that is not
@@ -89,6 +92,15 @@ class Observed:
 
 
 @dataclass(slots=True)
+class Standing:
+    name: str
+    client: str
+    partition: int
+    epoch: int
+    barrier: int
+
+
+@dataclass(slots=True)
 class LogRecord:
     key: str
     crc: int
@@ -106,6 +118,7 @@ class History:
     operations: list[Operation] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     observed: list[Observed] = field(default_factory=list)
+    standings: list[Standing] = field(default_factory=list)
     logs: dict[str, dict[int, dict[int, LogRecord]]] = field(default_factory=dict)
     """By source, partition and id."""
 
@@ -158,6 +171,8 @@ def _take(history: History, returns: dict[str, dict[str, Any]], fields: dict[str
             history.seen.append(Seen(records=rows, **fields))
         case "observed":
             history.observed.append(Observed(**fields))
+        case "standing":
+            history.standings.append(Standing(**fields))
         case "log":
             records = [_log_record(*record) for record in fields.pop("records")]
             history.log(fields["partition"], records, first=fields["first"], source=fields["source"])
@@ -272,6 +287,10 @@ class Writer:
         names = ("client", "partition", "invoked", "returned", "mark", "is_confirmed")
         self._write("observed", {name: getattr(observed, name) for name in names})
 
+    def standing(self, standing: Standing) -> None:
+        names = ("name", "client", "partition", "epoch", "barrier")
+        self._write("standing", {name: getattr(standing, name) for name in names})
+
     def log(self, partition: int, records: Iterable[LogRecord], *, first: int = 0, source: str = FINAL) -> None:
         names = ("key", "crc", "header", "generation", "time", "follows", "locks")
         rows = [[getattr(record, name) for name in names] for record in records]
@@ -288,6 +307,8 @@ def save(history: History, path: Path) -> None:
         writer.seen(seen)
     for observed in history.observed:
         writer.observed(observed)
+    for standing in history.standings:
+        writer.standing(standing)
     for source, partitions in history.logs.items():
         for partition, ids in partitions.items():
             for id, record in ids.items():

@@ -12,7 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checker.history import FINAL, BadHistory, History, LogRecord, Observed, Operation, Seen, Writer, load, save
+from tests.checker.history import (
+    FINAL,
+    BadHistory,
+    History,
+    LogRecord,
+    Observed,
+    Operation,
+    Seen,
+    Standing,
+    Writer,
+    load,
+    save,
+)
 from tests.checker.sample import sample
 from tests.checker.twin import judge_slowly
 from tests.checker.verdict import EXPLAINED, _locks, judge
@@ -164,6 +176,16 @@ MUTATIONS: dict[str, tuple[str, Callable[[History], object]]] = {
     "a lock is missing": ("other locks", lambda h: put(h, 1, locks=())),
     "it goes on with no group": ("other locks", lambda h: put(h, 4, follows=True)),
     "two of a group stand by themselves": ("other locks", lambda h: put(h, 6, follows=False)),
+    "an instance that was replaced gets one in": (
+        "zombie",
+        lambda h: h.standings.extend([Standing("app", "ann", 0, 4, -1), Standing("app", "eve", 0, 5, 3)]),
+    ),
+    "the newer one of two that replaced it came first": (
+        "zombie",
+        lambda h: h.standings.extend(
+            [Standing("app", "ann", 0, 4, -1), Standing("app", "bob", 0, 5, 9), Standing("app", "eve", 0, 6, 3)]
+        ),
+    ),
     "a replica differs": ("replica", lambda h: h.log(0, [LogRecord("k4", 104, 0, 1)], source="storage 1")),
 }
 
@@ -274,6 +296,16 @@ def damaged(draw: st.DrawFn) -> History:
                         draw(st.booleans()),
                     )
                 )
+            case 10:
+                history.standings.append(
+                    Standing(
+                        draw(st.sampled_from(["app", "other"])),
+                        draw(st.sampled_from(["client 0", "client 1", "client 2"])),
+                        draw(st.integers(0, 1)),
+                        draw(st.integers(1, 3)),
+                        draw(st.integers(-1, 6)),
+                    )
+                )
             case 9 if history.seen:
                 seen = draw(st.sampled_from(history.seen))
                 match draw(st.integers(0, 2)):
@@ -307,6 +339,7 @@ def test_large_histories_take_no_more_than_a_pass() -> None:
 
 def test_a_history_survives_its_files(tmp_path: Path) -> None:
     history = sample(3, 60)
+    history.standings.append(Standing("app", "client 1", 0, 3, 7))
     save(history, tmp_path / "all.jsonl")
     assert load([tmp_path / "all.jsonl"]) == history
 

@@ -21,10 +21,25 @@ def judge_slowly(history: History) -> set[Finding]:
         *_by_reader(history, log),
         *_by_group(history, log, asked),
         *_by_time(history, log, asked),
+        *_by_instance(history, log, asked),
     }
 
 
 Placed = list[tuple[int, int, LogRecord]]
+
+
+def _by_instance(history: History, log: Placed, asked: dict[str, Operation]) -> list[Finding]:
+    return [
+        Finding("zombie", partition, id, record.key)
+        for partition, id, record in log
+        for older in history.standings
+        for newer in history.standings
+        if record.key in asked
+        and asked[record.key].client == older.client
+        and (older.name, older.partition) == (newer.name, newer.partition) == (older.name, partition)
+        and older.epoch < newer.epoch
+        and id > newer.barrier
+    ]
 
 
 def _by_record(log: Placed, asked: dict[str, Operation]) -> list[Finding]:

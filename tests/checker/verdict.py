@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
-from tests.checker.history import FINAL, UNTIMED, History, LogRecord, Operation, Seen
+from tests.checker.history import FINAL, UNTIMED, History, LogRecord, Operation, Seen, Standing
 from waltzd.protocol.locks import Mode
 
 LIMIT = 20
@@ -40,6 +41,7 @@ EXPLAINED = {
     "time fell": "the time of a transaction is before that of one in front of it",
     "two times": "one transaction has different times in different places",
     "cause": "the time of a transaction is before one that its client had seen",
+    "zombie": "an instance got it in after a newer one of its name had mounted the partition",
     "other locks": "the log says other locks, or another group, than were asked for",
 }
 """All kinds of findings."""
@@ -97,6 +99,7 @@ def judge(history: History) -> Verdict:
         *case.halves(),
         *case.clocks(),
         *case.words_of_batches(),
+        *case.zombies(),
     ]
     kinds = Counter(operation.kind for operation in history.operations)
     counts = {
@@ -109,6 +112,10 @@ def judge(history: History) -> Verdict:
         "fed": sum(len(seen.records) for seen in history.seen),
     }
     return Verdict(tuple(sorted(findings)), counts)
+
+
+def _barrier(standing: Standing) -> int:
+    return standing.barrier
 
 
 class _Case:
@@ -129,6 +136,26 @@ class _Case:
             ids = self.log[partition]
             for id in sorted(ids):
                 yield partition, id, ids[id]
+
+    def zombies(self) -> Iterator[Finding]:
+        """An instance ends at the lowest barrier of all that are newer."""
+        ends: dict[tuple[str, int], Standing] = {}
+        by_age = sorted(self.history.standings, key=lambda one: (one.name, one.partition, -one.epoch))
+        for _, found in groupby(by_age, key=lambda one: (one.name, one.partition)):
+            newer: list[Standing] = []
+            """The one with the lowest barrier of all that are newer, if there is one."""
+            for _, of_an_age in groupby(found, key=lambda one: one.epoch):
+                instances = list(of_an_age)
+                for standing in instances if newer else ():
+                    place = standing.client, standing.partition
+                    ends[place] = min(newer[0], ends.get(place, newer[0]), key=_barrier)
+                newer = [min([*instances, *newer], key=_barrier)]
+        for partition, id, record in self._ordered():
+            operation = self.by_key.get(record.key)
+            end = None if operation is None else ends.get((operation.client, partition))
+            if end is not None and id > end.barrier:
+                detail = f"{end.client} with epoch {end.epoch} stood there at the barrier {end.barrier}"
+                yield Finding("zombie", partition, id, record.key, detail)
 
     def gaps(self) -> Iterator[Finding]:
         for partition, ids in self.log.items():

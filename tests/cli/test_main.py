@@ -35,6 +35,7 @@ ONLINE = [
 ELSEWHERE = {
     "cli/test_bench": [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")],
     "cli/test_certificate_issue": [["certificate", "issue"]],
+    "cli/test_client": [["client", name] for name in ("describe", "disconnect", "list")],
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
@@ -59,6 +60,7 @@ ELSEWHERE = {
         *(["moves", name] for name in ("cancel", "list", "resume")),
         ["history"],
     ],
+    "cli/test_policy": [["policy", name] for name in ("explain", "remove", "set", "show", "test")],
     "cli/test_recover": [["storage", "clean"], ["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"], ["cluster", "status"]],
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],

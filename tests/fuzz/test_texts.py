@@ -36,6 +36,7 @@ from waltzd.cluster.documents import (
     Moves,
     Ownership,
     PartitionMeta,
+    PolicyDocument,
     Preferences,
     ReplicaSets,
     ReplicaState,
@@ -51,6 +52,7 @@ from waltzd.daemon.settings import parse_key, parse_size, spell_size
 from waltzd.errors import BadArgument, BadConfig, BadMetadata, NotesDamaged
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.protocol.address import parse_address
+from waltzd.protocol.policy import Amount, Grant, Pattern, Prefix, Quotas, Ranges, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.storage.offline.verify import partition_of
 
@@ -240,6 +242,10 @@ DOCUMENTS: list[Document] = [
     Preferences(partitions={0: "s", 7: "t"}),
     Moves(partitions={0: ("a", "b"), 10: ()}),
     CopyRate(bytes_per_second=1, who="a@b"),
+    PolicyDocument(grants=(
+        Grant(names=(Pattern("pay-*"), Pattern("*")), may=tuple(Verb)),
+        Grant(names=(Pattern("anonymous"),), may=(Verb.APPEND,), partitions=Ranges("0-3,7"), one_instance=True,
+              lock_prefixes=(Prefix("account"),), quotas=Quotas(mounts=Amount(3))))),
     HistoryEntry(began="1", ended=None, who="a@b", verb="c d", subject="e", reason="f", steps=("g", "h"), outcome="begun"),
 ]  # fmt: skip
 TEXTS = [encode(value) for value in DOCUMENTS]

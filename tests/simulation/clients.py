@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tests.checker.history import Memory
+from tests.checker.history import Memory, Standing
 from tests.checker.recorder import Recorder
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, server_address
@@ -15,8 +15,9 @@ from tests.simulation.ports import SimServerPort
 from tests.workload import Attempt, GroupView, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.errors import WaltzError
+from waltzd.errors import Superseded, WaltzError
 from waltzd.protocol.locks import Committed
+from waltzd.protocol.role import Identity, Role
 
 if TYPE_CHECKING:
     from tests.simulation.world import Simulation
@@ -35,6 +36,9 @@ class ClientMachine(Machine):
         self.committed = [0] * world.setup.partitions
         self.is_at_work = False
         self.client: Client | None = None
+        self.certificate = f"app-{(int(name.rpartition('-')[2]) - 1) // 2}"
+        """Two machines have the same name in it."""
+        self._stood: dict[tuple[str, int], None] = {}
         self.tells_no_times: dict[tuple[str, int], None] = {}
         """Where it was refused because of a clock: by its name and partition."""
 
@@ -50,6 +54,20 @@ class ClientMachine(Machine):
                 line.check()
                 if not line.mount.tells_time:
                     self.tells_no_times[f"{self.name}.{len(self.lives)}", line.partition] = None
+            self._note_standing(self.client)
+
+    def _note_standing(self, client: Client) -> None:
+        """The first mount of this instance on a partition."""
+        who, registration = f"{self.name}.{len(self.lives)}", client._registration
+        for partition, line in client._lines.items():
+            mounted = line.mount.mounted
+            if registration is None or not registration.epoch or mounted is None or (who, partition) in self._stood:
+                continue
+            self._stood[who, partition] = None
+            self.world.say(who, f"stands on partition {partition}, epoch {registration.epoch}, barrier {mounted.barrier}")
+            self.world.history.standings.append(
+                Standing(self.certificate, who, partition, registration.epoch, mounted.barrier)
+            )
 
     async def _live(self, life: Life) -> None:
         self.is_at_work = True
@@ -77,7 +95,11 @@ class ClientMachine(Machine):
             [server_address(name) for name in world.servers],
             handler=recorder.handler(random.Random(f"{world.plan.seed} {name}").choice((View, GroupView))()),
             settings=ClientSettings(
-                close_seconds=30, submit_seconds=60, call_seconds=3, apply_batch_max=3 if "groups" in faults else 1000
+                close_seconds=30,
+                submit_seconds=60,
+                call_seconds=3,
+                apply_batch_max=3 if "groups" in faults else 1000,
+                exclusive="instances" in faults,
             ),
             connect=lambda address, key: self._port(life, address, key),
         )
@@ -102,7 +124,15 @@ class ClientMachine(Machine):
     def _port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
         world, name = self.world, address.partition(":")[0]
         return SimServerPort(
-            world.network, life, name, world.servers[name].serving, key=key, seconds=world.setup.storage_seconds
+            world.network,
+            life,
+            name,
+            world.servers[name].serving,
+            key=key,
+            seconds=world.setup.storage_seconds,
+            identity=Identity(world.meta.key, Role.CLIENT, self.certificate).uri
+            if "instances" in world.setup.faults
+            else "",
         )
 
     async def _caller(self, client: Client, recorder: Recorder, name: str) -> None:
@@ -122,6 +152,8 @@ class ClientMachine(Machine):
                 else:
                     attempt = Attempt(name, count, pick, partition, locks=setup.locks)
                     outcome = await client.submit(recorder.context(attempt))
+            except Superseded:  # it is not the one that lives any more, and ends
+                raise
             except WaltzError as error:
                 world.say(name, f"{error.code} {error.message}")
                 await asyncio.sleep(0.05)

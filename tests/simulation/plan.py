@@ -42,6 +42,7 @@ FAULTS = (
     "suspicion",
     "here",
     "forge",
+    "instances",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -55,7 +56,8 @@ a time that it never saw. `upgrade`: an operator has the cluster go over to form
 groups of transactions. `suspicion`: servers look out for each other, and replace one that died before its coordinator
 session ends; ports refuse for a while though the process lives; leader and owner are killed together. `here`:
 storages write small appends in the moment in which they come. `forge`: somebody with the key of a server tries to write
-into sessions of others."""
+into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
+other and woken, while owners change."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
@@ -65,6 +67,8 @@ YOUNGEST = ("suspicion", "here")
 """Likewise; and not in the first seeds, by which edits are caught."""
 FOREIGN = ("forge",)
 """The same."""
+LATEST = ("instances",)
+"""Likewise."""
 OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
 """They may leave a partition to an operator, and a run ends there."""
@@ -168,9 +172,8 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    chosen = tuple(
-        fault for fault in FAULTS if fault not in LATER + LAST + NEWEST + YOUNGEST + FOREIGN and pick.random() < 0.5
-    ) or ("crash",)
+    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST
+    chosen = tuple(fault for fault in FAULTS if fault not in beside and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
     chosen += tuple(fault for fault in LAST if last.random() < 0.25)
@@ -180,6 +183,8 @@ def make_plan(
     chosen += tuple(fault for fault in YOUNGEST if seed >= OLD_SEEDS and youngest.random() < 0.5)
     foreign = random.Random(f"foreign {seed}")
     chosen += tuple(fault for fault in FOREIGN if seed >= OLD_SEEDS and foreign.random() < 0.4)
+    latest = random.Random(f"latest {seed}")
+    chosen += tuple(fault for fault in LATEST if seed >= OLD_SEEDS and latest.random() < 0.3)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -213,6 +218,8 @@ def make_plan(
     drawn += _events_beside(weather, setup, YOUNG_BESIDE)
     weather.pick = foreign
     drawn += _events_beside(weather, setup, FOREIGN_BESIDE)
+    weather.pick = latest
+    drawn += _events_beside(weather, setup, LATEST_BESIDE)
     events = tuple(sorted(drawn, key=lambda event: event.at))
     if chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
@@ -588,10 +595,26 @@ def _forge(weather: _Weather) -> None:
         weather.add(at, "forge", pick.choice(weather.storages))
 
 
+def _instances(weather: _Weather) -> None:
+    pick = weather.pick
+    at = weather.setup.seconds * pick.random() * 0.2
+    while at < weather.setup.seconds:
+        name, lasts = pick.choice(weather.clients), pick.choice((0.1, 0.5, 1.5, 4.0)) * (0.5 + pick.random())
+        weather.add(at, "pause", name)
+        weather.add(at + lasts, "resume", name)
+        if pick.random() < 0.4:  # the next owner knows only what the coordinator knows
+            server = pick.choice(weather.servers)
+            begins = at + lasts * pick.random()
+            weather.add(begins, "kill", server)
+            weather.add(begins + pick.choice((0.01, 0.5, 3.0)), "start", server)
+        at += lasts * pick.random() + pick.choice((0.1, 1.0))
+
+
 BESIDE: dict[str, Callable[[_Weather], None]] = {"skew": _skew, "upgrade": _upgrade}
 """Kinds that come once in a run, or a few times."""
 YOUNG_BESIDE: dict[str, Callable[[_Weather], None]] = {"suspicion": _suspicion}
 FOREIGN_BESIDE: dict[str, Callable[[_Weather], None]] = {"forge": _forge}
+LATEST_BESIDE: dict[str, Callable[[_Weather], None]] = {"instances": _instances}
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -612,4 +635,5 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, "clock", "linger", "marks", "groups", "here"} == set(FAULTS)
+_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here")
+assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *_WITHOUT_EVENTS} == set(FAULTS)

@@ -16,7 +16,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.batch import Piece
 from waltzd.format.record import Run
-from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
+from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ReplicaStatus, ServerDescription, StorageDescription
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
 from waltzd.server.clients.calls import ServerCalls
@@ -387,9 +387,12 @@ class SimServerPort(_Port[ServerCalls]):
         key: UUID | None,
         *,
         seconds: float = CALL_SECONDS,
+        identity: str = "",
     ) -> None:
+        """`identity`: what the caller's certificate says."""
         super().__init__(network, caller, name, find, seconds=seconds)
         self._key = key
+        self._identity = identity
 
     async def locate(self) -> Topology:
         topology = await self._ask(lambda calls: calls.locate())
@@ -405,14 +408,14 @@ class SimServerPort(_Port[ServerCalls]):
     def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
-    async def register(self) -> Registration:
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         key = await self._known_key()
-        return await self._ask(lambda calls: calls.register(key))
+        return await self._ask(lambda calls: calls.register(key, self._identity, introduction))
 
     def mount(self) -> SimMount:
         async def work(calls: ServerCalls, end: End) -> None:
             try:
-                await calls.mount(_ServerLink(end))
+                await calls.mount(_ServerLink(end, self._identity))
             except WaltzError:
                 return  # the client was told in the stream
 
@@ -462,9 +465,11 @@ class SimMount(_Lazy):
 
 
 class _ServerLink:
-    def __init__(self, end: End) -> None:
+    quiet_seconds = None
+
+    def __init__(self, end: End, identity: str) -> None:
         self.peer = end.other.life.name
-        self.identity = ""
+        self.identity = identity
         self._end = end
 
     async def receive(self) -> Sequence[ClientFrame] | None:

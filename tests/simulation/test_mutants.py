@@ -24,6 +24,8 @@ SOUND = (
     "lets a wiped disk vote",
     "marks locks when they are committed",
     "sends again what was not answered",
+    "believes the first instance that comes to a new owner",
+    "stands at an owner that was replaced",
 )
 """Mutants whose plans are run with the code as it is, too."""
 

@@ -30,6 +30,7 @@ from waltzd.errors import (
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME, LockColumns, Run, encode_run, heads
 from waltzd.protocol.batches import (
+    INTRODUCTION,
     AppendBatch,
     ClientFrame,
     Committals,
@@ -37,6 +38,7 @@ from waltzd.protocol.batches import (
     Feed,
     FeedMode,
     HeadFeed,
+    Introduction,
     Limits,
     Mounted,
     MountRequest,
@@ -337,7 +339,7 @@ class FakeServer:
     def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
-    async def register(self) -> Registration:
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         await self._reach()
         self.cluster.clients += 1
         return Registration(self.cluster.clients, b"token")

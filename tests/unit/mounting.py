@@ -38,8 +38,11 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
+from waltzd.protocol.role import Identity, Role
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
+from waltzd.server.clients.registry import Registry
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings
@@ -194,6 +197,7 @@ class MemoryLink:
     def __init__(self, room: int = 4) -> None:
         self.peer = "memory"
         self.identity = ""
+        self.quiet_seconds: float | None = None
         self._room = room
         self._in: deque[Sequence[ClientFrame] | WaltzError | None] = deque()
         self._out: deque[Sequence[ServerFrame]] = deque()
@@ -352,8 +356,12 @@ class Room:
         self.pipe = Pipeline(
             session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
         )
-        self.calls = ServerCalls(self)
+        self.access = Access.free()
+        self.registry = Registry()
+        self.calls = ServerCalls(self, self.access, self.registry)
         self.registered = 0
+        self.epochs: dict[str, int] = {}
+        """As the coordinator has them."""
         self.readers: list[Reader] = []
 
     @property
@@ -384,6 +392,13 @@ class Room:
         self.registered += 1
         return self.registered
 
+    async def raise_epoch(self, name: str) -> int:
+        self.epochs[name] = self.epochs.get(name, 0) + 1
+        return self.epochs[name]
+
+    async def newest_epoch(self, name: str) -> int:
+        return self.epochs.get(name, 0)
+
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
         if partition != 3 or generation not in (None, 5):
             raise NotOwner(f"partition {partition}, generation {generation} is not here", owner="two")
@@ -409,12 +424,23 @@ class Room:
         feed: FeedMode = FeedMode.NONE,
         credit: int = PLENTY,
         room: int = 4,
+        name: str = "",
+        epoch: int = 0,
+        instance: str = "",
     ) -> Reader:
-        """A mount that was let in."""
+        """A mount that was let in; `name`: of its certificate, if it has one."""
+        identity = Identity(KEY, Role.CLIENT, name).uri if name else ""
         request = mount_request(
-            client, number=number, mark=self.pipe.committed if mark is None else mark, feed=feed, credit=credit
+            client,
+            number=number,
+            mark=self.pipe.committed if mark is None else mark,
+            feed=feed,
+            credit=credit,
+            epoch=epoch,
+            instance=instance,
+            token=token_of(self.client_secret, client, identity, epoch),
         )
-        reader = await self.knock(request, room=room)
+        reader = await self.knock(request, room=room, identity=identity)
         await reader.hear()
         assert reader.mounted is not None, reader.end
         return reader
@@ -444,18 +470,25 @@ def mount_request(
     partition: int = 3,
     generation: int = 5,
     token: bytes | None = None,
+    identity: str = "",
+    asks: bool = False,
+    epoch: int = 0,
+    instance: str = "",
 ) -> MountRequest:
-    """`token`: if it is not given, the one that belongs to the client id."""
+    """`token`: if it is not given, the one that belongs to the client id and the identity."""
     return MountRequest(
         cluster_key=key,
         partition=partition,
         generation=generation,
         client=client,
-        token=token_of(Room.client_secret, client, "") if token is None else token,
+        token=token_of(Room.client_secret, client, identity) if token is None else token,
         number=number,
         mark=mark,
         feed=feed,
         credit=credit,
+        epoch=epoch,
+        instance=instance,
+        asks=asks,
     )
 
 

@@ -15,10 +15,10 @@ from uuid import UUID
 from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach, first_contact, using
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import POLICY, Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
-from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors import BadMetadata, ForeignCluster, WaltzError
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.storages import AdminClient
@@ -58,6 +58,10 @@ async def look(
         cluster.expected_servers(),
         cluster.storages(unreadable),
     )
+    try:
+        await cluster.policy()
+    except BadMetadata as error:
+        unreadable[POLICY] = error
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
     servers, storages = await asyncio.gather(
         _each(

@@ -141,7 +141,7 @@ def _error(error: WaltzError | None) -> dict[str, str] | None:
 
 # -- top: all together first, then the busiest partitions, then the storages; nothing wider than 80 columns -------------
 
-HEAD_LINES, TABLE_LINES = 4, 4
+HEAD_LINES, TABLE_LINES = 5, 4
 """Of a screen: what stands beside the rows of the two tables."""
 ROWS_LEAST = 3
 
@@ -211,10 +211,17 @@ def top(found: Rates, sighting: Sighting, *, sort: str, rows_max: int | None) ->
             "total": objects(PARTITION_RATES, [found.total])[0],
             "partitions": objects(PARTITION_RATES, partitions),
             "storages": objects(STORAGE_RATES, found.storages),
+            "slowed": _slowed(sighting),
         },
         draw=lambda out: draw_top(out, found, sighting, sort=sort, rows_max=rows_max),
         things=Listing(kind="partitions", columns=PARTITION_RATES, rows=partitions),
     )
+
+
+def _slowed(sighting: Sighting) -> list[str]:
+    """Names that had to wait in the last seconds, at any server."""
+    servers = sighting.facts.picture.servers
+    return sorted({name for view in servers if view.said is not None for name in view.said.clients.slowed})
 
 
 def rows_for(height: int, storages: int) -> int:
@@ -234,6 +241,8 @@ def draw_top(out: Console, found: Rates, sighting: Sighting, *, sort: str, rows_
         style="bold",
         soft_wrap=True,
     )
+    if slowed := _slowed(sighting):
+        out.print(f"slowed by their quotas: {', '.join(slowed)}", style="yellow", no_wrap=True, overflow="ellipsis")
     partitions = by(sort, found.partitions)
     shown = partitions[:rows_max]
     grid(out, PARTITION_RATES, shown)

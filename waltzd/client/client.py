@@ -102,10 +102,10 @@ class Client:
             raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if handler is None else 'without'} a handler")
         self._wanted = partitions if isinstance(partitions, str) else tuple(partitions)
         self._handler = handler
-        self._serializer = serializer
-        self._partitioner = partitioner
+        self._serializer, self._partitioner = serializer, partitioner
         self._call = call
-        self._routes = Routes(addresses_of(servers), connect, call_seconds=self.settings.call_seconds)
+        seconds, introduction = self.settings.call_seconds, self.settings.introduction
+        self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._lines: dict[int, Line] = {}
@@ -288,7 +288,7 @@ class Client:
             TooLarge: The payload or the number of locks is above the limits of the server.
             BadArgument: `build` set something that makes no sense, or a checked lock has no mark to be compared with.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
             Exception: What `build` raises.
         """
         return await self.submit_with(self._call, context)
@@ -428,7 +428,7 @@ class Client:
             NotSent: The partition took nothing for `submit_seconds`.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
         """
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
@@ -466,7 +466,7 @@ class Client:
             NotSent: The partition took nothing for `submit_seconds`.
             TooLarge: One payload, or its number of locks, is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
         """
         line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
         if not data:

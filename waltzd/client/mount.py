@@ -44,17 +44,21 @@ from waltzd.errors import (
     Displaced,
     ForeignCluster,
     NoSuchPartition,
+    NotGranted,
     NotOwner,
     NotPermitted,
+    Superseded,
     TooLarge,
 )
 from waltzd.format.checksum import I64
 from waltzd.format.record import HeadArray
 from waltzd.protocol.batches import (
+    INTRODUCTION,
     AppendBatch,
     Committals,
     Credit,
     FeedMode,
+    Introduction,
     Mounted,
     MountRequest,
     Place,
@@ -63,7 +67,18 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.quorum import EMPTY
 
-FINAL = (BadArgument, BadFrame, ClientAhead, Displaced, ForeignCluster, NoSuchPartition, NotPermitted, TooLarge)
+FINAL = (
+    BadArgument,
+    BadFrame,
+    ClientAhead,
+    Displaced,
+    ForeignCluster,
+    NoSuchPartition,
+    NotGranted,
+    NotPermitted,
+    Superseded,
+    TooLarge,
+)
 """A server that refuses a mount with one of these refuses the next one too."""
 STORY_EVENTS = 200
 
@@ -115,9 +130,17 @@ class Seen:
 
 class Mount:
     def __init__(
-        self, partition: int, feed: FeedMode, *, feed_bytes_max: int, outbox: Outbox, seen: Seen | None = None
+        self,
+        partition: int,
+        feed: FeedMode,
+        *,
+        feed_bytes_max: int,
+        outbox: Outbox,
+        seen: Seen | None = None,
+        introduction: Introduction = INTRODUCTION,
     ) -> None:
-        """`seen`: shared by all partitions of a client."""
+        """`seen`: shared by all partitions of a client, as `introduction` is."""
+        self._instance, self._version = introduction.instance, introduction.version
         self.partition = partition
         self.feed = feed
         self.outbox = outbox
@@ -128,6 +151,7 @@ class Mount:
         self.client: int | None = None
         """None: a new client id is needed before the next mount."""
         self._token = b""
+        self._epoch = 0
         self.received = EMPTY
         """The highest id that was fed."""
         self.known = EMPTY
@@ -196,7 +220,7 @@ class Mount:
         """A new client id: its sequence numbers start at 0."""
         assert not self.outbox.sent
         assert not self.outbox.undecided
-        self.client, self._token = registration.client, registration.token
+        self.client, self._token, self._epoch = registration.client, registration.token, registration.epoch
         self.outbox.next_sequence = 0
 
     def located(self, place: Place) -> None:
@@ -231,6 +255,10 @@ class Mount:
             mark=mark,
             feed=feed,
             credit=self._credit,
+            epoch=self._epoch,
+            instance=self._instance,
+            version=self._version,
+            asks=bool(self.outbox.undecided),
         )
 
     def answered(self, frame: Mounted) -> None:

@@ -118,7 +118,14 @@ class Line:
     ) -> None:
         self.partition = partition
         self.outbox = Outbox(messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max)
-        self.mount = Mount(partition, feed, feed_bytes_max=settings.feed_bytes_max, outbox=self.outbox, seen=seen)
+        self.mount = Mount(
+            partition,
+            feed,
+            feed_bytes_max=settings.feed_bytes_max,
+            outbox=self.outbox,
+            seen=seen,
+            introduction=routes.introduction,
+        )
         self.stopped: WaltzError | None = ClientClosed(f"partition {partition} is not activated yet")
         """Why it takes nothing; None while it runs."""
         self._routes = routes

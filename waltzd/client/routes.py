@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
@@ -23,13 +23,14 @@ from waltzd.errors import (
     CannotConnect,
     ClientClosed,
     ForeignCluster,
+    NotGranted,
     NotOwner,
     NotReady,
     Retry,
     TlsMismatch,
     WaltzError,
 )
-from waltzd.protocol.batches import Place, Registration, Topology
+from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
 from waltzd.protocol.peers import ServerPort
 
 T = TypeVar("T")
@@ -58,7 +59,16 @@ class _Held:
 
 
 class Routes:
-    def __init__(self, addresses: Sequence[str], connect: Connect, *, call_seconds: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        connect: Connect,
+        *,
+        call_seconds: float,
+        introduction: Introduction = INTRODUCTION,
+    ) -> None:
+        self.introduction = introduction
+        """Of this client, with what it was given already."""
         self._given = tuple(addresses)
         self._connect = connect
         self._call_seconds = call_seconds
@@ -98,10 +108,16 @@ class Routes:
             )
 
     async def find(self, partition: int) -> Place:
-        """The owner as it is known; raises `NotReady` when no server owns it at the moment."""
+        """The owner as it is known. `NotReady` when no server owns it at the moment, `NotGranted` when the policy does not
+        say where it is."""
         if self._places[partition].address is None:
             await self.look()
         place = self._places[partition]
+        if place.is_hidden:
+            raise NotGranted(
+                f"this client may do nothing in partition {partition}: no grant of the cluster's policy allows it",
+                partition=partition,
+            )
         if place.address is None:
             raise NotReady(f"no server owns partition {partition} at the moment")
         return place
@@ -275,12 +291,14 @@ class Routes:
         )
 
     async def register_once(self) -> Registration:
-        """From any server."""
-        failures = []
+        """From any server. An epoch that this client was given once stays its own."""
+        introduction, failures = self.introduction, []
         for address in self._candidates():
             try:
                 async with self.at(address) as port:
-                    return await self._in_time("Register", address, port.register())
+                    found = await self._in_time("Register", address, port.register(introduction))
+                self.introduction = replace(introduction, before=found if found.epoch else None)
+                return found
             except WaltzError as error:
                 if error.retry is Retry.NEVER:
                     raise

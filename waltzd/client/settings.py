@@ -1,20 +1,26 @@
-"""Deadlines and limits of a client. Pure."""
+"""Deadlines and limits of a client, and what it calls itself."""
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 
 from waltzd.errors import BadArgument
+from waltzd.protocol.batches import Introduction
+
+INSTANCE_MAX = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Deadlines and limits of a client, as an argument of `Client` and `BlockingClient`.
+    """Deadlines and limits of a client, and what it calls itself, as an argument of `Client` and `BlockingClient`.
 
     The defaults suit applications that submit and follow at once. Times are in seconds; each limit is for one partition.
 
     Raises:
-        BadArgument: A value is no number above 0.
+        BadArgument: A value is no number above 0, or `instance` cannot be shown.
 
     Example:
         ```python
@@ -42,10 +48,28 @@ class ClientSettings:
     """Bytes of transactions that were fed and are not applied yet."""
     apply_batch_max: int = 1000
     """How many transactions `apply_batch` is given at once."""
+    instance: str = ""
+    """What this process of the application is called where operators look. Empty: `host:pid`."""
+    exclusive: bool = False
+    """Of all processes whose certificate has this name, only the newest may live. From the moment at which its mount of a
+    partition stands, that partition takes nothing more of an older one, whose client ends there with `Superseded`. Without
+    certificates all clients have one name."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.exclusive, bool):
+            raise BadArgument(f"exclusive must be True or False, not {self.exclusive!r}")
+        if not (isinstance(self.instance, str) and len(self.instance) <= INSTANCE_MAX and self.instance.isprintable()):
+            raise BadArgument(f"instance must be a printable text of at most {INSTANCE_MAX} characters")
         for setting in fields(self):
             value = getattr(self, setting.name)
+            if setting.name in ("instance", "exclusive"):
+                continue
             kinds, what = (int, "an integer") if isinstance(setting.default, int) else ((int, float), "a number")
             if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
                 raise BadArgument(f"{setting.name} must be {what} above 0, not {value!r}")
+
+    @property
+    def introduction(self) -> Introduction:
+        """What servers are told of this client."""
+        instance = self.instance or f"{socket.gethostname()}:{os.getpid()}"[-INSTANCE_MAX:]
+        return Introduction(instance=instance, version=version("waltzd"), is_exclusive=self.exclusive)

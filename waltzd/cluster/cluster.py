@@ -28,6 +28,7 @@ from waltzd.cluster.documents import (
     Moves,
     Ownership,
     PartitionMeta,
+    PolicyDocument,
     Preferences,
     ReplicaSet,
     ReplicaSets,
@@ -56,6 +57,8 @@ REPLICAS = "/replicas"
 PARTITIONS = "/partitions"
 IDS = "/ids"
 CLIENT_IDS = f"{IDS}/client"
+CLIENTS = "/clients"
+"""Which applications there are, by name."""
 LEADER = "/election/leader"
 EXPECTED = "/expected"
 """Which servers should be up: one document for each that ever was, as it announced itself last. The list of servers forgets
@@ -64,8 +67,9 @@ PREFERRED = "/preferred"
 MOVES = "/moves"
 COPY_RATE = "/copy-rate"
 HISTORY = "/history"
-_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, "/election", HISTORY)
-_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE)}
+POLICY = "/policy"
+_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, "/election", HISTORY)
+_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
@@ -497,6 +501,22 @@ class Cluster:
             with suppress(ChangedMeanwhile):
                 await self.coordinator.commit([Delete(COPY_RATE, node.version)])
 
+    async def policy(self) -> tuple[PolicyDocument | None, int]:
+        """None, and `NO_VERSION`, where there is none."""
+        return await self._perhaps(POLICY, PolicyDocument, None)
+
+    async def policy_version(self) -> int:
+        """Also of one that cannot be understood."""
+        node = await self.coordinator.get(POLICY)
+        return NO_VERSION if node is None else node.version
+
+    async def save_policy(self, policy: PolicyDocument | None, version: int) -> None:
+        """Only if it still has this version; None takes it away."""
+        if policy is None:
+            await self.coordinator.commit([Delete(POLICY, version)])
+        else:
+            await self.coordinator.commit([put(POLICY, encode(policy), version)])
+
     async def history(self, newest: int = HISTORY_MAX) -> list[tuple[int, HistoryEntry]]:
         """The newest entries, oldest first."""
         found = []
@@ -596,6 +616,9 @@ class Cluster:
     async def wait_for_counter(self, seen: object | None) -> object:
         """For the counter of client ids to go or to come, not for each id that is drawn."""
         return await self.wait_for_change([IDS], seen)
+
+    async def wait_for_policy(self, seen: object | None) -> object:
+        return await self.wait_for_change([POLICY], seen)
 
     async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
         """For a replica that comes, goes or changes its role, for a storage that does or has another address, and for

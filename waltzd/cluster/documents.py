@@ -18,7 +18,7 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -26,6 +26,18 @@ from uuid import UUID
 from waltzd.errors import BadMetadata, WaltzError
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
+from waltzd.protocol.policy import (
+    PREFIX_LENGTH_MAX,
+    Amount,
+    Grant,
+    Pattern,
+    Prefix,
+    Quotas,
+    Ranges,
+    is_pattern,
+    is_prefix,
+    is_ranges,
+)
 
 SCHEMA = 1
 FORMAT = 1
@@ -68,6 +80,16 @@ _DEFAULTS: dict[Any, Rule] = {
     str: Rule("a text", lambda value: isinstance(value, str) and value != ""),
     bool: Rule("true or false", lambda value: isinstance(value, bool)),
     UUID: Rule("a UUID", lambda value: isinstance(value, str) and _UUID.fullmatch(value) is not None),
+    Pattern: Rule(
+        "a name of letters, digits, dots, dashes and underscores, the beginning of names with a * behind it, or *",
+        lambda value: isinstance(value, str) and is_pattern(value),
+    ),
+    Prefix: Rule(
+        f"the beginning of names of locks, up to their first dot, of at most {PREFIX_LENGTH_MAX} characters",
+        lambda value: isinstance(value, str) and is_prefix(value),
+    ),
+    Ranges: Rule("numbers of partitions, as in 0-3,7", lambda value: isinstance(value, str) and is_ranges(value)),
+    Amount: whole(1),
 }
 """For a field whose annotation has no rule of its own."""
 _IS_NAME = Rule(
@@ -157,6 +179,18 @@ class Counter(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClientMeta(Document):
+    """<root>/clients/<name>: an application, by the name in its certificates. Written rarely: not for each mount."""
+
+    name: Name
+    first_seen: int
+    """Seconds since 1970; within some minutes."""
+    last_seen: int
+    epoch: int = 0
+    """Of the newest instance that is to be the only one of this name that lives. 0: there never was one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preferences(Document):
     """<root>/preferred: which server an operator wants to own a partition, as far as an even distribution permits. It goes
     before what servers prefer by themselves."""
@@ -197,6 +231,22 @@ class HistoryEntry(Document):
     """What was planned."""
     outcome: str
     """"begun", "done", or what went wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyDocument(Document):
+    """<root>/policy: who may do what. Where it is missing, every application may do everything."""
+
+    grants: tuple[Grant, ...]
+
+    def mistake(self) -> tuple[str, str] | None:
+        for at, grant in enumerate(self.grants):
+            for name, found in (("names", grant.names), ("may", grant.may)):
+                if not found:
+                    return f"grants[{at}].{name}", "must not be empty: the grant would allow nothing"
+                if len(set(found)) != len(found):
+                    return f"grants[{at}].{name}", "has an entry twice"
+        return None
 
 
 class Membership(enum.StrEnum):
@@ -329,6 +379,24 @@ def _sorted(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
+
+def with_defaults(kind: type[Any], found: Any) -> Any:
+    """What a person wrote of a part of a document, with what may be left out: the fields that have a default. What is no
+    object stays as it is, for the reader to refuse."""
+    if not isinstance(found, Mapping):
+        return found
+    return {item.name: item.default for item in fields(kind) if item.default is not MISSING} | dict(found)
+
+
+def whole_grant(found: Any) -> Any:
+    whole = with_defaults(Grant, found)
+    if isinstance(whole, dict):
+        whole["quotas"] = with_defaults(Quotas, whole["quotas"])
+        if type(whole["partitions"]) is int:  # as YAML reads `partitions: 7`
+            whole["partitions"] = str(whole["partitions"])
+    return whole
+
+
 D = TypeVar("D", bound=Document)
 _Reader: TypeAlias = Callable[[Any, str], Any]
 """A JSON value, and the place where it stands in the document → what it means."""
@@ -402,7 +470,7 @@ def _reader(kind: Any) -> _Reader:
         return _mapping(_KEYS[inner[0]], _reader(inner[1]))
     if dataclasses.is_dataclass(kind):
         return _object(typing.cast(type[Any], kind))
-    if issubclass(kind, enum.Enum):
+    if kind not in _DEFAULTS and issubclass(kind, enum.Enum):
         values = [member.value for member in kind]
         return _leaf(kind, Rule(" or ".join(values), lambda value: value in values))
     return _leaf(kind, _DEFAULTS[kind])

@@ -373,7 +373,8 @@ class ServerConfig(DaemonConfig):
         unit="bytes",
     )
     mounts_max: int = setting(
-        "How many clients may have a partition mounted or read by id, counted over all partitions of this server. One that "
+        "How many clients may have a partition mounted or read by id, counted over all partitions of this server. One name "
+        "(of a certificate) may hold four for each one that is free, so others find some. A client that "
         "does not read what it asked for holds up to about 2 MiB.",
         default=1024,
         bounds=(1, 1_000_000),

@@ -88,6 +88,14 @@ def of_server(
     yield _gauge("waltz_server_coordinator_connected", "1 while ZooKeeper answers.", found.is_connected)
     yield _gauge("waltz_server_draining", "1 while it gives its partitions away.", found.is_draining)
     yield _gauge("waltz_server_leader", "1 on the server that decides who owns what.", found.is_leader)
+    about = "Processes of applications that are connected."
+    yield _gauge("waltz_server_client_instances", about, found.clients.instances)
+    for name, about, value in (
+        ("slowed_seconds", "How long applications waited because of their quotas.", found.clients.slowed_ms / 1000),
+        ("refused_mounts", "Mounts that were refused to a name because it had its quota or share.",
+         found.clients.refused_mounts),
+    ):  # fmt: skip
+        yield _family(CounterMetricFamily, f"waltz_server_{name}", about, (), [((), float(value))])
     yield _gauge("waltz_server_partitions", "Partitions that it owns, open or not.", len(found.partitions))
     yield _gauge("waltz_server_cluster_partitions", "Partitions of the whole cluster.", cluster_partitions)
     yield _histogram(

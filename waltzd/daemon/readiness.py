@@ -29,6 +29,11 @@ def of_server(found: ServerDescription, *, is_announced: bool) -> list[str]:
     return reasons
 
 
+def of_policy(why_closed: str | None) -> list[str]:
+    """None: a policy counts, or there is none."""
+    return [] if why_closed is None else [f"it lets only operators in: {why_closed}"]
+
+
 def of_certificate(seconds_left: float | None) -> list[str]:
     """None: the daemon has no certificate, and speaks plain text."""
     if seconds_left is None or seconds_left >= 0:

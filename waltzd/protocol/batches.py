@@ -46,6 +46,26 @@ class Registration:
 
     client: int
     token: bytes
+    epoch: int = 0
+    """Of an instance that is to be the only one of its name that lives: it rises with each. 0: any number may live."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """Who asks for a client id."""
+
+    instance: str = ""
+    """The process of the application, as people tell it from others of the same name."""
+    version: str = ""
+    """Of the library."""
+    is_exclusive: bool = False
+    """It shall be the only instance of its name that lives: older ones end."""
+    before: Registration | None = None
+    """What it has already: it goes on with that epoch, under another client id."""
+
+
+INTRODUCTION = Introduction()
+"""Of a tool that says nothing of itself."""
 
 
 # -- from the client ---------------------------------------------------------------------------------------------------
@@ -68,6 +88,12 @@ class MountRequest:
     feed: FeedMode
     credit: int
     """How many bytes of feed the server may send before it is given more credit."""
+    epoch: int = 0
+    """Of the registration: what this mount sends is taken while no newer instance has mounted the partition."""
+    instance: str = ""
+    version: str = ""
+    asks: bool = False
+    """What became of its transactions: with HEADS, up to the barrier, and of those of other clients only their ids."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -236,6 +262,8 @@ class Place:
     generation: int
     server: str | None
     address: str | None
+    is_hidden: bool = False
+    """The policy grants the caller nothing there, and it is not told where that is."""
 
 
 class ServerAddress(NamedTuple):

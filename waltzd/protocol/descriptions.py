@@ -256,6 +256,69 @@ class OwnedPartition:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClientInstance:
+    """One instance of an application at one server, while it has mounts there and for a while after."""
+
+    name: str
+    """In its certificate; without one `ANONYMOUS`."""
+    role: str
+    instance: str
+    """As it calls itself."""
+    peer: str
+    version: str
+    """Of its library."""
+    state: str
+    """live, hangs (its connection stands, and a heartbeat is overdue), gone"""
+    epoch: int
+    age_ms: int
+    """Since its first mount; of one that is gone, since its last one ended."""
+    quiet_ms: int
+    """Since something was heard of it."""
+    partitions: tuple[int, ...]
+    appended: int = 0
+    """Transactions that it wanted to append, refused ones, too."""
+    appended_bytes: int = 0
+    fed: int = 0
+    fed_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientUse:
+    """What all instances of a name use together, at one server."""
+
+    name: str
+    role: str
+    mounts: int
+    inflight_bytes: int
+    """Received, and not answered."""
+    slowed_ms: int
+    """How long what it sent, or was to be fed, waited because of its quota."""
+    slowed_ago_ms: int | None
+    """Since that was so the last time; None: never."""
+    refused_mounts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientList:
+    clients: tuple[ClientInstance, ...]
+    names: tuple[ClientUse, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTotals:
+    """Of all applications at one server since it started."""
+
+    instances: int = 0
+    """Connected at this moment."""
+    slowed_ms: int = 0
+    """How long names waited because of their quotas, all together."""
+    refused_mounts: int = 0
+    """Of names that had as many as their quota or share."""
+    slowed: tuple[str, ...] = ()
+    """Names that had to wait in the last seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerDescription:
     name: str
     cluster_key: UUID
@@ -271,3 +334,4 @@ class ServerDescription:
     partitions: tuple[OwnedPartition, ...]
     vitals: Vitals | None = None
     """None where there is no process, as in a simulation."""
+    clients: ClientTotals = field(default_factory=ClientTotals)

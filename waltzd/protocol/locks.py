@@ -80,16 +80,28 @@ def append_lock(name: str, id: int = 0) -> Lock:
     return Lock(name, id, Mode.APPEND)
 
 
+NAMESPACE_BITS = 16
+_ID_BITS = 64 - NAMESPACE_BITS
+
+
 @lru_cache(maxsize=1 << 16)
 def lock_hash(name: str, id: int) -> int:
-    """The first 8 bytes, big-endian, of BLAKE2b over the id (8 bytes, big-endian) and the UTF-8 of the name.
+    """The namespace in the highest 16 bits; in the 48 below it a BLAKE2b of 6 bytes, big-endian, over the id (8 bytes,
+    big-endian) and the UTF-8 of the whole name.
 
     Any client in any language must compute the same, or two of them do not see each other's locks."""
     try:
         raw = (index(id) & (1 << 64) - 1).to_bytes(8, "big") + name.encode()
     except (TypeError, AttributeError, UnicodeEncodeError) as error:
         raise BadArgument(f"a lock has a name of text and an integer, not {name!r} and {id!r}") from error
-    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big")
+    return namespace_of(name.partition(".")[0]) << _ID_BITS | int.from_bytes(blake2b(raw, digest_size=6).digest(), "big")
+
+
+@lru_cache(maxsize=1 << 12)
+def namespace_of(prefix: str) -> int:
+    """A BLAKE2b of 2 bytes, big-endian, over the UTF-8 of the part of a lock's name in front of its first dot: by it a
+    server tells whose lock it is, though it never learns the name."""
+    return int.from_bytes(blake2b(prefix.encode(), digest_size=2).digest(), "big")
 
 
 class Reason(enum.IntEnum):

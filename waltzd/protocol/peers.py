@@ -19,7 +19,7 @@ from waltzd.errors import BadFrame, WaltzError
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
-from waltzd.protocol.batches import ClientFrame, Registration, ServerFrame, Topology
+from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ReplicaStatus
 
 Content: TypeAlias = Run | tuple[Batch, ...]
@@ -220,6 +220,11 @@ class MountLink(Protocol):
         """What the client's certificate says that it is; empty without one."""
         ...
 
+    @property
+    def quiet_seconds(self) -> float | None:
+        """How long nothing was heard on its connection, heartbeats included; None where that is not known."""
+        ...
+
     async def receive(self) -> Sequence[ClientFrame] | None:
         """None when the client has no more to say."""
         ...
@@ -263,7 +268,7 @@ class ServerPort(Protocol):
         ...
 
     async def locate(self) -> Topology: ...
-    async def register(self) -> Registration:
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         """A client id that no other client ever has."""
         ...
 

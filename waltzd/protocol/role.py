@@ -106,6 +106,8 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.ServerAdmin/ExplainLock": _LOOKING,
     "/waltz.v1.ServerAdmin/Events": _LOOKING,
     "/waltz.v1.ServerAdmin/Audit": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ListClients": _LOOKING,
+    "/waltz.v1.ServerAdmin/DisconnectClient": _OPERATORS,
 }
 """Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage
 refuses a call of theirs that carries a session. Observers see no payload and no digest of one."""

@@ -16,6 +16,7 @@ from waltzd.daemon.readiness import Unready
 from waltzd.errors import ForeignCluster, WaltzError
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.protocol.locks import LockExplanation
+from waltzd.server.clients.registry import Registry
 from waltzd.server.registration import Registration
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import key_of, to_message
@@ -34,8 +35,10 @@ class ServerAdminService(ServerAdminServicer):
         describe: Callable[[], ServerDescription],
         registration: Registration,
         explain: Explain,
+        clients: Registry,
         audit: AuditLog,
     ) -> None:
+        self._clients = clients
         self._audit = audit
         self._describe = describe
         self._registration = registration
@@ -65,6 +68,17 @@ class ServerAdminService(ServerAdminServicer):
         except WaltzError as error:
             await abort(context, error)
 
+    async def ListClients(self, request: wire.ListClientsRequest, context: Context) -> wire.ClientList:
+        return to_message(wire.ClientList, self._clients.describe())
+
+    async def DisconnectClient(self, request: wire.DisconnectRequest, context: Context) -> wire.DisconnectReply:
+        try:
+            self._check_key(request.cluster_key)
+        except WaltzError as error:
+            await abort(context, error)
+        instance = request.instance if request.HasField("instance") else None
+        return wire.DisconnectReply(mounts=self._clients.disconnect(request.name, instance))
+
     def _check_key(self, raw: bytes) -> None:
         key, ours = key_of(raw), self._describe().cluster_key
         if key != ours:
@@ -76,9 +90,10 @@ def add_admin_service(
     describe: Callable[[], ServerDescription],
     registration: Registration,
     explain: Explain,
+    clients: Registry,
     unready: Unready,
     audit: AuditLog,
 ) -> None:
-    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, audit), server)
+    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, clients, audit), server)
     add_health(server, {SERVICE: False}, unready)
     add_reflection(server, [SERVICE])

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import uvloop
 
+from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
@@ -38,16 +39,20 @@ from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import SECRET_BYTES, ReplicaPort
 from waltzd.protocol.role import Role
 from waltzd.server.admin_service import add_admin_service
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
+from waltzd.server.clients.registry import Registry
 from waltzd.server.clients.service import add_log_service
 from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
 from waltzd.server.lookout import Lookout, dial
 from waltzd.server.ownership import PartitionOwner
+from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
+from waltzd.server.roster import Roster
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
@@ -110,13 +115,13 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams)
         ends.push_async_callback(daemon.close)
         if streams is not None:
-            streams.serve(ServerCalls(daemon.owner), on_fatal=end_at_once)
+            streams.serve(daemon.calls, on_fatal=end_at_once)
         await clients.start(
-            lambda server: add_log_service(server, ServerCalls(daemon.owner), daemon.unready, audit), on_fatal=end_at_once
+            lambda server: add_log_service(server, daemon.calls, daemon.unready, audit), on_fatal=end_at_once
         )
         await operators.start(
             lambda server: add_admin_service(
-                server, daemon.describe, daemon.registration, daemon.explain, daemon.unready, audit
+                server, daemon.describe, daemon.registration, daemon.explain, daemon.clients, daemon.unready, audit
             ),
             on_fatal=end_at_once,
         )
@@ -201,6 +206,7 @@ class _Daemon:
         self.expiry = Expiry(tls)
         self._meta = meta
         self._cluster = cluster
+        self._names = ClientNames(cluster.coordinator)
         self._started = asyncio.get_running_loop().time()
         self._server = ServerMeta(
             name=config.name,
@@ -237,6 +243,8 @@ class _Daemon:
             inflight_bytes_max=config.inflight_bytes_max,
             segment_bytes_max=config.segment_bytes_max,
         )
+        self.access = Access()
+        self._policy = PolicyFollower(cluster, self.access)
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self._lookout = Lookout(
             cluster,
@@ -252,7 +260,11 @@ class _Daemon:
             self.registration,
             make_owned_log=self._make_owned_log,
             is_gone=self._lookout.is_gone,
+            names=self._names,
         )
+        self.clients = Registry()
+        self.calls = ServerCalls(self.owner, self.access, self.clients)
+        self._roster = Roster(self._names, self.clients, is_leader=lambda: self.election.is_leader)
 
     async def live(self, supervisor: Supervisor) -> None:
         """Until told to stop, or not to go on."""
@@ -262,6 +274,7 @@ class _Daemon:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, supervisor.reload, self._tls)
         await self.owner.read()
+        await self._policy.read()
         await self.registration.announce()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -271,6 +284,8 @@ class _Daemon:
                     tasks.create_task(self._lookout.run(), name="lookout"),
                     tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
+                    tasks.create_task(self._roster.run(), name="names of applications"),
+                    tasks.create_task(self._policy.reconciler.run(), name="policy"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
                 ]
@@ -326,12 +341,13 @@ class _Daemon:
             is_draining=self.registration.server.is_draining,
             is_leader=self.election.is_leader,
             partitions=self.owner.describe(),
+            clients=self.clients.totals(),
         )
 
     async def unready(self) -> list[str]:
         shut = [reason for door in self._doors for reason in await door.knock()]
         ours = readiness.of_server(self.describe(), is_announced=self.registration.is_announced)
-        return ours + shut + self.expiry.reasons()
+        return ours + shut + self.expiry.reasons() + readiness.of_policy(self.access.why_closed)
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 

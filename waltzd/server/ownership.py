@@ -14,6 +14,7 @@ from functools import partial
 from typing import NoReturn
 
 from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady, WaltzError
@@ -59,9 +60,10 @@ class PartitionOwner:
         make_owned_log: Callable[[int, int, Callable[[], bool]], OwnedLog[Pipeline]],
         is_gone: Callable[[ServerMeta], bool] = lambda server: False,
         close_seconds: float = CLOSE_SECONDS,
+        names: ClientNames | None = None,
     ) -> None:
         """`make_owned_log` is given a partition, our generation of it, and whether the owner before us is alive. `is_gone`:
-        whether nothing listens where a server did that is still in the list."""
+        whether nothing listens where a server did that is still in the list. `names`: of applications."""
         self._is_gone = is_gone
         self.meta = meta
         self.name = registration.server.name
@@ -71,6 +73,7 @@ class PartitionOwner:
         self.ids_reconciler = Reconciler("client ids", wait=cluster.wait_for_counter, act=self._look_at_counter)
         """For who runs it: a server makes the counter anew at once, since one that starts could not know what was in it."""
         self._cluster = cluster
+        self._names = names or ClientNames(cluster.coordinator)
         self._registration = registration
         self._make_owned_log = make_owned_log
         self._close_seconds = close_seconds
@@ -162,6 +165,12 @@ class PartitionOwner:
                 next_step="try again; clients that have an id go on meanwhile",
             )
         return await self._cluster.new_client_id()
+
+    async def raise_epoch(self, name: str) -> int:
+        return await self._names.raise_epoch(name)
+
+    async def newest_epoch(self, name: str) -> int:
+        return await self._names.newest_epoch(name)
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
         """Of a partition that this server owns, under this generation if one is given."""

@@ -7,9 +7,10 @@ test passes over it."""
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,13 +19,24 @@ from uuid import UUID, uuid4
 from waltzd.client.client import Client
 from waltzd.client.view import checked_time
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
+from waltzd.cluster.documents import (
+    SCHEMA,
+    ClusterMeta,
+    Membership,
+    PolicyDocument,
+    ReplicaSets,
+    StorageMeta,
+    decode,
+    whole_grant,
+)
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
 from waltzd.protocol.peers import SECRET_BYTES
+from waltzd.protocol.policy import Policy
+from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseconds
 from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
@@ -88,6 +100,7 @@ class LocalCluster:
         self.luck = Luck()
         self._time: int | None = None
         """What the clocks of all servers show; None: that of this machine."""
+        self._policy: Policy | None = None
         self.tree = MemoryTree()
         self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
         self._storages: dict[str, StorageDoor] = {}
@@ -240,9 +253,35 @@ class LocalCluster:
                 return server.door
         raise CannotConnect(f"no server listens at {address}")
 
-    def client(self, **settings: Any) -> Client:
-        """A `waltzd.Client` of this cluster, with its keyword arguments; use it with `async with`."""
-        return Client(self.servers, connect=self.connect, **settings)
+    def client(self, *, name: str | None = None, **settings: Any) -> Client:
+        """A `waltzd.Client` of this cluster, with its keyword arguments; use it with `async with`. `name`: the one that its
+        certificate would have, where a policy counts; without it the client is `anonymous`."""
+        identity = Identity(self.meta.key, Role.CLIENT, name).uri if name is not None else ""
+
+        def connect(address: str, key: UUID | None) -> ServerPort:
+            return ServerPort(lambda: self._door(address), key, identity)
+
+        return Client(self.servers, connect=connect, **settings)
+
+    def set_policy(self, grants: Sequence[Mapping[str, Any]] | None) -> None:
+        """From now on clients may do what these grants allow, and nothing else; None: everything. Mounts that lose a right
+        end, and their clients get `NotGranted`.
+
+        Raises:
+            BadArgument: A grant is not one.
+
+        Example:
+            ```python
+            cluster.set_policy([{"names": ["billing-*"], "may": ["append"], "partitions": "0"}])
+            ```
+        """
+        if grants is None:
+            self._policy = None
+        else:
+            text = json.dumps({"schema": SCHEMA, "grants": [whole_grant(grant) for grant in grants]}, default=str)
+            self._policy = Policy(decode(PolicyDocument, text.encode(), "the policy", BadArgument).grants)
+        for server in self._living():
+            server.access.adopt(self._policy)
 
     async def log(self, partition: int = 0) -> list[Record]:
         """Every committed transaction of a partition, as records."""
@@ -421,6 +460,7 @@ class _Server(LocalServer):
             on_fatal=local._on_fatal,
             pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
         )
+        self.access.adopt(local._policy)
         self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)
 
     async def stop(self) -> None:

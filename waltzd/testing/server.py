@@ -8,13 +8,16 @@ from importlib.metadata import version
 from typing import Any
 from uuid import UUID
 
+from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.peers import ReplicaPort
+from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
+from waltzd.server.clients.registry import Registry
 from waltzd.server.election import Election
 from waltzd.server.lookout import Dial, Lookout
 from waltzd.server.ownership import PartitionOwner
@@ -78,8 +81,11 @@ class LocalServer:
             self._registration,
             make_owned_log=self._make_owned_log,
             is_gone=(lambda server: False) if self._lookout is None else self._lookout.is_gone,
+            names=ClientNames(coordinator, clock=lambda: 0.0),
         )
-        self.calls = ServerCalls(self.owner)
+        self.access = Access.free()
+        self.clients = Registry()
+        self.calls = ServerCalls(self.owner, self.access, self.clients)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None
 

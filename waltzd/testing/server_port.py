@@ -18,11 +18,13 @@ import numpy as np
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import (
+    INTRODUCTION,
     AppendBatch,
     ClientFrame,
     Committals,
     Feed,
     HeadFeed,
+    Introduction,
     MountRequest,
     Refusals,
     Registration,
@@ -111,16 +113,18 @@ class ServerPort:
     """What `waltzd.wire.servers.ServerClient` is over gRPC. The door is looked up at each call: the server may have
     restarted."""
 
-    def __init__(self, find: Callable[[], ServerDoor], key: UUID | None) -> None:
+    def __init__(self, find: Callable[[], ServerDoor], key: UUID | None, identity: str = "") -> None:
+        """`identity`: what a certificate would say of the caller."""
         self._find = find
         self._key = key
+        self._identity = identity
 
     def _known_key(self) -> UUID:
-        return self._key or self._find().calls.locate().cluster_key
+        return self._key or self._find().calls.locate(self._identity).cluster_key
 
     async def locate(self) -> Topology:
         await asyncio.sleep(0)
-        topology = self._find().calls.locate()
+        topology = self._find().calls.locate(self._identity)
         if self._key is not None and self._key != topology.cluster_key:
             raise ForeignCluster(f"this server belongs to the cluster {topology.cluster_key}, not to {self._key}")
         return topology
@@ -128,24 +132,26 @@ class ServerPort:
     def expect(self, name: str | None, streams: str = "") -> None:
         """There are no certificates here."""
 
-    async def register(self) -> Registration:
-        return await self._find().calls.register(self._known_key())
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
+        return await self._find().calls.register(self._known_key(), self._identity, introduction)
 
     def mount(self) -> DirectMount:
-        return DirectMount(self._find)
+        return DirectMount(self._find, self._identity)
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         await asyncio.sleep(0)
-        return await self._find().calls.high_water_mark(self._known_key(), partition, confirmed=confirmed)
+        calls, key = self._find().calls, self._known_key()
+        return await calls.high_water_mark(key, partition, confirmed=confirmed, identity=self._identity)
 
     async def find_time(self, partition: int, time: int) -> int:
-        return await self._find().calls.find_time(self._known_key(), partition, time)
+        return await self._find().calls.find_time(self._known_key(), partition, time, identity=self._identity)
 
     async def fetch(
         self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
     ) -> AsyncGenerator[Run, None]:
-        calls = self._find().calls
-        async with aclosing(calls.fetch(self._known_key(), partition, first_id, last_id, with_locks=with_locks)) as runs:
+        calls, key, who = self._find().calls, self._known_key(), self._identity
+        found = calls.fetch(key, partition, first_id, last_id, with_locks=with_locks, identity=who)
+        async with aclosing(found) as runs:
             async for run in runs:
                 yield run
 
@@ -156,9 +162,9 @@ class ServerPort:
 class DirectMount:
     """One mount, as the client holds it. `link` is the server's end."""
 
-    def __init__(self, find: Callable[[], ServerDoor]) -> None:
+    def __init__(self, find: Callable[[], ServerDoor], identity: str = "") -> None:
         self.partition = -1
-        self.link = _MountLink()
+        self.link = _MountLink(identity)
         self._find = find
         self._door: ServerDoor | None = None
         self._held: deque[ServerFrame] = deque()
@@ -190,7 +196,7 @@ class DirectMount:
             case [MountRequest(partition=partition)]:
                 self.partition = partition
         door = self._find()
-        door.calls.locate()  # raises when no server is there
+        door.calls.locate(self.link.identity)  # raises when no server is there
         self._door = door
         door.serve(self)
 
@@ -266,9 +272,10 @@ class DirectMount:
 class _MountLink:
     """The server's end of a mount, and what is between the two ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: str) -> None:
         self.peer = "a client in this process"
-        self.identity = ""
+        self.identity = identity
+        self.quiet_seconds = None
         self.bell = Bell()
         self.is_over = False
         self._up: deque[Sequence[ClientFrame]] = deque()

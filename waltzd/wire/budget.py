@@ -63,8 +63,7 @@ class Budget:
         self._add(-size)
         self.admit()
         if self._within is not None:
-            for part in list(self._within._parts):
-                part.admit()
+            self._within.admit_parts()
 
     def admit(self) -> None:
         """Let in the waiting takers that fit now, in the order in which they came."""
@@ -78,6 +77,11 @@ class Budget:
             self._queue.popleft()
         if self._within is not None:
             self._within._parts.pop(self, None)
+
+    def admit_parts(self) -> None:
+        """Where it may be more than before."""
+        for part in list(self._parts):
+            part.admit()
 
     def close(self, error: Exception) -> None:
         """None of those that wait is admitted any more."""

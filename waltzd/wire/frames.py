@@ -258,6 +258,11 @@ class Connection(asyncio.BufferedProtocol):
         return f"{found[0]}:{found[1]}" if found else "the other side"
 
     @property
+    def quiet_seconds(self) -> float:
+        """Since anything was heard of the other side; none while we do not listen."""
+        return 0.0 if self._is_paused else asyncio.get_running_loop().time() - self._heard
+
+    @property
     def identity(self) -> Identity | None:
         """Who the other side is, by its certificate; None without one."""
         assert self._transport is not None

@@ -21,8 +21,8 @@ from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, 
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
-from waltzd.protocol.batches import ClientFrame, Refused, Registration, ServerFrame, Topology
-from waltzd.protocol.descriptions import Events, ServerDescription
+from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
+from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import MountPort
 from waltzd.protocol.role import Role
@@ -32,6 +32,7 @@ from waltzd.wire.codec import (
     client_message,
     packed_client_frames,
     server_frames,
+    to_message,
     to_value,
     unpacked_error,
     unpacked_server_frames,
@@ -79,9 +80,10 @@ class ServerClient(Caller):
             )
         return topology
 
-    async def register(self) -> Registration:
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         """A client id that no other client ever has. It is good with the certificate that we have now."""
-        request = wire.RegisterRequest(cluster_key=await self._known_key())
+        request = to_message(wire.RegisterRequest, introduction)
+        request.cluster_key = await self._known_key()
         return to_value(Registration, await self._call(self._stub.Register, request))
 
     def mount(self) -> MountPort:
@@ -416,6 +418,15 @@ class ServerAdminClient(Caller):
     async def audit(self) -> AuditLines:
         """Who asked it for what lately, and was refused what."""
         return to_value(AuditLines, await self._call(self._stub.Audit, wire.AuditRequest()))
+
+    async def clients(self) -> ClientList:
+        """Which applications are connected to it, or were lately."""
+        return to_value(ClientList, await self._call(self._stub.ListClients, wire.ListClientsRequest()))
+
+    async def disconnect(self, name: str, instance: str | None = None) -> int:
+        """End the mounts of a name, or of one of its instances; how many there were."""
+        request = wire.DisconnectRequest(cluster_key=self._key.bytes, name=name, instance=instance)
+        return int((await self._call(self._stub.DisconnectClient, request)).mounts)
 
     async def explain_lock(self, partition: int, lock: int) -> LockExplanation:
         """What its table says of a lock, by its 64 bits; only the owner of the partition knows."""

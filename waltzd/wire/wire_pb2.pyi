@@ -1248,20 +1248,24 @@ class Place(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     server: _builtins.str
     """Absent: it has no owner at the moment."""
     address: _builtins.str
+    hidden: _builtins.bool
+    """The policy grants the caller nothing there, and does not say where it is."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         server: _builtins.str | None = ...,
         address: _builtins.str | None = ...,
+        hidden: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "generation", b"generation", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_address", b"_address", "_server", b"_server", "address", b"address", "generation", b"generation", "hidden", b"hidden", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__address: _TypeAlias = _typing.Literal["address"]  # noqa: Y015
     _WhichOneofArgType__address: _TypeAlias = _typing.Literal["_address", b"_address"]  # noqa: Y015
@@ -1305,15 +1309,33 @@ class RegisterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
+    instance: _builtins.str
+    """The process of the application, for people."""
+    version: _builtins.str
+    """Of the library."""
+    exclusive: _builtins.bool
+    """It shall be the only instance of its name that lives."""
+    @_builtins.property
+    def before(self) -> Global___Registration:
+        """What it has already: another client id for the same epoch."""
+
     def __init__(
         self,
         *,
         cluster_key: _builtins.bytes = ...,
+        instance: _builtins.str = ...,
+        version: _builtins.str = ...,
+        exclusive: _builtins.bool = ...,
+        before: Global___Registration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["before", b"before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "cluster_key", b"cluster_key", "exclusive", b"exclusive", "instance", b"instance", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1325,18 +1347,22 @@ class Registration(_message.Message):
 
     CLIENT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     client: _builtins.int
     token: _builtins.bytes
     """Proves that the id was given to this caller, together with its certificate where it has one."""
+    epoch: _builtins.int
+    """Of the instance, where only one of its name may live: it rises with each. 0: any number may."""
     def __init__(
         self,
         *,
         client: _builtins.int = ...,
         token: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "epoch", b"epoch", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1500,6 +1526,10 @@ class MountRequest(_message.Message):
     FEED_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     generation: _builtins.int
@@ -1512,6 +1542,12 @@ class MountRequest(_message.Message):
     credit: _builtins.int
     token: _builtins.bytes
     """As `Register` gave it with the client id."""
+    asks: _builtins.bool
+    """What became of its transactions: heads up to the barrier; those of other clients have nothing but their ids."""
+    epoch: _builtins.int
+    """As `Register` gave it. Where a newer instance has mounted the partition, nothing of an older one is taken."""
+    instance: _builtins.str
+    version: _builtins.str
     def __init__(
         self,
         *,
@@ -1524,10 +1560,14 @@ class MountRequest(_message.Message):
         feed: Global___FeedMode.ValueType = ...,
         credit: _builtins.int = ...,
         token: _builtins.bytes = ...,
+        asks: _builtins.bool = ...,
+        epoch: _builtins.int = ...,
+        instance: _builtins.str = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "feed", b"feed", "generation", b"generation", "mark", b"mark", "number", b"number", "partition", b"partition", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "epoch", b"epoch", "feed", b"feed", "generation", b"generation", "instance", b"instance", "mark", b"mark", "number", b"number", "partition", b"partition", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1771,6 +1811,235 @@ class Refusals(_message.Message):
 Global___Refusals: _TypeAlias = Refusals  # noqa: Y015
 
 @_typing.final
+class ClientTotals(_message.Message):
+    """Of all applications since the server started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    SLOWED_MS_FIELD_NUMBER: _builtins.int
+    REFUSED_MOUNTS_FIELD_NUMBER: _builtins.int
+    SLOWED_FIELD_NUMBER: _builtins.int
+    instances: _builtins.int
+    """Connected at this moment."""
+    slowed_ms: _builtins.int
+    """How long names waited because of their quotas, all together."""
+    refused_mounts: _builtins.int
+    @_builtins.property
+    def slowed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names that had to wait in the last seconds."""
+
+    def __init__(
+        self,
+        *,
+        instances: _builtins.int = ...,
+        slowed_ms: _builtins.int = ...,
+        refused_mounts: _builtins.int = ...,
+        slowed: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "refused_mounts", b"refused_mounts", "slowed", b"slowed", "slowed_ms", b"slowed_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientTotals: _TypeAlias = ClientTotals  # noqa: Y015
+
+@_typing.final
+class ListClientsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClientsRequest: _TypeAlias = ListClientsRequest  # noqa: Y015
+
+@_typing.final
+class ClientList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientInstance]: ...
+    @_builtins.property
+    def names(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientUse]: ...
+    def __init__(
+        self,
+        *,
+        clients: _abc.Iterable[Global___ClientInstance] | None = ...,
+        names: _abc.Iterable[Global___ClientUse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientList: _TypeAlias = ClientList  # noqa: Y015
+
+@_typing.final
+class ClientInstance(_message.Message):
+    """One instance of an application at one server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    QUIET_MS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    APPENDED_FIELD_NUMBER: _builtins.int
+    APPENDED_BYTES_FIELD_NUMBER: _builtins.int
+    FED_FIELD_NUMBER: _builtins.int
+    FED_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """In the certificate; without one, anonymous."""
+    role: _builtins.str
+    instance: _builtins.str
+    peer: _builtins.str
+    version: _builtins.str
+    state: _builtins.str
+    """live, hangs, gone"""
+    epoch: _builtins.int
+    age_ms: _builtins.int
+    """Since its first mount that stands, or its last one ended; since something was heard of it."""
+    quiet_ms: _builtins.int
+    appended: _builtins.int
+    appended_bytes: _builtins.int
+    fed: _builtins.int
+    fed_bytes: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        version: _builtins.str = ...,
+        state: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        quiet_ms: _builtins.int = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        appended: _builtins.int = ...,
+        appended_bytes: _builtins.int = ...,
+        fed: _builtins.int = ...,
+        fed_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "appended", b"appended", "appended_bytes", b"appended_bytes", "epoch", b"epoch", "fed", b"fed", "fed_bytes", b"fed_bytes", "instance", b"instance", "name", b"name", "partitions", b"partitions", "peer", b"peer", "quiet_ms", b"quiet_ms", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientInstance: _TypeAlias = ClientInstance  # noqa: Y015
+
+@_typing.final
+class ClientUse(_message.Message):
+    """What all instances of a name use together, at one server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    MOUNTS_FIELD_NUMBER: _builtins.int
+    INFLIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    SLOWED_MS_FIELD_NUMBER: _builtins.int
+    SLOWED_AGO_MS_FIELD_NUMBER: _builtins.int
+    REFUSED_MOUNTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    role: _builtins.str
+    mounts: _builtins.int
+    inflight_bytes: _builtins.int
+    slowed_ms: _builtins.int
+    """How long it was slowed, in all; since it was the last time."""
+    slowed_ago_ms: _builtins.int
+    refused_mounts: _builtins.int
+    """Mounts that were not let in."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        mounts: _builtins.int = ...,
+        inflight_bytes: _builtins.int = ...,
+        slowed_ms: _builtins.int = ...,
+        slowed_ago_ms: _builtins.int | None = ...,
+        refused_mounts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slowed_ago_ms", b"_slowed_ago_ms", "slowed_ago_ms", b"slowed_ago_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slowed_ago_ms", b"_slowed_ago_ms", "inflight_bytes", b"inflight_bytes", "mounts", b"mounts", "name", b"name", "refused_mounts", b"refused_mounts", "role", b"role", "slowed_ago_ms", b"slowed_ago_ms", "slowed_ms", b"slowed_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__slowed_ago_ms: _TypeAlias = _typing.Literal["slowed_ago_ms"]  # noqa: Y015
+    _WhichOneofArgType__slowed_ago_ms: _TypeAlias = _typing.Literal["_slowed_ago_ms", b"_slowed_ago_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slowed_ago_ms) -> _WhichOneofReturnType__slowed_ago_ms | None: ...
+
+Global___ClientUse: _TypeAlias = ClientUse  # noqa: Y015
+
+@_typing.final
+class DisconnectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    name: _builtins.str
+    instance: _builtins.str
+    """Absent: all of them."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        name: _builtins.str = ...,
+        instance: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instance", b"_instance", "instance", b"instance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance", b"_instance", "cluster_key", b"cluster_key", "instance", b"instance", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__instance: _TypeAlias = _typing.Literal["instance"]  # noqa: Y015
+    _WhichOneofArgType__instance: _TypeAlias = _typing.Literal["_instance", b"_instance"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__instance) -> _WhichOneofReturnType__instance | None: ...
+
+Global___DisconnectRequest: _TypeAlias = DisconnectRequest  # noqa: Y015
+
+@_typing.final
+class DisconnectReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOUNTS_FIELD_NUMBER: _builtins.int
+    mounts: _builtins.int
+    """Mounts that were ended."""
+    def __init__(
+        self,
+        *,
+        mounts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mounts", b"mounts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DisconnectReply: _TypeAlias = DisconnectReply  # noqa: Y015
+
+@_typing.final
 class DescribeServerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1799,6 +2068,7 @@ class ServerDescription(_message.Message):
     IS_LEADER_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     VITALS_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -1812,6 +2082,8 @@ class ServerDescription(_message.Message):
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedPartition]: ...
     @_builtins.property
     def vitals(self) -> Global___Vitals: ...
+    @_builtins.property
+    def clients(self) -> Global___ClientTotals: ...
     def __init__(
         self,
         *,
@@ -1825,10 +2097,11 @@ class ServerDescription(_message.Message):
         is_leader: _builtins.bool = ...,
         partitions: _abc.Iterable[Global___OwnedPartition] | None = ...,
         vitals: Global___Vitals | None = ...,
+        clients: Global___ClientTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["vitals", b"vitals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

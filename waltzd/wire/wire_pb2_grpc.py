@@ -1216,6 +1216,16 @@ class ServerAdminStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
                 _registered_method=True)
+        self.ListClients = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/ListClients',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.ListClientsRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ClientList.FromString,
+                _registered_method=True)
+        self.DisconnectClient = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/DisconnectClient',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.DisconnectRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.DisconnectReply.FromString,
+                _registered_method=True)
 
 
 class ServerAdminServicer:
@@ -1257,6 +1267,20 @@ class ServerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListClients(self, request, context):
+        """Which applications are connected to it, or were lately.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DisconnectClient(self, request, context):
+        """End the mounts of a name, or of one of its instances.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1284,6 +1308,16 @@ def add_ServerAdminServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.SerializeToString,
+            ),
+            'ListClients': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClients,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.ListClientsRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ClientList.SerializeToString,
+            ),
+            'DisconnectClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.DisconnectClient,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.DisconnectRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.DisconnectReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1423,6 +1457,60 @@ class ServerAdmin:
             '/waltz.v1.ServerAdmin/Audit',
             waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/ListClients',
+            waltzd_dot_wire_dot_wire__pb2.ListClientsRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ClientList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DisconnectClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/DisconnectClient',
+            waltzd_dot_wire_dot_wire__pb2.DisconnectRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.DisconnectReply.FromString,
             options,
             channel_credentials,
             insecure,

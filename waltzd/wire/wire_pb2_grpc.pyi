@@ -379,6 +379,10 @@ class ServerAdminStub:
     """What it logged last."""
     Audit: _grpc.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]
     """Who asked it for what lately, and was refused what."""
+    ListClients: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ListClientsRequest, _wire_pb2.ClientList]
+    """Which applications are connected to it, or were lately."""
+    DisconnectClient: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DisconnectRequest, _wire_pb2.DisconnectReply]
+    """End the mounts of a name, or of one of its instances."""
 
 @_typing.type_check_only
 class ServerAdminAsyncStub(ServerAdminStub):
@@ -394,6 +398,10 @@ class ServerAdminAsyncStub(ServerAdminStub):
     """What it logged last."""
     Audit: _aio.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]  # type: ignore[assignment]
     """Who asked it for what lately, and was refused what."""
+    ListClients: _aio.UnaryUnaryMultiCallable[_wire_pb2.ListClientsRequest, _wire_pb2.ClientList]  # type: ignore[assignment]
+    """Which applications are connected to it, or were lately."""
+    DisconnectClient: _aio.UnaryUnaryMultiCallable[_wire_pb2.DisconnectRequest, _wire_pb2.DisconnectReply]  # type: ignore[assignment]
+    """End the mounts of a name, or of one of its instances."""
 
 class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
     """-- a server, seen by an operator ------------------------------------------------------------------------------------"""
@@ -436,5 +444,21 @@ class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.AuditReply, _abc.Awaitable[_wire_pb2.AuditReply]]:
         """Who asked it for what lately, and was refused what."""
+
+    @_abc_1.abstractmethod
+    def ListClients(
+        self,
+        request: _wire_pb2.ListClientsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ClientList, _abc.Awaitable[_wire_pb2.ClientList]]:
+        """Which applications are connected to it, or were lately."""
+
+    @_abc_1.abstractmethod
+    def DisconnectClient(
+        self,
+        request: _wire_pb2.DisconnectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.DisconnectReply, _abc.Awaitable[_wire_pb2.DisconnectReply]]:
+        """End the mounts of a name, or of one of its instances."""
 
 def add_ServerAdminServicer_to_server(servicer: ServerAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,8 @@ A client id belongs to the client that registered it. What became of a transacti
 a client that mounted under another's id could make that one believe what is not so. An id is given out with a token, a
 keyed hash of the id and of the identity in the certificate. Every server has the key, so any owner can check a mount, after
 any restart, and nothing is kept for each client.
+
+What a caller may do is a question to `access`, at every door: where it is missing, the call is open to the world.
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ import asyncio
 import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
-from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, WaltzError
+from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, Superseded, WaltzError
 from waltzd.format.record import Run
-from waltzd.protocol.batches import MountRequest, Registration, Topology
+from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.peers import MountLink
-from waltzd.server.clients.mounts import Mount, refuse
+from waltzd.protocol.policy import Rights
+from waltzd.protocol.role import Role
+from waltzd.server.clients.access import Access, check_append, check_read, check_see, check_subscribe, denied_all
+from waltzd.server.clients.mounts import Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.clients.registry import Registry, Who, who_is
 
 REQUEST_SECONDS = 10.0
 """How long a client may take to say what it wants to mount."""
@@ -37,6 +44,14 @@ class Owner(Protocol):
         """A client id that no other living client has."""
         ...
 
+    async def raise_epoch(self, name: str) -> int:
+        """For an instance that is to be the only one of its name that lives: above every other one."""
+        ...
+
+    async def newest_epoch(self, name: str) -> int:
+        """Of a name: the highest that was given out before this was asked; 0 for none."""
+        ...
+
     @property
     def client_secret(self) -> bytes:
         """The same on all servers of the cluster, and secret."""
@@ -48,51 +63,114 @@ class Owner(Protocol):
 
 
 class ServerCalls:
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, access: Access, registry: Registry) -> None:
         self._owner = owner
+        self._access = access
+        self._registry = registry
 
     def _check_key(self, key: UUID) -> None:
         ours = self._owner.topology().cluster_key
         if key != ours:
             raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
 
-    def locate(self) -> Topology:
-        return self._owner.topology()
+    def locate(self, identity: str = "") -> Topology:
+        """`identity`, here and below: what the caller's certificate says; empty without one."""
+        topology, rights = self._owner.topology(), self._access.rights(identity)
+        if rights.sees_everything:
+            return topology
+        hidden = (
+            place if rights.may_see(partition) else replace(place, server=None, address=None, is_hidden=True)
+            for partition, place in enumerate(topology.places)
+        )
+        return replace(topology, places=tuple(hidden))
 
-    async def register(self, key: UUID, identity: str = "") -> Registration:
-        """`identity`: what the caller's certificate says; empty without one."""
+    async def register(self, key: UUID, identity: str = "", introduction: Introduction = INTRODUCTION) -> Registration:
         self._check_key(key)
-        client = await self._owner.register()
-        return Registration(client, token_of(self._owner.client_secret, client, identity))
+        rights = self._access.rights(identity)
+        if rights.is_nothing:
+            raise denied_all(identity)
+        client, epoch = await self._owner.register(), 0
+        if introduction.is_exclusive or rights.one_instance:
+            epoch = await self._epoch(who_is(identity), identity, introduction)
+        return Registration(client, token_of(self._owner.client_secret, client, identity, epoch), epoch)
 
-    def _check_client(self, request: MountRequest, identity: str) -> None:
-        if not hmac.compare_digest(request.token, token_of(self._owner.client_secret, request.client, identity)):
+    async def _epoch(self, who: Who, identity: str, introduction: Introduction) -> int:
+        """A new one, unless the caller has one and needs another client id only."""
+        if who.role is not Role.CLIENT:
+            raise NotPermitted(f"{who.name} has the role {who.role}; only applications have a newest instance")
+        before = introduction.before
+        if before is None or before.epoch == 0:
+            return await self._owner.raise_epoch(who.name)
+        self._check_token(before.client, before.token, identity, before.epoch)
+        newest = await self._owner.newest_epoch(who.name)
+        if newest > before.epoch:
+            raise Superseded(f"a newer instance of {who.name} was registered, with epoch {newest}", epoch=newest)
+        return before.epoch
+
+    def _check_token(self, client: int, token: bytes, identity: str, epoch: int) -> None:
+        if not hmac.compare_digest(token, token_of(self._owner.client_secret, client, identity, epoch)):
             raise NotPermitted(
-                f"the client id {request.client} was not given to {identity or 'this caller'}",
+                f"the client id {client} was not given to {identity or 'this caller'}",
                 not_done="nothing was mounted",
                 next_step="register for a client id, with the certificate that mounts it, and mount with its token",
             )
 
-    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False) -> int:
-        """`confirmed`: not below any id that was acknowledged to anybody before this call."""
+    async def _displace_older(self, pipeline: Pipeline, request: MountRequest, identity: str) -> None:
+        """Where only the newest instance of a name may live: this one is, and from now on nothing is taken of the older.
+
+        The order is the proof. The coordinator is asked when the log here is open, so whatever an owner before this one
+        let in is known. And a majority of the storages says, after that is written down here, that nobody has replaced this
+        owner: whoever does opens later, and asks the coordinator later. So from now on no owner takes anything of an older
+        instance. What one took before has an id up to the barrier of this mount, or never gets one."""
+        name, one_instance = who_is(identity).name, self._access.rights(identity).one_instance
+        if request.epoch == 0:
+            if one_instance:
+                raise Superseded(
+                    f"only the newest instance of {name} may live, by its grant; this one was registered before that",
+                    next_step="start this instance again",
+                )
+            return
+        if not pipeline.knows_epoch(name):
+            pipeline.displace_older(name, await self._owner.newest_epoch(name), all_of_them=one_instance)
+        pipeline.check_epoch(name, request.epoch)
+        pipeline.displace_older(name, request.epoch, all_of_them=one_instance)
+        await pipeline.confirm()
+
+    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False, identity: str = "") -> int:
+        """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
+        partition may ask: it is where appends without a view stand."""
         self._check_key(key)
+        check_see(self._access.rights(identity), partition)
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
         return pipeline.committed
 
-    async def find_time(self, key: UUID, partition: int, time: int) -> int:
+    async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
+        check_read(self._access.rights(identity), partition)
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
-        self, key: UUID, partition: int, first_id: int, last_id: int | None, *, with_locks: bool = False
+        self,
+        key: UUID,
+        partition: int,
+        first_id: int,
+        last_id: int | None,
+        *,
+        with_locks: bool = False,
+        identity: str = "",
     ) -> AsyncGenerator[Run, None]:
-        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end."""
+        """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end. The
+        right is asked for again with each piece: a log may be read for hours."""
         self._check_key(key)
-        async with aclosing(self._owner.pipeline(partition, None).read(first_id, last_id, with_locks=with_locks)) as runs:
+        rights = self._access.rights(identity)
+        check_read(rights, partition)
+        pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
+        async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
+                check_read(self._access.rights(identity), partition)
                 yield run
 
     async def mount(self, link: MountLink) -> None:
@@ -102,13 +180,21 @@ class ServerCalls:
             if request is None:
                 return
             self._check_key(request.cluster_key)
-            self._check_client(request, link.identity)
-            mount = Mount(link, request, self._owner.pipeline(request.partition, request.generation))
+            check_request(request)
+            self._check_token(request.client, request.token, link.identity, request.epoch)
+            _check_rights(self._access.rights(link.identity), request)  # first: errors of owners say where they are
+            pipeline = self._owner.pipeline(request.partition, request.generation)
+            await self._displace_older(pipeline, request, link.identity)
+            who, rights = who_is(link.identity), self._access.rights(link.identity)
+            _check_rights(rights, request)
+            mount = Mount(link, request, pipeline, rights, self._registry.use_of(who, rights.quotas))
             mount.join()
         except WaltzError as error:
             await refuse(link, error)
             raise
-        await mount.serve()
+        # nothing was waited for since it was asked for its rights
+        with self._access.reviewing(mount, link.identity), self._registry.present(who, request, link) as presence:
+            await mount.serve(presence)
 
     @staticmethod
     async def _request(link: MountLink) -> MountRequest | None:
@@ -125,6 +211,15 @@ class ServerCalls:
         raise BadFrame("the first frame of a client must be a mount request, and nothing else before its answer")
 
 
-def token_of(secret: bytes, client: int, identity: str) -> bytes:
-    """The proof that the client id was given to a client of this identity, which knows the token."""
-    return hmac.digest(secret, f"client {client} of {identity}".encode(), "sha256")
+def _check_rights(rights: Rights, request: MountRequest) -> None:
+    """What a mount needs from its beginning. One that takes the feed needs the right to append when it appends."""
+    if request.feed is FeedMode.NONE or request.asks:
+        check_append(rights, request.partition)
+    else:
+        check_subscribe(rights, request.partition)
+
+
+def token_of(secret: bytes, client: int, identity: str, epoch: int = 0) -> bytes:
+    """The proof that the client id was given to a client of this identity, which knows the token; and the epoch with it."""
+    about = f"client {client} of {identity}" + (f" in epoch {epoch}" if epoch else "")
+    return hmac.digest(secret, about.encode(), "sha256")

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import numpy as np
+
 from waltzd.errors import NotReady
-from waltzd.format.record import Run, heads
+from waltzd.format.record import HEAD, HeadArray, Run, heads
 from waltzd.protocol.batches import Feed, FeedMode, HeadFeed
 from waltzd.server.session.replica import Log
 
@@ -60,7 +62,13 @@ class Cursor:
         mode: FeedMode,
         credit: int,
         frame_bytes: int,
+        asks: int | None = None,
     ) -> None:
+        """`asks`: the client that wants to know what became of its transactions. It gets heads up to `last_id`, and of
+        those that are not its own nothing but the ids."""
+        self.last_id: int | None = None
+        """Where the feed ends; None: nowhere."""
+        self.asks = asks
         self.next_id = next_id
         self.credit = credit
         self.mode = mode
@@ -69,9 +77,13 @@ class Cursor:
         self._frame_bytes = frame_bytes
         self._chunk: Run | None = None
 
+    def _bound(self, committed: int) -> int:
+        return committed if self.last_id is None else min(committed, self.last_id)
+
     def take(self, committed: int) -> Feed | HeadFeed | None:
         """The next frame, if there is one that may be sent at once. Credit may be overdrawn by one frame, so that frames
         do not become small when a client gives credit in small amounts."""
+        committed = self._bound(committed)
         if not self._may_send(committed):
             return None
         run, self._chunk = self._chunk, None
@@ -85,24 +97,42 @@ class Cursor:
         if self.mode is FeedMode.RECORDS:
             self.credit -= len(run.data)
             return Feed(run)
-        found = heads(run)
-        self.credit -= found.nbytes
-        return HeadFeed(found, run.times, run.follows, run.goes_on)
+        if self.asks is not None:
+            frame = HeadFeed(own_heads(run, self.asks))
+        else:
+            frame = HeadFeed(heads(run), run.times, run.follows, run.goes_on)
+        self.credit -= frame.heads.nbytes
+        return frame
+
+    @property
+    def has_room(self) -> bool:
+        """The client takes more, as soon as there is more."""
+        return self.mode is not FeedMode.NONE and self.credit > 0
 
     def needs_cold(self, committed: int) -> bool:
         """A chunk from a storage is wanted, because the client can take it."""
-        return self._may_send(committed) and self._chunk is None and self._is_cold
+        return self._may_send(self._bound(committed)) and self._chunk is None and self._is_cold
 
     async def read_cold(self) -> None:
         """Get the chunk that `take` gives next."""
-        self._chunk = await self._cold.read(self.next_id, self._session.tail.first_id - 1)
+        self._chunk = await self._cold.read(self.next_id, self._bound(self._session.tail.first_id - 1))
 
     def _may_send(self, committed: int) -> bool:
-        return self.mode is not FeedMode.NONE and self.credit > 0 and self.next_id <= committed
+        return self.has_room and self.next_id <= committed
 
     @property
     def _is_cold(self) -> bool:
         return self.next_id < self._session.tail.first_id
+
+
+def own_heads(run: Run, client: int) -> HeadArray:
+    """The heads of a run. Of those that another client appended only the ids are told."""
+    found = heads(run).copy()
+    others = found["client"] != client
+    ids = found["id"][others].copy()
+    found[others] = np.zeros((), HEAD)
+    found["id"][others] = ids
+    return found
 
 
 async def records(

@@ -5,6 +5,9 @@ other. What is to be sent gathers in the `Member`, and leaves as one message as 
 first, then at most one frame of the feed. For a client that stops reading, outcomes are kept, and they are bounded, because
 what is not answered counts against what the client may send. Of the feed only its place is kept.
 
+What the client may do is in `Rights`, which change while the mount goes on (`review`). A right that is gone ends the mount
+when it was used; one that was not used yet is asked for with the first frame that needs it.
+
 A refusal is the last frame, behind everything that was decided, and says what was not taken. A status of the transport
 could be overtaken by frames that are still on their way here; so what comes afterwards is read and ignored until the client
 has noticed.
@@ -15,13 +18,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.errors import BadFrame, CannotConnect, NotGranted, WaltzError
 from waltzd.protocol.batches import (
     SEQUENCE_MAX,
     AppendBatch,
     ClientFrame,
     Credit,
     Feed,
+    FeedMode,
     HeadFeed,
     Mounted,
     MountRequest,
@@ -29,13 +33,18 @@ from waltzd.protocol.batches import (
     ServerFrame,
 )
 from waltzd.protocol.peers import MountLink
+from waltzd.protocol.policy import Rights, first_denied
+from waltzd.server.clients.access import check_append, check_subscribe, denied_lock
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, Member, Pipeline
+from waltzd.server.clients.registry import Presence, Use
 from waltzd.server.core.step import check_payloads, slices
 from waltzd.wire.budget import Budget
 
 FRAME_COST = 1 << 10
 """What a frame costs besides its bytes: many small ones must not hide behind a bound in bytes."""
+TEXT_MAX = 128
+"""Of what a client calls itself."""
 NUMBER_MAX = 1 << 40
 """Of a mount. A client that mounts without a pause does not come so far."""
 REFUSED_SECONDS = 2.0
@@ -43,11 +52,20 @@ REFUSED_SECONDS = 2.0
 
 
 class Mount:
-    def __init__(self, link: MountLink, request: MountRequest, pipeline: Pipeline) -> None:
-        _check(request)
-        self._member = Member(request.client, request.number, request.mark)
+    def __init__(self, link: MountLink, request: MountRequest, pipeline: Pipeline, rights: Rights, use: Use) -> None:
+        """`use`: of the name in the client's certificate."""
+        self._partition = request.partition
+        self._takes_feed = request.feed is not FeedMode.NONE and not request.asks
+        self._appends = not self._takes_feed
+        """It has appended, or does nothing else."""
+        self._rights = rights
+        self._spaces = rights.locks(request.partition)
+        self._member = Member(request.client, request.number, request.mark, use, epoch=request.epoch)
         self._link = link
         self._pipeline = pipeline
+        self._use = use
+        self._presence: Presence
+        """From `serve` on."""
         self._cursor = Cursor(
             pipeline.session,
             pipeline.cold_reader(),
@@ -55,8 +73,9 @@ class Mount:
             mode=request.feed,
             credit=request.credit,
             frame_bytes=pipeline.settings.feed_frame_bytes,
+            asks=request.client if request.asks else None,
         )
-        self._unanswered = Budget(pipeline.settings.mount_bytes_max)
+        self._unanswered = Budget(pipeline.settings.mount_bytes_max, within=use.inflight)
         self._last_sequence = -1
         self._barrier = -1
         self._client_is_done = False
@@ -64,16 +83,35 @@ class Mount:
         """Whether everything was sent that could be: what is new may leave from where it becomes known."""
         self._member.tell = self._tell
         self._cold_wanted = asyncio.Event()
+        self._feed_alarm: asyncio.TimerHandle | None = None
+        """While its quota holds the feed back."""
 
     # -- the work
 
     def join(self) -> None:
         """Take the place of an earlier mount of this client; raises why not. `serve` must follow."""
         self._barrier = self._pipeline.join(self._member)
+        if self._cursor.asks is not None:
+            self._cursor.last_id = self._barrier
 
-    async def serve(self) -> None:
+    def review(self, rights: Rights) -> None:
+        """The policy is another one. What the client did by a right that is gone, it does no more: of what it has sent, all
+        that has no id by now is not taken."""
+        self._rights, self._spaces = rights, rights.locks(self._partition)
+        self._use.grant(rights.quotas)
+        try:
+            if self._appends:
+                check_append(rights, self._partition)
+            if self._takes_feed:
+                check_subscribe(rights, self._partition)
+        except NotGranted as error:
+            self._member.refuse(error)
+
+    async def serve(self, presence: Presence) -> None:
         """Until the client has no more to say and everything is answered; raises what ended it before, after the client
         was told."""
+        self._presence = presence
+        presence.end = self._end
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read_cold())
@@ -89,8 +127,16 @@ class Mount:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._unanswered.give(self._unanswered.used)
+            if self._feed_alarm is not None:
+                self._feed_alarm.cancel()
         if self._member.error is not None:
             raise self._member.error
+
+    def _end(self, error: WaltzError) -> bool:
+        is_new = not self._member.is_over
+        self._member.refuse(error)
+        return is_new
 
     async def _until_sent(self, tasks: Sequence[asyncio.Task[object]]) -> None:
         """Until the last frame is sent. A client that was refused and does not read has some time, and no more."""
@@ -146,14 +192,27 @@ class Mount:
     def _ready(self) -> tuple[list[ServerFrame], int]:
         """What can be sent at once as one message, and the cost of what it answers."""
         frames, cost = self._member.outcomes()
-        if self._member.error is None:
+        if self._member.error is None and not self._is_feed_held():
             feed = self._cursor.take(self._pipeline.committed)
             if feed is not None:
                 frames.append(feed)
-                self._pipeline.counters.fed(*_extent(feed))
+                count, size = _extent(feed)
+                self._pipeline.counters.fed(count, size)
+                self._presence.fed(count, size)
             if self._cursor.needs_cold(self._pipeline.committed):
                 self._cold_wanted.set()
+        self._member.is_fed = self._cursor.has_room
         return frames, cost
+
+    def _is_feed_held(self) -> bool:
+        """By its quota, for some time."""
+        if self._feed_alarm is None and self._cursor.has_room and (wait := self._use.feed_wait()) > 0:
+            self._feed_alarm = asyncio.get_running_loop().call_later(wait, self._go_on_feeding)
+        return self._feed_alarm is not None
+
+    def _go_on_feeding(self) -> None:
+        self._feed_alarm = None
+        self._member.changed.set()
 
     async def _read_cold(self) -> None:
         """Outcomes do not wait for a storage, so the feed from there has a task of its own."""
@@ -202,8 +261,16 @@ class Mount:
             case MountRequest():
                 raise BadFrame("a second mount request in one stream")
 
+    def _check_rights(self, batch: AppendBatch) -> None:
+        if not self._appends:
+            check_append(self._rights, self._partition)
+            self._appends = True
+        if self._spaces is not None and (lock := first_denied(self._spaces, batch.lock_ids)) is not None:
+            raise denied_lock(self._rights, lock, self._partition)
+
     async def _take_batch(self, batch: AppendBatch) -> None:
         batch.check(self._pipeline.settings.limits)
+        self._check_rights(batch)
         if batch.first_sequence <= self._last_sequence:
             raise BadFrame(
                 f"a batch starts at sequence {batch.first_sequence}; {self._last_sequence} was sent before it in this mount"
@@ -212,9 +279,13 @@ class Mount:
         self._pipeline.check_seen(batch.seen_time)
         self._pipeline.check_groups(batch)
         check_payloads(batch)
+        size = batch.bytes
+        self._presence.took(len(batch), size)
+        if wait := self._use.wait(batch, size):
+            await self._use.sleep(wait)
         self._last_sequence = batch.first_sequence + len(batch) - 1
         frame_cost = FRAME_COST
-        await self._unanswered.take(batch.bytes + frame_cost)
+        await self._unanswered.take(size + frame_cost)
         for piece in slices(batch, STEP_ROWS_MAX, STEP_BYTES_MAX):
             await self._pipeline.append(self._member, piece, piece.bytes + frame_cost)
             frame_cost = 0
@@ -240,15 +311,22 @@ async def _is_talking(link: MountLink) -> bool:
         return True  # it was refused already; one more reason changes nothing
 
 
-def _check(request: MountRequest) -> None:
+def check_request(request: MountRequest) -> None:
+    """What a client says first is not believed."""
     for name, value, least, most in (
         ("client", request.client, 0, SEQUENCE_MAX),
         ("number", request.number, 0, NUMBER_MAX),
         ("mark", request.mark, -1, None),
         ("credit", request.credit, 0, None),
+        ("epoch", request.epoch, 0, None),
     ):
         if value < least or (most is not None and value > most):
             raise BadFrame(f"a mount request says {value} as its {name}")
+    for text in (request.instance, request.version):
+        if len(text) > TEXT_MAX or not text.isprintable():
+            raise BadFrame(f"a mount request says {text[:TEXT_MAX]!a} of its client")
+    if request.asks and request.feed is not FeedMode.HEADS:
+        raise BadFrame("a mount request that asks what became of transactions takes heads, and nothing else")
 
 
 def _extent(feed: Feed | HeadFeed) -> tuple[int, int]:

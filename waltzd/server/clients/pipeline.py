@@ -30,8 +30,8 @@ from waltzd.errors import (
     NeedsBatches,
     NotReady,
     SessionEnded,
+    Superseded,
     TooLarge,
-    TooManyCallers,
     WaltzError,
 )
 from waltzd.format.batch import Batch, End, encode_batch
@@ -41,6 +41,7 @@ from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, S
 from waltzd.protocol.locks import LockExplanation, Reason
 from waltzd.server.clients.counters import Counters
 from waltzd.server.clients.feed import ColdReader, records
+from waltzd.server.clients.registry import Use
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build, groups_of, locks_of
@@ -95,23 +96,30 @@ class Capacity:
         """One turn is one chunk from a storage, so many readers share few reads."""
         self._callers_max = callers_max
 
-    def enter(self) -> None:
-        if self.callers >= self._callers_max:
-            raise TooManyCallers(f"this server has {self.callers} mounts and readers; no more are allowed")
+    def enter(self, use: Use) -> None:
+        """Raises where there is no room for one more of this name."""
+        use.check_room(self.callers, self._callers_max)
         self.callers += 1
+        use.callers += 1
 
-    def leave(self) -> None:
+    def leave(self, use: Use) -> None:
         assert self.callers > 0
         self.callers -= 1
+        use.callers -= 1
 
 
 class Member:
     """A mount in its pipeline. What it is told gathers here until the mount sends it; no call waits."""
 
-    def __init__(self, client: int, number: int, mark: int) -> None:
+    def __init__(self, client: int, number: int, mark: int, use: Use, *, epoch: int = 0, is_fed: bool = True) -> None:
         self.client = client
         self.number = number
         self.mark = mark
+        self.use = use
+        self.epoch = epoch
+        """Of its instance; 0: any number of them may live."""
+        self.is_fed = is_fed
+        """It can be sent some of the feed. One that cannot costs nothing at a commit of others."""
         self.untaken = 0
         """Every sequence number below is refused or has an id; when this is over the others never get one."""
         self.error: WaltzError | None = None
@@ -147,6 +155,11 @@ class Member:
             self.error = error
             self.over.set()
             self.changed.set()
+
+    @property
+    def has_news(self) -> bool:
+        """A commit may be something to send: of the feed, or an outcome."""
+        return self.is_fed or bool(self._committals)
 
     def outcomes(self) -> tuple[list[ServerFrame], int]:
         """What gathered, as at most one frame of each kind, and the cost of what it answers."""
@@ -236,6 +249,8 @@ class Pipeline:
         self._flights: deque[_Flight] = deque()
         self._inflight_bytes = 0
         self._members: dict[int, Member] = {}
+        self._epochs: dict[str, int] = {}
+        """Of names of which only the newest instance may live: the highest that is known here."""
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._turn: asyncio.Handle | None = None
@@ -299,8 +314,9 @@ class Pipeline:
                 f"above {older.number}, the number of its mount before"
             )
         self.check_mark(member.mark)
+        self.check_epoch(member.use.who.name, member.epoch)
         if older is None:
-            self.capacity.enter()
+            self.capacity.enter(member.use)
         self._members[member.client] = member
         if older is not None:
             older.refuse(Displaced(f"client {member.client} has mounted the partition again"))
@@ -309,7 +325,33 @@ class Pipeline:
     def leave(self, member: Member) -> None:
         if self._members.get(member.client) is member:
             del self._members[member.client]
-            self.capacity.leave()
+            self.capacity.leave(member.use)
+
+    # -- instances of which only the newest may live
+
+    def knows_epoch(self, name: str) -> bool:
+        """Otherwise this log cannot know what owners before it let in: ask the coordinator, after this log was opened."""
+        return name in self._epochs
+
+    def displace_older(self, name: str, epoch: int, *, all_of_them: bool = False) -> None:
+        """From now on nothing is taken of instances of this name with a lower epoch; what has an id stays. `all_of_them`:
+        nor of those that have none."""
+        self._epochs[name] = max(epoch, self._epochs.get(name, 0))
+        for member in list(self._members.values()):
+            if member.use.who.name == name and member.epoch < self._epochs[name] and (member.epoch or all_of_them):
+                member.refuse(self._superseded(name))
+
+    def check_epoch(self, name: str, epoch: int) -> None:
+        """0: of an instance that displaces none, and is displaced by none."""
+        if 0 < epoch < self._epochs.get(name, 0):
+            raise self._superseded(name)
+
+    def _superseded(self, name: str) -> Superseded:
+        return Superseded(
+            f"a newer instance of {name} has mounted partition {self.session.partition}, with epoch {self._epochs[name]}",
+            partition=self.session.partition,
+            epoch=self._epochs[name],
+        )
 
     def check_mark(self, mark: int) -> None:
         if mark > self.last_id:
@@ -452,6 +494,8 @@ class Pipeline:
         self._answer(mark)
         self.committed = mark
         for member in self._members.values():
+            if not member.has_news:
+                continue
             if self._flights:
                 member.changed.set()
             else:
@@ -495,8 +539,11 @@ class Pipeline:
         if self.ended is not None:
             raise self.ended
 
-    async def read(self, first_id: int, last_id: int | None, *, with_locks: bool = False) -> AsyncGenerator[Run, None]:
-        """Committed records; without `last_id`, up to the high-water mark of this moment."""
+    async def read(
+        self, first_id: int, last_id: int | None, *, with_locks: bool = False, use: Use | None = None
+    ) -> AsyncGenerator[Run, None]:
+        """Committed records; without `last_id`, up to the high-water mark of this moment. `use`: of who reads; None: we
+        ourselves."""
         if self.ended is not None:
             raise self.ended
         committed = self.committed
@@ -509,7 +556,8 @@ class Pipeline:
                 f"is {committed}",
                 high_water_mark=committed,
             )
-        self.capacity.enter()
+        if use is not None:
+            self.capacity.enter(use)
         try:
             found = records(
                 self.session,
@@ -523,7 +571,8 @@ class Pipeline:
                 async for run in found:
                     yield run
         finally:
-            self.capacity.leave()
+            if use is not None:
+                self.capacity.leave(use)
 
     def cold_reader(self, *, with_locks: bool = False) -> ColdReader:
         return ColdReader(self.session, self.capacity.cold_turns, self.settings.cold_chunk_bytes, with_locks=with_locks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc.aio
 
@@ -12,11 +13,11 @@ from waltzd.daemon.health_service import add_health
 from waltzd.daemon.readiness import Unready
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.audit import DEAF, Auditor
-from waltzd.protocol.batches import ClientFrame, ServerFrame
+from waltzd.protocol.batches import ClientFrame, Introduction, ServerFrame
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.evidence import MountEvidence
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message
+from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message, to_value
 from waltzd.wire.grpc import Server, abort, caller_of, peer_of
 from waltzd.wire.listener import first_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
@@ -35,11 +36,15 @@ class _GrpcLink:
 
     @property
     def peer(self) -> str:
-        return str(self._context.peer())
+        """As plain connections say it: gRPC puts the kind of the address in front, and escapes brackets."""
+        return unquote(str(self._context.peer()).removeprefix("ipv4:").removeprefix("ipv6:"))
 
     @property
     def identity(self) -> str:
         return _identity(self._context)
+
+    quiet_seconds = None
+    """gRPC keeps its heartbeats to itself."""
 
     async def receive(self) -> Sequence[ClientFrame] | None:
         is_first, self._is_first = self._is_first, False
@@ -73,21 +78,23 @@ class LogService(LogServicer):
 
     async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
         try:
-            return to_message(wire.Topology, self._calls.locate())
+            return to_message(wire.Topology, self._calls.locate(_identity(context)))
         except WaltzError as error:
             await abort(context, error)
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.Registration:
         try:
-            found = await self._calls.register(key_of(request.cluster_key), _identity(context))
-            return wire.Registration(client=found.client, token=found.token)
+            introduction = to_value(Introduction, request)
+            found = await self._calls.register(key_of(request.cluster_key), _identity(context), introduction)
+            return to_message(wire.Registration, found)
         except WaltzError as error:
             await abort(context, error)
 
     async def HighWaterMark(self, request: wire.PartitionRequest, context: Context) -> wire.MarkReply:
         try:
             key, confirmed = key_of(request.cluster_key), request.confirmed
-            mark = await self._calls.high_water_mark(key, request.partition, confirmed=confirmed)
+            who = _identity(context)
+            mark = await self._calls.high_water_mark(key, request.partition, confirmed=confirmed, identity=who)
             return wire.MarkReply(mark=mark, confirmed=confirmed)
         except WaltzError as error:
             await abort(context, error)
@@ -95,7 +102,8 @@ class LogService(LogServicer):
     async def FindTime(self, request: wire.FindTimeRequest, context: Context) -> wire.MarkReply:
         try:
             key = key_of(request.cluster_key)
-            return wire.MarkReply(mark=await self._calls.find_time(key, request.partition, request.time))
+            mark = await self._calls.find_time(key, request.partition, request.time, identity=_identity(context))
+            return wire.MarkReply(mark=mark)
         except WaltzError as error:
             await abort(context, error)
 
@@ -104,7 +112,14 @@ class LogService(LogServicer):
     async def Fetch(self, request: wire.FetchRecordsRequest, context: Context) -> None:  # type: ignore[override]
         try:
             key, last_id = key_of(request.cluster_key), request.last_id if request.HasField("last_id") else None
-            found = self._calls.fetch(key, request.partition, request.first_id, last_id, with_locks=request.with_locks)
+            found = self._calls.fetch(
+                key,
+                request.partition,
+                request.first_id,
+                last_id,
+                with_locks=request.with_locks,
+                identity=_identity(context),
+            )
             async with aclosing(found) as runs:
                 async for run in runs:
                     await _write(context, run_message(run))

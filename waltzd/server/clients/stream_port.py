@@ -47,6 +47,10 @@ class _FramedLink:
     def peer(self) -> str:
         return self._connection.peer
 
+    @property
+    def quiet_seconds(self) -> float | None:
+        return self._connection.quiet_seconds
+
     async def receive(self) -> Sequence[ClientFrame] | None:
         expected, self._expected = self._expected, Kind.CLIENT
         if expected is Kind.CLIENT and not self._is_refused:

@@ -16,9 +16,11 @@ from waltzctl.watching.probe import HEADER, PAYLOAD, Probing, probe_all
 from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.batches import (
+    INTRODUCTION,
     AppendBatch,
     ClientFrame,
     Committals,
+    Introduction,
     Limits,
     Mounted,
     MountRequest,
@@ -53,7 +55,7 @@ class Server:
     def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
-    async def register(self) -> Registration:
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         return Registration(5, b"token")
 
     async def high_water_mark(self, _partition: int, *, confirmed: bool = False) -> int:

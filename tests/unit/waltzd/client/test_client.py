@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
@@ -731,6 +732,12 @@ def test_arguments_are_checked_before_anything_is_sent() -> None:
             Client(servers)
     with pytest.raises(BadArgument, match="submit_seconds"):
         ClientSettings(submit_seconds=0)
+    for wrong in ("x" * 129, "two\nlines", 7):
+        with pytest.raises(BadArgument, match="instance must be a printable text"):
+            ClientSettings(instance=wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="exclusive must be True or False"):
+        ClientSettings(exclusive=1)  # type: ignore[arg-type]
+    assert ClientSettings().introduction.instance.endswith(f":{os.getpid()}")
     with pytest.raises(BadArgument, match="apply_batch_max must be an integer above 0"):
         ClientSettings(apply_batch_max=1.5)  # type: ignore[arg-type]
 

@@ -20,6 +20,7 @@ from waltzd.protocol.batches import (
     Committals,
     Credit,
     FeedMode,
+    Introduction,
     Limits,
     Mounted,
     Place,
@@ -197,7 +198,7 @@ def test_what_was_sent_is_asked_for_from_where_all_was_known() -> None:
     made.link_lost()
     made.located(PLACE)
     asked = made.request(KEY)
-    assert (asked.mark, asked.feed) == (9, FeedMode.HEADS)
+    assert (asked.mark, asked.feed, asked.asks) == (9, FeedMode.HEADS, True)
     made.answered(Mounted(session=2, barrier=31, limits=LIMITS))
     assert state_of(made) is State.ASKING
     made.told(heads(10, (7, 0), (5, 0), (5, 77)))
@@ -210,7 +211,7 @@ def test_what_was_sent_is_asked_for_from_where_all_was_known() -> None:
     assert told(second) == Rejected(Reason.LOST)
     assert state_of(made) is State.MOUNTING
     following = made.request(KEY)
-    assert (following.mark, following.feed, following.number) == (30, FeedMode.RECORDS, 3)
+    assert (following.mark, following.feed, following.asks, following.number) == (30, FeedMode.RECORDS, False, 3)
 
 
 def test_asking_ends_early_when_all_is_found() -> None:
@@ -675,3 +676,23 @@ def test_an_owner_that_is_still_in_an_older_session_is_not_believed() -> None:
     with pytest.raises(NotOwner, match="is in session 1"):
         made.answered(Mounted(session=0, barrier=99, limits=LIMITS))
     assert made.state is State.MOUNTING
+
+
+def test_a_mount_says_who_it_is_and_carries_the_epoch_of_its_registration() -> None:
+    made = Mount(
+        0,
+        FeedMode.NONE,
+        feed_bytes_max=1000,
+        outbox=outbox(),
+        introduction=Introduction(instance="box:1", version="7", is_exclusive=True),
+    )
+    made.registered(Registration(5, b"token", 9))
+    made.activated(-1)
+    made.located(PLACE)
+    asked = made.request(KEY)
+    assert (asked.instance, asked.version, asked.epoch, asked.token) == ("box:1", "7", 9, b"token")
+    made.link_lost()
+    made.registered(Registration(6, b"other", 9))
+    made.located(PLACE)
+    asked = made.request(KEY)
+    assert (asked.client, asked.epoch, asked.token) == (6, 9, b"other")

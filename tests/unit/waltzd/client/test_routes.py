@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 from uuid import UUID
 
@@ -10,8 +11,8 @@ import pytest
 
 from tests.unit.timeless import run
 from waltzd.client.routes import Routes
-from waltzd.errors import CannotConnect, NotOwner, NotReady
-from waltzd.protocol.batches import Place, Registration, ServerAddress, Topology
+from waltzd.errors import CannotConnect, NotGranted, NotOwner, NotReady
+from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, ServerAddress, Topology
 from waltzd.protocol.peers import ServerPort
 
 KEY = UUID(int=1)
@@ -25,6 +26,8 @@ class Server:
         self.is_silent = False
         self.refusals = 0
         self.asked = 0
+        self.introductions: list[Introduction] = []
+        self.epoch = 0
 
     async def locate(self) -> Topology:
         self.asked += 1
@@ -40,11 +43,12 @@ class Server:
     def expect(self, name: str | None, streams: str = "") -> None:
         pass
 
-    async def register(self) -> Registration:
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         if self.refusals:
             self.refusals -= 1
             raise CannotConnect("the coordinator does not answer")
-        return Registration(7, b"token")
+        self.introductions.append(introduction)
+        return Registration(7, b"token", self.epoch)
 
     async def close(self) -> None:
         return None
@@ -55,6 +59,22 @@ def whereabouts(servers: dict[str, Server]) -> Routes:
         return cast(ServerPort, servers[address])
 
     return Routes(list(servers), connect, call_seconds=1.0)
+
+
+def test_a_partition_that_is_hidden_is_refused_at_once_and_asked_for_again() -> None:
+    async def test() -> None:
+        servers = {"a:1": Server("a", 1)}
+        known = servers["a:1"].place
+        servers["a:1"].place = Place(generation=1, server=None, address=None, is_hidden=True)
+        where = whereabouts(servers)
+        await where.open(5)
+        with pytest.raises(NotGranted, match="this client may do nothing in partition 0"):
+            await where.find(0)
+        servers["a:1"].place = known
+        assert await where.find(0) == known, "it was granted meanwhile"
+        await where.close()
+
+    run(test())
 
 
 def test_what_is_older_than_what_was_known_is_not_taken() -> None:
@@ -168,6 +188,23 @@ def test_a_hint_of_an_older_generation_is_not_taken() -> None:
         assert (await where.find(0)).address == "b:1"
         where.hint(0, NotOwner("it belongs to a", owner="a", address="a:1", generation=3))
         assert (await where.find(0)).address == "a:1"
+        await where.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_an_epoch_that_was_given_once_goes_with_the_next_registration(epoch: int) -> None:
+    async def test() -> None:
+        server = Server("a", 1)
+        server.epoch = epoch
+        introduction = Introduction(instance="box:1", is_exclusive=epoch > 0)
+        where = Routes(["a:1"], lambda address, key: cast(ServerPort, server), call_seconds=1.0, introduction=introduction)
+        await where.open(5)
+        found = [await where.register(5), await where.register(5)]
+        first, second = server.introductions
+        assert first == introduction
+        assert second == replace(introduction, before=found[0] if epoch else None)
         await where.close()
 
     run(test())

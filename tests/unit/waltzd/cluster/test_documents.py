@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from waltzd.cluster.documents import (
     GENERATION_MAX,
     Assignment,
+    ClientMeta,
     ClusterMeta,
     CopyRate,
     Counter,
@@ -79,6 +80,7 @@ EXAMPLES: dict[str, Document] = {
     "new-partition": PartitionMeta(generation=1, session=1),
     "leader": Leader("s1"),
     "client-ids": Counter(1, KEY),
+    "client": ClientMeta(name="billing", first_seen=1_769_860_800, last_seen=1_769_871_600, epoch=1_769_865_000),
     "preferences": Preferences(partitions={0: "s1", 10: "s2", 2: "s1"}),
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
     "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),

@@ -222,6 +222,8 @@ def test_the_end_of_a_certificate_is_told_where_there_is_one() -> None:
     assert "certificate" not in server_page(certificate=None)[0] + storage_page(certificate=None)
     assert readiness.of_certificate(None) == readiness.of_certificate(0) == []
     assert "certificate is over" in readiness.of_certificate(-0.1)[0]
+    assert readiness.of_policy(None) == []
+    assert readiness.of_policy("/policy is nonsense") == ["it lets only operators in: /policy is nonsense"]
 
 
 def test_who_understands_openmetrics_gets_it() -> None:

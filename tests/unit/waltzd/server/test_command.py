@@ -128,9 +128,31 @@ def daemon_of(registration: Part, election: Part, host: Part) -> command._Daemon
     daemon.expiry = Expiry(None)
     daemon._server = type("Server", (), {"listen": "a:1", "streams": "", "admin_listen": "a:2", "name": "one"})()
     daemon.registration, daemon.election, daemon.owner = registration, election, host
-    daemon._copy_pace, daemon._lookout = Part(), Part()
+    daemon._copy_pace, daemon._lookout, daemon._policy, daemon._roster = Part(), Part(), Part(), Part()
     result: command._Daemon = daemon
     return result
+
+
+def test_a_server_knows_the_policy_before_it_is_found() -> None:
+    told: list[str] = []
+
+    class Telling(Part):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        async def read(self) -> None:
+            told.append(f"{self.name} is read")
+
+        async def announce(self) -> None:
+            told.append("announced")
+            raise NameInUse("that is enough")
+
+    daemon: Any = daemon_of(Telling("registration"), Part(), Telling("assignment"))
+    daemon._policy = Telling("policy")
+    with pytest.raises(NameInUse):
+        asyncio.run(daemon.live(Supervisor(Settings())))
+    assert told == ["assignment is read", "policy is read", "announced"]
 
 
 def test_a_mistake_in_any_part_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

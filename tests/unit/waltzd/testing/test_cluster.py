@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,8 @@ from tests.examples.counter import CounterView
 from tests.unit.told import told
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Handler, TransactionContext
-from waltzd.errors import BadArgument, BeyondLog
+from waltzd.errors import BadArgument, BeyondLog, NotGranted
+from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, write_lock
 from waltzd.sql import sqlite
 from waltzd.testing import LocalCluster
@@ -359,3 +360,41 @@ def test_the_fixture_is_a_cluster(waltz_cluster: LocalCluster) -> None:
 
     assert waltz_cluster.run(story) == 3
     assert not waltz_cluster.is_running
+
+
+def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        cluster.set_policy(
+            [{"names": ["billing-*"], "may": ["append"], "partitions": "0"}, {"names": ["audit"], "may": ["read"]}]
+        )
+        view = CounterView()
+        async with (
+            cluster.client(name="billing-1", feed=FeedMode.NONE) as billing,
+            cluster.client(name="audit", handler=view, partitions=[0]) as audit,
+        ):
+            assert isinstance(await billing.append(b'{"add": 1}', partition=0), Committed)
+            with pytest.raises(NotGranted, match="may do nothing in partition 1"):
+                await billing.append(b"2", partition=1)
+            while audit.describe()[0].applied < 0:
+                await asyncio.sleep(0.01)
+            with pytest.raises(NotGranted, match="audit may not append to partition 0"):
+                await audit.append(b"3", partition=0)
+            cluster.lose_next_acknowledgement(partition=0)
+            assert isinstance(await billing.append(b"4", partition=0), Committed), "it may ask what became of it"
+            await cluster.kill_owner(0)
+            assert isinstance(await billing.append(b"5", partition=0), Committed), "by the grants of the next owner"
+            cluster.set_policy([])
+            with pytest.raises(NotGranted):
+                await billing.append(b"6", partition=0)
+        with pytest.raises(NotGranted, match="anonymous may do nothing in this cluster"):
+            async with cluster.client(feed=FeedMode.NONE):
+                pass
+        cluster.set_policy(None)
+        async with cluster.client(feed=FeedMode.NONE) as anybody:
+            assert isinstance(await anybody.append(b"7", partition=1), Committed)
+        assert [record.payload for record in await cluster.log(0)][1:] == [b"4", b"5"]
+        for wrong in ([{"names": ["a"]}], [{"names": ["a"], "may": ["write"]}], ["all"], [{"names": {1}, "may": []}]):
+            with pytest.raises(BadArgument):
+                cluster.set_policy(cast(Any, wrong))
+
+    LocalCluster(partitions=2).run(story)

@@ -313,7 +313,9 @@ def test_who_is_quiet_is_asked_and_who_does_not_answer_is_lost() -> None:
         connection, wire = standing()
         await asyncio.sleep(1.5 * QUIET_SECONDS)
         assert bytes(wire.written) == HEAD.pack(0, Kind.ASKED)
+        assert connection.quiet_seconds == pytest.approx(1.5 * QUIET_SECONDS)
         put(connection, HEAD.pack(0, Kind.ALIVE), [1])
+        assert connection.quiet_seconds == 0
         await asyncio.sleep(QUIET_SECONDS)
         assert not wire.is_over
         with pytest.raises(CannotConnect, match="nothing was heard"):
@@ -333,6 +335,7 @@ def test_an_end_that_is_full_says_that_it_lives_where_it_should(tells: bool) -> 
         put(connection, spelled([(Kind.CLIENT, bytes(WAITING_MAX))]), [1 << 16])
         assert not wire.listens
         await asyncio.sleep(2.5 * QUIET_SECONDS)
+        assert connection.quiet_seconds == 0, "nobody listens"
         assert bytes(wire.written) == (HEAD.pack(0, Kind.ALIVE) * 2 if tells else b"")
         assert not wire.is_over
 

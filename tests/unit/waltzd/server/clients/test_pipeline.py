@@ -28,9 +28,11 @@ from waltzd.format.batch import Piece
 from waltzd.format.record import bad_payloads, first_bad
 from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
 from waltzd.server.clients.mounts import FRAME_COST
 from waltzd.server.clients.pipeline import NUMBER_JUMP_MAX, STEP_ROWS_MAX, Member, Pipeline
+from waltzd.server.clients.registry import NOBODY, Use
 
 WRITE = Mode.WRITE
 
@@ -72,7 +74,7 @@ def test_what_arrives_together_becomes_one_run() -> None:
 def test_what_has_no_company_gets_its_ids_in_the_call_that_brings_it_and_what_has_some_waits_for_it() -> None:
     async def test(room: Room) -> None:
         pipe, session = room.pipe, room.session
-        one, two = Member(1, 0, -1), Member(2, 0, -1)
+        one, two = Member(1, 0, -1, Use(NOBODY, time.monotonic)), Member(2, 0, -1, Use(NOBODY, time.monotonic))
         pipe.join(one)
         await pipe.append(one, batch_of(b"alone"), 100)
         assert session.payloads() == [b"alone"]
@@ -94,7 +96,7 @@ def test_what_has_no_company_gets_its_ids_in_the_call_that_brings_it_and_what_ha
 
 def test_a_pipeline_that_is_held_gives_no_ids_to_what_has_no_company_either() -> None:
     async def test(room: Room) -> None:
-        one = Member(1, 0, -1)
+        one = Member(1, 0, -1, Use(NOBODY, time.monotonic))
         room.pipe.join(one)
         room.pipe.hold()
         await room.pipe.append(one, batch_of(b"late"), 100)
@@ -677,7 +679,7 @@ def test_a_client_id_is_mounted_only_by_whom_it_was_given_to(token: str) -> None
 
 def test_a_token_is_good_with_the_certificate_that_it_was_given_to() -> None:
     async def test(room: Room) -> None:
-        ann, eve = "waltz://k/role/client/ann", "waltz://k/role/client/eve"
+        ann, eve = (Identity(KEY, Role.CLIENT, name).uri for name in ("ann", "eve"))
         registration = await room.calls.register(KEY, ann)
         for identity in (eve, "", ann):
             reader = await room.knock(mount_request(registration.client, token=registration.token), identity=identity)

@@ -1,0 +1,191 @@
+"""What grants come to, beside a twin that reads them one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.policy_twin import allows
+from waltzd.cluster.documents import PolicyDocument, decode, encode
+from waltzd.errors import BadMetadata
+from waltzd.protocol.locks import append_lock, lock_hash, namespace_of, read_lock
+from waltzd.protocol.policy import (
+    NO_QUOTAS,
+    Amount,
+    Grant,
+    Pattern,
+    Policy,
+    Prefix,
+    Quotas,
+    Ranges,
+    Verb,
+    collisions,
+    everything,
+    first_denied,
+    is_pattern,
+    is_prefix,
+    is_ranges,
+    nothing,
+)
+
+PARTITIONS = range(12)
+NAMES = ["a", "ab", "abc", "b", "b.c", "anonymous", "x" * 64]
+PREFIXES = [Prefix(text) for text in ("account", "order", "ordér")]
+
+
+patterns = st.sampled_from(["*", "a", "a*", "ab*", "abc*", "b", "b.*", "anonymous", "x*", "x" * 63 + "*"]).map(Pattern)
+spans = st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 4)).map(lambda at: (at[0], at[0] + at[1]))
+ranges = st.lists(spans.map(lambda at: f"{at[0]}-{at[1]}" if at[0] < at[1] else f"{at[0]}"), min_size=1, max_size=3)
+grants = st.builds(
+    Grant,
+    names=st.lists(patterns, min_size=1, max_size=3, unique=True).map(tuple),
+    may=st.lists(st.sampled_from(list(Verb)), min_size=1, unique=True).map(tuple),
+    partitions=st.none() | ranges.map(",".join).map(Ranges),
+    lock_prefixes=st.none() | st.lists(st.sampled_from(PREFIXES), max_size=2, unique=True).map(tuple),
+    quotas=st.none() | st.builds(Quotas, mounts=st.none() | st.integers(1, 9).map(Amount)),
+    one_instance=st.booleans(),
+)
+
+
+@settings(max_examples=150)
+@given(found=st.lists(grants, max_size=6))
+def test_rights_are_what_the_twin_reads(found: list[Grant]) -> None:
+    policy = Policy(found)
+    for name in NAMES:
+        rights = policy.rights_of(name)
+        assert rights is policy.rights_of(name)
+        for partition in PARTITIONS:
+            for verb in Verb:
+                assert rights.may(verb, partition) is allows(found, name, verb, partition)
+            assert rights.may_see(partition) is any(allows(found, name, verb, partition) for verb in Verb)
+            for lock in ("account", "account.eur", "order.7", "ordér", "other"):
+                assert rights.may_lock(partition, lock_hash(lock, 3)) is allows(found, name, Verb.APPEND, partition, lock)
+        assert rights.is_nothing is (rights.grants == ())
+    assert decode(PolicyDocument, encode(PolicyDocument(grants=tuple(found))), "/policy").grants == tuple(found)
+
+
+@settings(max_examples=60)
+@given(found=st.lists(grants, min_size=1, max_size=5), more=grants)
+def test_another_grant_takes_nothing_away(found: list[Grant], more: Grant) -> None:
+    for name in NAMES:
+        before, after = Policy(found).rights_of(name), Policy([*found, more]).rights_of(name)
+        for partition in PARTITIONS:
+            for verb in Verb:
+                assert after.may(verb, partition) or not before.may(verb, partition)
+            for prefix in PREFIXES:
+                lock = lock_hash(prefix, 1)
+                assert after.may_lock(partition, lock) or not before.may_lock(partition, lock)
+    assert [Policy(found[::-1]).rights_of(name).may_append(3) for name in NAMES] == [
+        Policy(found).rights_of(name).may_append(3) for name in NAMES
+    ], "there is an order"
+
+
+def test_a_quota_is_the_highest_that_is_said() -> None:
+    one = Grant(names=(Pattern("a"),), may=(Verb.READ,), quotas=Quotas(mounts=Amount(3), inflight_bytes=Amount(7)))
+    two = Grant(names=(Pattern("*"),), may=(Verb.APPEND,), quotas=Quotas(mounts=Amount(5)))
+    silent = Grant(names=(Pattern("a"),), may=(Verb.APPEND,))
+    policy = Policy([one, two, silent])
+    assert policy.rights_of("a").quotas == Quotas(mounts=Amount(5), inflight_bytes=Amount(7))
+    assert policy.rights_of("b").quotas == Quotas(mounts=Amount(5))
+    assert Policy([silent]).rights_of("a").quotas == NO_QUOTAS
+
+
+def test_everything_and_nothing() -> None:
+    assert not everything("ann").may_see(-1)
+    for partition in (0, 65535):
+        for verb in Verb:
+            assert everything("ann").may(verb, partition)
+            assert not nothing("eve").may(verb, partition)
+        assert everything("ann").locks(partition) is None
+        assert not nothing("eve").may_lock(partition, 1)
+    assert everything("ann").sees_everything
+    assert nothing("eve").is_nothing
+
+
+def test_a_thousand_grants_of_which_one_speaks_of_a_name() -> None:
+    def grant(number: int) -> Grant:
+        names = Pattern(f"app-{number}"), Pattern(f"team-{number}-*")
+        return Grant(names=names, may=(Verb.READ,), partitions=Ranges(str(number)))
+
+    found = [grant(number) for number in range(1000)]
+    policy = Policy(found)
+    for name in ("app-7", "team-7-x"):
+        rights = policy.rights_of(name)
+        assert rights.grants == (found[7],)
+        assert [partition for partition in range(1000) if rights.may_read(partition)] == [7]
+    assert policy.rights_of("team-7").is_nothing
+
+
+def test_the_first_lock_that_is_not_allowed() -> None:
+    spaces = frozenset([namespace_of("account")])
+    mine, other = append_lock("account.eur", 7).hash, read_lock("order", 1).hash
+    assert first_denied(spaces, np.array([mine] * 5, np.uint64)) is None
+    assert first_denied(spaces, np.zeros(0, np.uint64)) is None
+    assert first_denied(spaces, np.array([mine, other, mine], np.uint64)) == other
+    assert first_denied(frozenset(), np.array([mine], np.uint64)) == mine
+
+
+def test_a_lock_says_whose_it_is_and_no_more() -> None:
+    """Whatever stands behind the first dot, and whatever the number is."""
+    spaces = {lock_hash(name, id) >> 48 for name in ("account", "account.eur", "account.") for id in (0, -1, 1 << 40)}
+    assert spaces == {namespace_of("account")}
+    assert lock_hash("account", 1) != lock_hash("account.eur", 1)
+    assert f"{lock_hash('account.eur', 7):016x}" == "9b0822cbb86f5805", "clients in other languages compute the same"
+
+
+def test_prefixes_that_share_a_namespace_are_named() -> None:
+    names, known = ("", ""), dict[int, str]()
+    for number in range(1 << 12):
+        other = known.setdefault(namespace_of(f"p{number}"), f"p{number}")
+        if other != f"p{number}":
+            names = other, f"p{number}"
+            break
+    first = Grant(names=(Pattern("a"),), may=(Verb.APPEND,), lock_prefixes=(Prefix(names[0]), Prefix("account")))
+    second = Grant(names=(Pattern("b"),), may=(Verb.APPEND,), lock_prefixes=(Prefix(names[1]), Prefix("account")))
+    assert collisions([first, second]) == [tuple(sorted(names))]
+    assert collisions([first]) == []
+
+
+@pytest.mark.parametrize("text", ["", "a b", "*a", "a*b", "**", "-a", "a/b", "ä", "x" * 65, "x" * 64 + "*", "a\n", ".*"])
+def test_no_pattern(text: str) -> None:
+    assert not is_pattern(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1-", "-1", "3-1", "01", "1,,2", "65536", "0-65536", " 1", "1 ", "²", "1\n", "9" * 999]
+)
+def test_no_ranges(text: str) -> None:
+    assert not is_ranges(text)
+    assert is_ranges("0,3-3,65535")
+
+
+@pytest.mark.parametrize("text", ["", "a.b", ".", "a\n", "x" * 65])
+def test_no_prefix_of_locks(text: str) -> None:
+    assert not is_prefix(text)
+    assert is_prefix("exchange rate")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"deny": ["x"]}, "grants[0].deny is not known"),
+        ({"may": ["write"]}, "grants[0].may[0] must be append or read or subscribe"),
+        ({"may": []}, "grants[0].may must not be empty"),
+        ({"names": []}, "grants[0].names must not be empty"),
+        ({"names": ["a", "a"]}, "grants[0].names has an entry twice"),
+        ({"names": ["a b"]}, "grants[0].names[0] must be a name"),
+        ({"partitions": "3-1"}, "grants[0].partitions must be numbers of partitions"),
+        ({"quotas": {"mounts": 0}}, "quotas.bytes_per_second is missing"),
+        ({"one_instance": 1}, "grants[0].one_instance must be true or false"),
+    ],
+)
+def test_a_document_that_means_nothing_is_refused_with_the_place(change: dict[str, object], words: str) -> None:
+    document = json.loads(encode(PolicyDocument(grants=(Grant(names=(Pattern("a"),), may=(Verb.READ,)),))))
+    document["grants"][0] |= change
+    with pytest.raises(BadMetadata, match=re.escape(words)):
+        decode(PolicyDocument, json.dumps(document).encode(), "/policy")

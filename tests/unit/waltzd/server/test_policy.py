@@ -1,0 +1,126 @@
+"""A server follows the document of the policy: each change, one that is spoiled, one that is taken away, and silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+
+from tests.unit import timeless
+from waltzd.cluster.cluster import NO_VERSION, POLICY, Cluster
+from waltzd.cluster.coordinator import Set
+from waltzd.cluster.documents import ClusterMeta, PolicyDocument
+from waltzd.cluster.memory import MemoryTree
+from waltzd.errors import ChangedMeanwhile, PolicyUnreadable
+from waltzd.protocol.policy import Grant, Pattern, Verb
+from waltzd.protocol.role import Identity, Role
+from waltzd.server.clients.access import Access
+from waltzd.server.policy import PolicyFollower
+
+KEY = UUID(int=7)
+META = ClusterMeta(name="test", key=KEY, partitions=4, created="2026-01-01")
+APP = Identity(KEY, Role.CLIENT, "app").uri
+
+
+def document(*names: str) -> PolicyDocument:
+    return PolicyDocument(grants=tuple(Grant(names=(Pattern(name),), may=(Verb.APPEND,)) for name in names))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):  # the clock stands still meanwhile
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come about")
+
+
+def test_each_change_counts_as_soon_as_it_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        access = Access()
+        follower = PolicyFollower(Cluster(tree.connect()), access)
+        await follower.read()
+        following = asyncio.create_task(follower.reconciler.run())
+
+        def may() -> bool:
+            return access.rights(APP).may_append(0)
+
+        async def version() -> int:
+            return await cluster.policy_version()
+
+        assert may(), "no document, no policy"
+        await cluster.save_policy(document("other"), NO_VERSION)
+        await until(lambda: not may())
+        await cluster.save_policy(document("app"), await version())
+        await until(may)
+        await cluster.coordinator.commit([Set(POLICY, b"nonsense", await version())])
+        await until(lambda: follower.trouble != "")
+        assert may(), "the last good one stays"
+        assert "the one before stays" in caplog.text
+        await cluster.save_policy(document("other"), await version())
+        await until(lambda: not may())
+        assert follower.trouble == ""
+        await cluster.save_policy(None, await version())
+        await cluster.save_policy(document("app"), NO_VERSION)
+        await until(may)
+        await cluster.save_policy(document("other"), await version())
+        await until(lambda: not may())
+        await cluster.save_policy(None, await version())
+        await until(may)
+        following.cancel()
+        await asyncio.wait([following])
+
+    timeless.run(work())
+
+
+def test_one_that_was_taken_away_and_written_anew_has_the_same_version() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        access = Access()
+        follower = PolicyFollower(cluster, access)
+        await cluster.save_policy(document("app"), NO_VERSION)
+        await follower.read()
+        assert access.rights(APP).may_append(0)
+        await cluster.save_policy(None, 0)
+        await cluster.save_policy(document("other"), NO_VERSION)
+        await follower.read()
+        assert not access.rights(APP).may_append(0)
+
+    timeless.run(work())
+
+
+def test_a_server_that_starts_with_one_it_cannot_read_lets_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        await cluster.save_policy(document("app"), NO_VERSION)
+        await cluster.coordinator.commit([Set(POLICY, b'{"schema": 9, "grants": []}', 0)])
+        access = Access()
+        follower = PolicyFollower(cluster, access)
+        for _ in range(2):
+            await follower.read()
+        assert caplog.text.count("nobody but operators is let in") == 1
+        with pytest.raises(PolicyUnreadable, match="schema 9"):
+            access.rights(APP)
+        assert access.rights(Identity(KEY, Role.OPERATOR, "ann").uri).may_append(0)
+        await cluster.save_policy(document("app"), await cluster.policy_version())
+        await follower.read()
+        assert access.rights(APP).may_append(0)
+
+    timeless.run(work())
+
+
+def test_two_operators_at_once() -> None:
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        await cluster.save_policy(document("app"), NO_VERSION)
+        for policy, version in ((document("b"), NO_VERSION), (document("b"), 1), (None, 1)):
+            with pytest.raises(ChangedMeanwhile):
+                await cluster.save_policy(policy, version)
+        assert await cluster.policy() == (document("app"), 0)
+
+    timeless.run(work())

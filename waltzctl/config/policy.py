@@ -1,0 +1,221 @@
+"""`waltzctl policy`: who may do what in a cluster, from the coordinator.
+
+A change is written by compare-and-set, and only when a person has seen whose rights it takes away. Servers follow the
+document by themselves, within moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, load, losses
+from waltzctl.picture import attendance
+from waltzctl.picture.attendance import Attendance, Attendant
+from waltzctl.shell.change import Change, Changing, nothing_to_do
+from waltzctl.shell.numbers import check_partitions, spell
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import Meant, check_name, using
+from waltzctl.shell.safety import Danger, Plan
+from waltzctl.show.forms import AnyForm, Column, Listing, put
+from waltzctl.show.policy import NO_POLICY, grants, rights, spelled
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ClusterMeta, PolicyDocument
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, BadMetadata
+from waltzd.protocol.policy import Policy, collisions
+from waltzd.protocol.role import Role
+
+CUT_MAX = 5
+"""Instances that are named."""
+STEPS_MAX = 200
+"""Of a plan: the history keeps them."""
+File = Annotated[Path, Argument(metavar="FILE", dir_okay=False)]
+
+
+def show(*, reach: Meant, output: AnyForm = "table") -> int:
+    """Show the grants of the policy. As YAML or JSON it is a file that `waltzctl policy set` takes.
+
+    \b
+    Examples:
+      waltzctl policy show
+      waltzctl policy show -o yaml
+    """
+    document, _ = using(reach, Cluster.policy)
+    put(grants(document), output)
+    return EXIT_OK
+
+
+def explain(
+    *,
+    name: Annotated[str, Argument(metavar="NAME")],
+    partition: Annotated[int | None, Argument(metavar="[PARTITION]", min=0)] = None,
+    file: Annotated[
+        Path | None, Option("--file", dir_okay=False, metavar="FILE", help="By this file, not by the policy that counts.")
+    ] = None,
+    reach: Meant,
+    output: AnyForm = "table",
+) -> int:
+    """Say what an application of this name may do, in one partition or in all, and which grants say so. The name is that in
+    its certificate; without certificates it is `anonymous`.
+
+    \b
+    Examples:
+      waltzctl policy explain payments
+      waltzctl policy explain payments 3 -o json
+    """
+    check_name(name)
+
+    async def ask(cluster: Cluster) -> tuple[ClusterMeta, PolicyDocument | None]:
+        return await cluster.meta(), (await cluster.policy())[0] if file is None else load(file).document
+
+    meta, document = using(reach, ask)
+    if partition is not None:
+        check_partitions([partition], meta.partitions)
+    put(rights(name, document, range(meta.partitions) if partition is None else [partition]), output)
+    if document is None and output == "table":
+        typer.echo(NO_POLICY)
+    return EXIT_OK
+
+
+def check(*, file: File, output: AnyForm = "table") -> int:
+    """Check a file with a policy, without a cluster: whether it can be read, whether all that it expects of its grants is
+    so, and whether prefixes of locks cannot be told apart. The end is 0 when all is well, and 8 when something is not.
+
+    \b
+    Examples:
+      waltzctl policy test policy.yml
+      waltzctl policy test policy.yml -o json
+    """
+    found = load(file)
+    rows = [{"finding": finding} for finding in _findings(found)]
+    put(
+        Listing(
+            kind="findings",
+            columns=(Column("finding"),),
+            rows=rows,
+            nothing=f"{len(found.grants)} grants, {len(found.expect)} expectations: all is well.",
+            more={"grants": len(found.grants), "expectations": len(found.expect)},
+        ),
+        output,
+    )
+    return EXIT_FINDINGS if rows else EXIT_OK
+
+
+def set_(*, file: File, request: Changing) -> int:
+    """Put the policy of a file in the place of the one that counts. The plan says which grants come and go, which names
+    lose what, and who of them is connected at the moment; such mounts end within two seconds. A name that no grant speaks
+    of may do nothing. Operators always may do everything.
+
+    \b
+    Examples:
+      waltzctl policy set policy.yml --dry-run
+      waltzctl policy set policy.yml --yes --reason 'billing has its own partitions'
+      waltzctl policy set policy.yml --dry-run -o json
+    """
+
+    async def prepare(cluster: Cluster) -> Change:
+        meta, found = await cluster.meta(), load(file)
+        found.check(meta.partitions)
+        if unmet := _unmet(found):
+            raise BadArgument(f"{file.name} expects what its grants do not say: {'; '.join(unmet)}")
+        version = await cluster.policy_version()  # first, so that it notices a change after this look
+        before, trouble = await _present(cluster)
+        if before == found.document:
+            return nothing_to_do("policy set", meta.name)
+        there = await attendance.attendance(cluster, request.reach.tls)
+        is_first = before is None and not trouble
+        steps = [*trouble, *_steps(before, found.document, meta.partitions, there, is_first=is_first)]
+        plan = Plan(
+            verb="policy set",
+            subject=meta.name,
+            steps=_shortened(steps),
+            danger=Danger.ASK,
+        )
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            await cluster.save_policy(found.document, version)
+            return {"grants": len(found.grants)}
+
+        return Change(plan=plan, do=do)
+
+    return request.perform(prepare)
+
+
+def remove(*, request: Changing) -> int:
+    """Take the policy away. Every application that has a certificate of the cluster may do everything then.
+
+    \b
+    Examples:
+      waltzctl policy remove --dry-run
+      waltzctl policy remove --confirm local --reason 'back to trials'
+    """
+
+    async def prepare(cluster: Cluster) -> Change:
+        meta, version = await cluster.meta(), await cluster.policy_version()
+        before, trouble = await _present(cluster)
+        if before is None and not trouble:
+            return nothing_to_do("policy remove", meta.name)
+        count = [] if before is None else [f"take its {len(before.grants)} grants away"]
+        steps = (*trouble, *count, "from then on every application may do everything")
+        plan = Plan(verb="policy remove", subject=meta.name, steps=steps, danger=Danger.TYPED)
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            await cluster.save_policy(None, version)
+            return {}
+
+        return Change(plan=plan, do=do)
+
+    return request.perform(prepare)
+
+
+# -- what a plan says --------------------------------------------------------------------------------------------------
+
+
+async def _present(cluster: Cluster) -> tuple[PolicyDocument | None, list[str]]:
+    """The policy that counts, and what is wrong with it: also one that nobody can read can be replaced."""
+    try:
+        return (await cluster.policy())[0], []
+    except BadMetadata as error:
+        return None, [f"the document that is there cannot be understood, and goes: {error.message}"]
+
+
+def _steps(
+    before: PolicyDocument | None, after: PolicyDocument, partitions: int, there: Attendance, *, is_first: bool
+) -> list[str]:
+    came, went = changed(() if before is None else before.grants, after.grants)
+    live = [one for one in there.attendants if one.role == Role.CLIENT and one.state != "gone"]
+    names = sorted({*exact_names(before, after), *(one.name for one in live)})
+    lost = losses(before, after, names, partitions) if before is not None or is_first else []
+    return [
+        *(["there is no policy yet: from then on what no grant allows is denied"] if is_first else []),
+        *(f"grant: {spelled(grant)}" for grant in came),
+        *(f"take away: {spelled(grant)}" for grant in went),
+        *(_spelled(loss, live) for loss in lost),
+        *(f"note: the locks of {' and '.join(names)} cannot be told apart" for names in collisions(after.grants)),
+        *(f"note: {name} does not answer, so who is connected there is not known" for name in there.silent),
+    ]
+
+
+def _spelled(loss: Loss, live: Sequence[Attendant]) -> str:
+    cut = [one.instance for one in live if one.name == loss.name and not set(loss.partitions).isdisjoint(one.partitions)]
+    told = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
+    end = f"; mounted there at the moment: {told}" if cut else ""
+    return f"{loss.name} may not {loss.verb} any more in {spell(loss.partitions)}{end}"
+
+
+def _shortened(steps: list[str]) -> tuple[str, ...]:
+    return tuple(steps) if len(steps) <= STEPS_MAX else (*steps[:STEPS_MAX], f"and {len(steps) - STEPS_MAX} more")
+
+
+def _unmet(found: PolicyFile) -> list[str]:
+    policy = Policy(found.grants)
+    return [finding for one in found.expect if (finding := one.unmet(policy)) is not None]
+
+
+def _findings(found: PolicyFile) -> list[str]:
+    shared = [f"the locks of {' and '.join(names)} cannot be told apart" for names in collisions(found.grants)]
+    return [*_unmet(found), *shared]

@@ -1,0 +1,176 @@
+"""A policy as a person writes it: a file of YAML or JSON with grants, and with what they shall and shall not allow.
+
+What may be left out in the file is filled in here; everything else is the strict reader of the coordinator's documents, so
+a mistake is told with its place. Of YAML only what JSON can say is taken: no aliases, no tags, and no name twice in one
+mapping, where other readers take the last.
+
+    grants:
+      - names: [billing-*]
+        may: [append, read]
+        partitions: 0-3
+    expect:
+      - {name: billing-1, may: append, partition: 3}
+      - {name: eve, may_not: read, partition: 3}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from waltzctl.show.forms import JSON_VERSION
+from waltzd.cluster.documents import SCHEMA, Name, PolicyDocument, decode, whole_grant, with_defaults
+from waltzd.disk.real import translate
+from waltzd.errors import BadArgument
+from waltzd.protocol.policy import Grant, Policy, Rights, Verb, everything
+
+FILE_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What the grants of a file shall come to, written beside them."""
+
+    name: Name
+    partition: int
+    may: Verb | None = None
+    may_not: Verb | None = None
+
+    def unmet(self, policy: Policy) -> str | None:
+        rights = policy.rights_of(self.name)
+        if self.may is not None and not rights.may(self.may, self.partition):
+            return f"{self.name} should be allowed to {self.may} partition {self.partition}, and is not"
+        if self.may_not is not None and rights.may(self.may_not, self.partition):
+            return f"{self.name} should not be allowed to {self.may_not} partition {self.partition}, and is"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFile(PolicyDocument):
+    expect: tuple[Expectation, ...] = ()
+
+    def mistake(self) -> tuple[str, str] | None:
+        for at, one in enumerate(self.expect):
+            if (one.may is None) == (one.may_not is None):
+                return f"expect[{at}]", "must say either may or may_not"
+        return super().mistake()
+
+    @property
+    def document(self) -> PolicyDocument:
+        return PolicyDocument(grants=self.grants)
+
+    def check(self, partitions: int) -> None:
+        """Raises for a grant that speaks of a partition which the cluster does not have: a typing mistake, most likely."""
+        for at, grant in enumerate(self.grants):
+            for number in () if grant.partitions is None else grant.partitions.replace("-", ",").split(","):
+                if int(number) >= partitions:
+                    raise BadArgument(
+                        f"grants[{at}].partitions: there is no partition {number}; the cluster has {partitions}"
+                    )
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise BadArgument("it has an alias of YAML", next_step="write names that begin with a * in quotes")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} comes twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load(path: Path) -> PolicyFile:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise translate(error, f"reading {path}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise BadArgument(f"{path} is larger than {FILE_BYTES_MAX} bytes: this is no policy")
+    return parse(raw, str(path))
+
+
+def parse(raw: bytes, path: str) -> PolicyFile:
+    try:
+        found = yaml.load(raw.decode(), _Loader)  # noqa: S506 (it is a SafeLoader)
+        text = json.dumps(_filled(found) if isinstance(found, dict) else found)
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        raise BadArgument(f"{path}{where}: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise BadArgument(f"{path} is neither YAML nor JSON: {str(error).splitlines()[0]}") from error
+    return decode(PolicyFile, text.encode(), path, BadArgument)
+
+
+def _filled(found: dict[Any, Any]) -> dict[Any, Any]:
+    """With what may be left out. `version` and `exists` are what `policy show` writes, so that its output can be edited."""
+    filled = {"expect": [], **found, "schema": SCHEMA}
+    if filled.pop("version", JSON_VERSION) != JSON_VERSION:
+        raise BadArgument("it was written by another version of waltzctl")
+    if filled.pop("exists", True) is not True:
+        raise BadArgument(
+            "it is what `policy show` wrote where there was no policy", next_step="`waltzctl policy remove` takes one away"
+        )
+    for name, complete in (("grants", whole_grant), ("expect", partial(with_defaults, Expectation))):
+        if isinstance(filled.get(name), list):
+            filled[name] = [complete(one) for one in filled[name]]
+    return filled
+
+
+# -- what changes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What a name may do no more when one policy takes the place of another."""
+
+    name: str
+    verb: Verb
+    partitions: tuple[int, ...]
+
+
+def losses(before: PolicyDocument | None, after: PolicyDocument | None, names: Iterable[str], count: int) -> list[Loss]:
+    """Of these names, in a cluster of so many partitions."""
+    old, new = (None if one is None else Policy(one.grants) for one in (before, after))
+    return [
+        Loss(name=name, verb=verb, partitions=lost)
+        for name in names
+        for verb in Verb
+        if (lost := _lost(rights(old, name), rights(new, name), verb, count))
+    ]
+
+
+def _lost(old: Rights, new: Rights, verb: Verb, count: int) -> tuple[int, ...]:
+    return tuple(number for number in range(count) if old.may(verb, number) and not new.may(verb, number))
+
+
+def rights(policy: Policy | None, name: str) -> Rights:
+    return everything(name) if policy is None else policy.rights_of(name)
+
+
+def exact_names(*documents: PolicyDocument | None) -> list[str]:
+    """Names that stand in grants in full."""
+    found = {
+        str(pattern)
+        for document in documents
+        if document is not None
+        for grant in document.grants
+        for pattern in grant.names
+        if not pattern.endswith("*")
+    }
+    return sorted(found)
+
+
+def changed(before: Sequence[Grant], after: Sequence[Grant]) -> tuple[list[Grant], list[Grant]]:
+    """Grants that come, and those that go; how often one stands there says nothing."""
+    return [one for one in after if one not in before], [one for one in before if one not in after]

@@ -1,0 +1,141 @@
+"""Which applications are connected to a cluster: what all of its servers say, put together.
+
+An instance mounts partitions at several servers, and each server knows its part. Live at one of them is live; hanging at
+one and nowhere live is hanging; only what all say is gone is gone. A server that does not answer is named: what it knows
+is missing, and an instance that others call gone may be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ServerMeta
+from waltzd.errors import WaltzError
+from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientUse
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.tls import Tls
+
+CALL_SECONDS = 5.0
+STATES = ("live", "hangs", "gone")
+"""What one server says counts for more than what another says behind it."""
+SLOWED_MS = 5000
+"""Who had to wait so lately is slowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attendant:
+    """An instance of an application, at all servers."""
+
+    name: str
+    role: str
+    instance: str
+    state: str
+    peer: str
+    version: str
+    epoch: int
+    age_ms: int
+    quiet_ms: int
+    servers: tuple[str, ...]
+    """Where it has mounts, or had some."""
+    partitions: tuple[int, ...]
+    appended: int
+    appended_bytes: int
+    fed: int
+    fed_bytes: int
+    is_slowed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseAt:
+    """What a name uses at one server: quotas count at each by itself."""
+
+    server: str
+    use: ClientUse
+
+    @property
+    def is_slowed(self) -> bool:
+        return self.use.slowed_ago_ms is not None and self.use.slowed_ago_ms < SLOWED_MS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attendance:
+    attendants: tuple[Attendant, ...]
+    uses: tuple[UseAt, ...]
+    silent: Mapping[str, WaltzError]
+    """Servers that did not answer."""
+
+
+def together(said: Mapping[str, ClientList | WaltzError]) -> Attendance:
+    """Of all servers, by name."""
+    lists = {name: found for name, found in said.items() if isinstance(found, ClientList)}
+    uses = tuple(UseAt(server=name, use=use) for name, found in lists.items() for use in found.names)
+    slowed = {(one.use.role, one.use.name) for one in uses if one.is_slowed}
+    parts: dict[tuple[str, str, str], dict[str, ClientInstance]] = {}
+    for server, found in lists.items():
+        for one in found.clients:
+            parts.setdefault((one.name, one.role, one.instance), {})[server] = one
+    return Attendance(
+        attendants=tuple(_attendant(found, slowed) for _, found in sorted(parts.items())),
+        uses=tuple(sorted(uses, key=lambda one: (one.use.name, one.use.role, one.server))),
+        silent={name: found for name, found in said.items() if isinstance(found, WaltzError)},
+    )
+
+
+def _attendant(found: Mapping[str, ClientInstance], slowed: set[tuple[str, str]]) -> Attendant:
+    state = min((one.state for one in found.values()), key=STATES.index)
+    there = {server: one for server, one in found.items() if one.state == state}
+    ours: Sequence[ClientInstance] = list(there.values())
+    newest, everywhere = min(ours, key=lambda one: one.quiet_ms), found.values()
+    return Attendant(
+        name=newest.name,
+        role=newest.role,
+        instance=newest.instance,
+        state=state,
+        peer=newest.peer,
+        version=newest.version,
+        epoch=max(one.epoch for one in everywhere),
+        age_ms=(min if state == "gone" else max)(one.age_ms for one in ours),
+        quiet_ms=newest.quiet_ms,
+        servers=tuple(sorted(there)),
+        partitions=tuple(sorted({partition for one in ours for partition in one.partitions})),
+        appended=sum(one.appended for one in everywhere),
+        appended_bytes=sum(one.appended_bytes for one in everywhere),
+        fed=sum(one.fed for one in everywhere),
+        fed_bytes=sum(one.fed_bytes for one in everywhere),
+        is_slowed=(newest.role, newest.name) in slowed,
+    )
+
+
+async def attendance(cluster: Cluster, tls: Tls | None) -> Attendance:
+    """Ask all servers that are up."""
+    meta, servers = await cluster.meta(), await cluster.servers()
+
+    async def ask(server: ServerMeta) -> ClientList | WaltzError:
+        asked = ServerAdminClient(server.admin_listen, meta.key, seconds=CALL_SECONDS, tls=tls, name=server.name)
+        async with asked as admin:
+            try:
+                return await admin.clients()
+            except WaltzError as error:
+                return error
+
+    answers = await asyncio.gather(*(ask(server) for server in servers.values()))
+    return together(dict(zip(servers, answers, strict=True)))
+
+
+async def disconnect(cluster: Cluster, tls: Tls | None, name: str, instance: str | None) -> dict[str, int | WaltzError]:
+    """At every server: how many mounts were ended there, or why that is not known."""
+    meta, servers = await cluster.meta(), await cluster.servers()
+
+    async def end(server: ServerMeta) -> int | WaltzError:
+        asked = ServerAdminClient(server.admin_listen, meta.key, seconds=CALL_SECONDS, tls=tls, name=server.name)
+        async with asked as admin:
+            try:
+                return await admin.disconnect(name, instance)
+            except WaltzError as error:
+                return error
+
+    answers = await asyncio.gather(*(end(server) for server in servers.values()))
+    return dict(zip(servers, answers, strict=True))

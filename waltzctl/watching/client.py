@@ -1,0 +1,96 @@
+"""`waltzctl client`: which applications are connected, and ending their mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from waltzctl.picture import attendance
+from waltzctl.picture.attendance import Attendance
+from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import Meant, unknown, using
+from waltzctl.shell.safety import Plan
+from waltzctl.show.client import client, clients
+from waltzctl.show.forms import AnyForm, put
+from waltzd.cluster.clients import ClientNames
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ClientMeta
+from waltzd.errors import EXIT_OK, Unfinished, WaltzError
+
+
+def list_(
+    *,
+    with_gone: Annotated[bool, Option("--all", help="Those that were connected lately, too.")] = False,
+    reach: Meant,
+    output: AnyForm = "table",
+) -> int:
+    """The instances of applications that are connected, a line each: the name in the certificate (`anonymous` without one),
+    what the process calls itself, whether it lives, since when, when something was heard of it, and what it has mounted.
+    One that hangs has connections whose heartbeat is overdue. One that is slowed wants more than its quota.
+
+    \b
+    Examples:
+      waltzctl client list
+      waltzctl client list --all -o wide
+    """
+    put(clients(using(reach, lambda cluster: attendance.attendance(cluster, reach.tls)), with_gone=with_gone), output)
+    return EXIT_OK
+
+
+def describe(*, name: Annotated[str, Argument(metavar="NAME")], reach: Meant, output: AnyForm = "table") -> int:
+    """One application: when it was seen first and last, its instances, and what it uses at each server: mounts, bytes in
+    flight, how long it was slowed by its quota, and how many mounts were refused to it.
+
+    \b
+    Examples:
+      waltzctl client describe anonymous
+      waltzctl client describe anonymous -o json
+    """
+
+    async def ask(cluster: Cluster) -> tuple[Attendance, Mapping[str, ClientMeta]]:
+        return await attendance.attendance(cluster, reach.tls), await ClientNames(cluster.coordinator).all()
+
+    found, kept = using(reach, ask)
+    names = {*kept, *(one.name for one in found.attendants)}
+    if name not in names:
+        raise unknown("application", name, names)
+    put(client(name, found, kept.get(name)), output)
+    return EXIT_OK
+
+
+def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], request: Changing) -> int:
+    """End the mounts of an application, or of one of its instances, behind what was decided. The library mounts again by
+    itself, within a second: this is for one that hangs. To keep a name out, take its grants away with `waltzctl policy
+    set`.
+
+    \b
+    Examples:
+      waltzctl client disconnect anonymous --dry-run
+      waltzctl client disconnect billing/box-7:4711 --dry-run
+    """
+    name, _, instance = subject.partition("/")
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await attendance.attendance(cluster, request.reach.tls)
+        steps = tuple(
+            f"end the mounts of {one.name}/{one.instance} at {', '.join(one.servers)}"
+            for one in found.attendants
+            if one.name == name and one.state != "gone" and instance in ("", one.instance)
+        )
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            ended = await attendance.disconnect(cluster, request.reach.tls, name, instance or None)
+            silent = {server: why for server, why in ended.items() if isinstance(why, WaltzError)}
+            if silent:
+                raise Unfinished(
+                    f"{', '.join(silent)} did not answer: {next(iter(silent.values())).message}",
+                    not_done="mounts there were not ended",
+                )
+            return {"mounts": sum(count for count in ended.values() if isinstance(count, int))}
+
+        return Change(plan=Plan(verb="client disconnect", subject=subject, steps=steps), do=do)
+
+    return request.perform(prepare)

@@ -1,0 +1,271 @@
+"""Who may do what: grants, and what they come to for one name. Pure.
+
+A grant says what names may do, on which partitions, with which locks, how much of it. Grants only add: there is no deny, no
+order and no inheritance, so what a name may do is the sum of the grants that speak of it, and more grants never mean less.
+Where there is no policy at all, every name may do everything; where there is one, what no grant allows is denied.
+
+A name is that in the certificate of an application; without certificates all are `ANONYMOUS`. A pattern is a name, or the
+beginning of names with a star behind it. So the grants of a name are found by its beginnings, however many there are; they
+are added up once for each name (`Policy.rights_of`), and what a mount or a frame asks after that is a look at a bit.
+Partitions are bits of one number, of which -1 is all.
+
+A lock is known to servers by 64 bits only. Their highest 16 are its namespace (`waltzd.protocol.locks`): that of the first
+part of its name, in front of the first dot. So a grant can speak of prefixes, and a whole frame is checked at once. Two
+prefixes in 65,536 share a namespace: `collisions` tells which.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import NewType, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waltzd.format.layout import PARTITIONS_MAX
+from waltzd.protocol.locks import NAMESPACE_BITS, namespace_of
+
+ANONYMOUS = "anonymous"
+"""Every caller where there are no certificates."""
+Pattern = NewType("Pattern", str)
+"""Of names: `payments`, `billing-*`, `*`."""
+Ranges = NewType("Ranges", str)
+"""Of partitions: `0-3,7`."""
+Prefix = NewType("Prefix", str)
+"""Of the names of locks: the part in front of the first dot."""
+Amount = NewType("Amount", int)
+"""At least 1."""
+Spaces: TypeAlias = frozenset[int]
+"""Namespaces of locks that are allowed."""
+
+_SPACE_AT = 64 - NAMESPACE_BITS
+_SHIFT = np.uint64(_SPACE_AT)
+ALL = -1
+"""The bits of all partitions."""
+PREFIX_LENGTH_MAX = 64
+RANGES_LENGTH_MAX = 4096
+NAMES_MAX = 4096
+"""Whose rights are kept added up; those that were asked for last."""
+_PATTERN = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}\*")
+_RANGE = re.compile(r"(0|[1-9][0-9]{0,4})(?:-(0|[1-9][0-9]{0,4}))?")
+
+
+class Verb(enum.StrEnum):
+    APPEND = "append"
+    READ = "read"
+    """Records by their ids, times, and the feed."""
+    SUBSCRIBE = "subscribe"
+    """The feed only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """How much a name may have at a time, or each second; None sets no bound."""
+
+    bytes_per_second: Amount | None = None
+    transactions_per_second: Amount | None = None
+    mounts: Amount | None = None
+    inflight_bytes: Amount | None = None
+    lock_marks_per_second: Amount | None = None
+    """Of any one lock."""
+
+
+NO_QUOTAS = Quotas()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    names: tuple[Pattern, ...]
+    may: tuple[Verb, ...]
+    partitions: Ranges | None = None
+    """None: all of them."""
+    lock_prefixes: tuple[Prefix, ...] | None = None
+    """What its appends may lock; None: everything."""
+    quotas: Quotas | None = None
+    one_instance: bool = False
+    """Of each name only one instance is live at a time: a newer one displaces the older."""
+
+
+# -- what a person writes ----------------------------------------------------------------------------------------------
+
+
+def is_pattern(text: str) -> bool:
+    return _PATTERN.fullmatch(text) is not None
+
+
+def is_prefix(text: str) -> bool:
+    return 0 < len(text) <= PREFIX_LENGTH_MAX and "." not in text and text.isprintable()
+
+
+def is_ranges(text: str) -> bool:
+    return 0 < len(text) <= RANGES_LENGTH_MAX and all(_is_range(part) for part in text.split(","))
+
+
+def _is_range(text: str) -> bool:
+    found = _RANGE.fullmatch(text)
+    return found is not None and int(found[1]) <= int(found[2] or found[1]) < PARTITIONS_MAX
+
+
+@lru_cache(maxsize=4096)
+def _bits(ranges: Ranges | None) -> int:
+    bits = ALL if ranges is None else 0
+    for part in () if ranges is None else ranges.split(","):
+        first, _, last = part.partition("-")
+        bits |= (1 << int(last or first) + 1) - (1 << int(first))
+    return bits
+
+
+def _has(bits: int, partition: int) -> bool:
+    """Of a caller's word: it may be no partition at all, and below 0."""
+    return partition >= 0 and bits >> partition & 1 == 1
+
+
+# -- what it comes to --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Rights:
+    """Of one name: what all grants that speak of it come to."""
+
+    name: str
+    grants: tuple[Grant, ...] = ()
+    quotas: Quotas = NO_QUOTAS
+    """The highest of those grants that set one. A grant that sets none leaves it to the others."""
+    one_instance: bool = False
+    _append: int = ALL
+    _read: int = ALL
+    _subscribe: int = ALL
+    _locks: tuple[tuple[int, tuple[Prefix, ...] | None], ...] = ((ALL, None),)
+    """Partitions, and the locks that appends to them may have."""
+    _spaces: dict[int, Spaces | None] = field(default_factory=dict)
+
+    @property
+    def sees_everything(self) -> bool:
+        return self._append | self._read | self._subscribe == ALL
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self._append | self._read | self._subscribe)
+
+    def may_append(self, partition: int) -> bool:
+        return _has(self._append, partition)
+
+    def may_read(self, partition: int) -> bool:
+        return _has(self._read, partition)
+
+    def may_subscribe(self, partition: int) -> bool:
+        """Take the feed: a name that may read may do that, too."""
+        return _has(self._subscribe | self._read, partition)
+
+    def may(self, verb: Verb, partition: int) -> bool:
+        ask = {Verb.APPEND: self.may_append, Verb.READ: self.may_read, Verb.SUBSCRIBE: self.may_subscribe}
+        return ask[verb](partition)
+
+    def may_see(self, partition: int) -> bool:
+        """Where it is, and how far its log has come: with any right to it."""
+        return _has(self._append | self._read | self._subscribe, partition)
+
+    def locks(self, partition: int) -> Spaces | None:
+        """What appends to the partition may lock; None: everything."""
+        if partition not in self._spaces:
+            found = [prefixes for bits, prefixes in self._locks if _has(bits, partition)]
+            is_free = None in found
+            spaces = frozenset(namespace_of(prefix) for prefixes in found for prefix in prefixes or ())
+            self._spaces[partition] = None if is_free else spaces
+        return self._spaces[partition]
+
+    def may_lock(self, partition: int, hash: int) -> bool:
+        spaces = self.locks(partition)
+        return spaces is None or hash >> _SPACE_AT in spaces
+
+
+def everything(name: str) -> Rights:
+    """Of an operator, and of everybody where there is no policy."""
+    return Rights(name)
+
+
+def nothing(name: str) -> Rights:
+    return Rights(name, _append=0, _read=0, _subscribe=0, _locks=())
+
+
+def first_denied(spaces: Spaces, locks: NDArray[np.uint64]) -> int | None:
+    """The first of these locks that is not allowed."""
+    found: list[int] = (locks >> _SHIFT).tolist()
+    if spaces.issuperset(found):
+        return None
+    return int(locks[next(at for at, space in enumerate(found) if space not in spaces)])
+
+
+class Policy:
+    """All grants, ready to be asked."""
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self.grants = tuple(grants)
+        self._exact: defaultdict[str, list[int]] = defaultdict(list)
+        self._begins: defaultdict[str, list[int]] = defaultdict(list)
+        self._lengths: tuple[int, ...] = ()
+        self._known: OrderedDict[str, Rights] = OrderedDict()
+        for at, grant in enumerate(self.grants):
+            for pattern in grant.names:
+                (self._begins[pattern[:-1]] if pattern.endswith("*") else self._exact[pattern]).append(at)
+        self._lengths = tuple(sorted({len(beginning) for beginning in self._begins}))
+
+    def rights_of(self, name: str) -> Rights:
+        known = self._known
+        rights = known.get(name)
+        if rights is None:
+            rights = known[name] = _sum(name, [self.grants[at] for at in self._grants_of(name)])
+            if len(known) > NAMES_MAX:
+                known.popitem(last=False)
+        else:
+            known.move_to_end(name)
+        return rights
+
+    def _grants_of(self, name: str) -> list[int]:
+        found = set(self._exact.get(name, ()))
+        for length in self._lengths:
+            if length <= len(name):
+                found.update(self._begins.get(name[:length], ()))
+        return sorted(found)
+
+
+def _sum(name: str, grants: Sequence[Grant]) -> Rights:
+    bits = dict.fromkeys(Verb, 0)
+    locks: dict[tuple[Prefix, ...] | None, int] = {}
+    for grant in grants:
+        where = _bits(grant.partitions)
+        for verb in grant.may:
+            bits[verb] |= where
+        if Verb.APPEND in grant.may:
+            locks[grant.lock_prefixes] = locks.get(grant.lock_prefixes, 0) | where
+    return Rights(
+        name,
+        grants=tuple(grants),
+        quotas=_highest([grant.quotas for grant in grants if grant.quotas is not None]),
+        one_instance=any(grant.one_instance for grant in grants),
+        _append=bits[Verb.APPEND],
+        _read=bits[Verb.READ],
+        _subscribe=bits[Verb.SUBSCRIBE],
+        _locks=tuple((where, prefixes) for prefixes, where in locks.items()),
+    )
+
+
+def _highest(quotas: Sequence[Quotas]) -> Quotas:
+    if len(quotas) < 2:
+        return quotas[0] if quotas else NO_QUOTAS
+    said = {item.name: [getattr(one, item.name) for one in quotas] for item in fields(Quotas)}
+    return Quotas(**{name: max((one for one in found if one is not None), default=None) for name, found in said.items()})
+
+
+def collisions(grants: Iterable[Grant]) -> list[tuple[Prefix, ...]]:
+    """Prefixes of locks that share a namespace: who may use one may use the others."""
+    found: defaultdict[int, dict[Prefix, None]] = defaultdict(dict)
+    for grant in grants:
+        for prefix in grant.lock_prefixes or ():
+            found[namespace_of(prefix)][prefix] = None
+    return [tuple(sorted(prefixes)) for prefixes in found.values() if len(prefixes) > 1]

@@ -1,0 +1,53 @@
+"""The policy of the cluster, followed: each version that can be understood counts from the moment at which it is noticed.
+
+The last good one stays while the coordinator cannot be asked, and while the document cannot be understood. A server that
+has read none since it started lets nobody in but operators. A document that was taken away is a policy, too: everybody may
+do everything again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import PolicyDocument
+from waltzd.errors import BadMetadata
+from waltzd.protocol.policy import Policy
+from waltzd.server.clients.access import Access
+from waltzd.server.reconcile import Reconciler
+
+log = logging.getLogger("waltz.server")
+
+
+class PolicyFollower:
+    def __init__(self, cluster: Cluster, access: Access) -> None:
+        self._cluster = cluster
+        self._access = access
+        self._counts: PolicyDocument | None = None
+        self._has_read = False
+        self.trouble = ""
+        """Why the newest document does not count, in one sentence."""
+        self.reconciler = Reconciler("policy", wait=cluster.wait_for_policy, act=self.read)
+
+    async def read(self) -> None:
+        try:
+            document, _ = await self._cluster.policy()
+        except BadMetadata as error:
+            self._spoiled(error)
+            return
+        if self.trouble:
+            log.info("the policy can be read again")
+        self.trouble = ""
+        if document != self._counts or not self._has_read:
+            self._access.adopt(None if document is None else Policy(document.grants))
+            count = "there is none: everybody may do everything" if document is None else f"{len(document.grants)} grants"
+            log.info("policy: %s", count)
+        self._counts, self._has_read = document, True
+
+    def _spoiled(self, error: BadMetadata) -> None:
+        if error.message == self.trouble:
+            return
+        self.trouble = error.message
+        self._access.close(error.message)
+        rest = "the one before stays" if self._access.why_closed is None else "nobody but operators is let in"
+        log.error("policy: %s %s; %s", error.code, error.message, rest, extra=error.facts)

@@ -1,0 +1,54 @@
+"""The roster of applications: which names there are, kept by the coordinator, and forgotten when they were away for long.
+
+Every server writes down the names that are connected to it, seldom; the leader takes out what nobody has seen for months.
+Nothing is decided by it, and nothing waits for it: while the coordinator is silent it is written later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from waltzd.cluster.clients import SEEN_SECONDS, ClientNames
+from waltzd.errors import WaltzError
+from waltzd.server.clients.registry import Registry
+
+log = logging.getLogger("waltz.server")
+LOOK_SECONDS = 60.0
+"""How often a server looks which names are connected."""
+FORGET_SECONDS = 3600.0
+"""How often the leader looks for names to forget."""
+
+
+class Roster:
+    def __init__(self, names: ClientNames, registry: Registry, *, is_leader: Callable[[], bool]) -> None:
+        self._names = names
+        self._registry = registry
+        self._is_leader = is_leader
+        self._noted: dict[str, float] = {}
+        """When each name that is connected was looked up last."""
+        self._forgot_at = 0.0
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look(asyncio.get_running_loop().time())
+            except WaltzError as error:
+                log.info("the names of applications are written down later: %s %s", error.code, error.message)
+
+    async def look(self, now: float) -> None:
+        connected = self._registry.names
+        self._noted = {name: self._noted[name] for name in connected if name in self._noted}
+        for name in connected:
+            if now - self._noted.get(name, -SEEN_SECONDS) >= SEEN_SECONDS:
+                await self._names.note_seen(name)
+                self._noted[name] = now
+        if self._is_leader() and now - self._forgot_at >= FORGET_SECONDS:
+            gone = await self._names.forget()
+            self._forgot_at = now
+            if gone:
+                log.info(
+                    "%d names of applications were not seen for long, and are forgotten: %s", len(gone), ", ".join(gone)
+                )
