@@ -25,6 +25,9 @@ I32: TypeAlias = NDArray[np.int32]
 SEQUENCE_MAX = 0x7FFFFFFF
 LOCK_BYTES = 9
 """Of one lock in a batch: its id and its mode."""
+PROBE_HEADER = 0x57414C5A
+"""Of a transaction that an operator's tool writes to see whether the log takes one. No application writes it, and no
+application is fed what carries it."""
 
 
 class FeedMode(enum.IntEnum):
