@@ -15,7 +15,18 @@ from sqlalchemy.engine import Connection, Engine
 
 from tests.process.postgres import LocalPostgres, programs
 from tests.process.test_sql_processes import applier, finish
-from tests.unit.waltzd.test_sql import FORBIDDEN, ROWS, TABLES, Given, Unhappy, content, feed, holds, insert_and_count
+from tests.unit.waltzd.sql.test_view import (
+    CLUSTER,
+    FORBIDDEN,
+    ROWS,
+    TABLES,
+    Given,
+    Unhappy,
+    content,
+    feed,
+    holds,
+    insert_and_count,
+)
 from waltzd.errors import ApplyFailed, DatabaseUnavailable, NotTransactional, WaltzError
 from waltzd.sql import SqlView
 
@@ -42,7 +53,7 @@ def engine(postgres: LocalPostgres) -> Engine:
     """With an empty database."""
     engine = postgres.engine()
     with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE IF EXISTS waltz_marks, rows, total"))
+        connection.execute(sa.text("DROP TABLE IF EXISTS waltz_views, waltz_marks, waltz_dead_letters, rows, total"))
     return engine
 
 
@@ -50,7 +61,7 @@ def view_of(
     engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
 ) -> SqlView[Given]:
     view = SqlView(engine, apply, tables=TABLES, **settings)
-    view.prepare()
+    view.prepare(CLUSTER)
     view.read_mark(0)
     return view
 
@@ -163,6 +174,8 @@ def test_a_commit_whose_answer_is_lost(postgres: LocalPostgres, engine: Engine, 
     view_of(engine)
     broken = postgres.engine(creator=lambda: Forgetful.connect(postgres.socket))
     view = SqlView(broken, insert_and_count, batch_max=2)
+    Forgetful.break_at = 0
+    view.prepare(CLUSTER)
     Forgetful.commits, Forgetful.break_at, Forgetful.is_heard = 0, break_at, is_heard
     with pytest.raises(DatabaseUnavailable, match="server closed the connection") as raised:
         view.apply_all(feed(0, 3))
@@ -252,9 +265,13 @@ def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> No
         else:
             connection.execute(sa.text("END"))
 
+    one = sa.create_engine(engine.url, pool_size=1, max_overflow=0)
     with pytest.raises((ApplyFailed, DatabaseUnavailable)):
-        view_of(engine, apply).apply_all([Given(0)])
-    assert content(engine) == ([], 0, -1)
+        view_of(one, apply).apply_all([Given(0)])
+    with one.begin() as connection:  # the same one: nothing of what was refused may be left in it
+        connection.execute(sa.insert(ROWS).values(id=7, text="of somebody else"))
+    assert content(engine) == ([7], 0, -1)
+    one.dispose()
 
 
 def test_an_engine_that_commits_by_itself_is_refused(postgres: LocalPostgres, engine: Engine) -> None:
