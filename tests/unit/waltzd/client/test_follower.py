@@ -14,6 +14,8 @@ from waltzd.errors import BadArgument, ForeignCluster
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.testing import LocalCluster
 
+PATIENCE_SECONDS = 20
+
 
 def transaction(id: int, header: int = 0) -> Transaction:
     return Transaction(0, id, header, 0, 0, (1, 1, id), b"", None, None)
@@ -60,7 +62,8 @@ async def follow(view: View, *pieces: list[Transaction], batch_max: int = 1000) 
     for piece in pieces:
         follower.put(len(piece), lambda piece=piece: piece, False)  # type: ignore[misc]
     running = asyncio.create_task(follower.run(view.last))
-    await follower.reached(pieces[-1][-1].id)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await follower.reached(pieces[-1][-1].id)
     follower.stop()
     await running
     assert sum(consumed) == sum(map(len, pieces))
@@ -99,6 +102,26 @@ def test_what_came_in_pieces_is_taken_together() -> None:
     view = Batches()
     asyncio.run(follow(view, *[feed(id) for id in range(10)], batch_max=4))
     assert view.parts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_group_that_came_in_pieces_is_held_until_its_end() -> None:
+    view = Batches()
+    groups = [transaction(0), transaction(1), transaction(2)]
+    groups[2].follows = True
+
+    async def story() -> None:
+        follower = Follower(0, view, call=call_here, batch_max=1000, consumed=lambda size: None)
+        follower.put(1, lambda: groups[:1], False)
+        follower.put(1, lambda: groups[1:2], True)
+        running = asyncio.create_task(follower.run(-1))
+        await follower.reached(0)
+        follower.put(1, lambda: groups[2:], False)
+        await follower.reached(2)
+        follower.stop()
+        await running
+
+    asyncio.run(story())
+    assert view.parts == [[0], [1, 2]]
 
 
 def test_no_application_writes_what_looks_like_a_probe() -> None:

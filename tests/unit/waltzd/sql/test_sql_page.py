@@ -13,6 +13,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from tests.unit.fake_server import FakeCluster
+from waltzd.client.blocking import BlockingClient
 from waltzd.client.view import Transaction
 from waltzd.errors import BadArgument, ForeignCluster, PartitionParked
 from waltzd.protocol.locks import Committed
@@ -211,3 +213,15 @@ def test_a_view_that_was_filled_from_another_cluster_stops_the_client_at_once(en
 
     LocalCluster().run(fill)
     LocalCluster().run(come_from_elsewhere)
+
+
+def test_a_blocking_client_keeps_a_view_and_waits_for_it(engine: Engine) -> None:
+    names, fake = page(), FakeCluster(partitions=2)
+    view = names["fast_view"](engine)
+    with BlockingClient("s0:1", connect=fake.connect, handler=view) as client:
+        partition = client.partition_of(3)
+        outcome = client.append(change(3, 5), partition=partition)
+        assert isinstance(outcome, Committed)
+        view.wait_blocking(outcome, partition=partition, timeout=60)
+        assert view.read_marks() == {partition: 0, 1 - partition: -1}
+    asyncio.run(view.close())
