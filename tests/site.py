@@ -29,7 +29,7 @@ API = {
         *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
         *("waltzd.Outcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
     ),
-    "SQL views": ("waltzd.sql",),
+    "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
     "Testing": ("waltzd.testing.LocalCluster",),
     "Errors": ("waltzd.errors",),
 }

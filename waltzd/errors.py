@@ -609,6 +609,26 @@ class NotTransactional(WaltzError):
     next_step = "give an engine that does not commit by itself, and tables of a transactional kind"
 
 
+class OtherView(WaltzError):
+    """The application's database holds something else under the name of this view: the marks of another function, or a
+    table of marks that an earlier version made. Two functions under one name would each leave out what the other one has
+    applied, so nothing was applied. A function that only got another name is taken with `accept_rename=True`."""
+
+    code, exit_code = "W2084", EXIT_CONFLICT
+    not_done = "nothing was applied"
+    next_step = "give each view a name of its own"
+
+
+class NotApplied(WaltzError):
+    """A view had not applied a transaction by the time that the caller could wait. The transaction is in the log, and the
+    view will have it: nothing is lost. The process that applies is slow, stopped, or stands in front of a transaction that
+    it cannot apply."""
+
+    code, exit_code, retry = "W2086", EXIT_TIMEOUT, Retry.LATER
+    not_done = "what the view shows does not contain the transaction yet"
+    next_step = "answer from the view as it is, or try again; if it lasts, look at the process that applies"
+
+
 class UnfitSegment(WaltzError):
     """A segment file that was sent to a replica cannot be installed: a record in it fails its checks, it has none, it is
     longer or shorter than announced, or it ends before records that the replica would lose by it. It was thrown away and

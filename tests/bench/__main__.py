@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import curves, formats, idle, moves, spark, storage, tool
+from tests.bench import curves, formats, idle, moves, spark, storage, tool, views
 from tests.bench.peers import command as peers
 
 BENCHES = {
@@ -16,6 +16,7 @@ BENCHES = {
     "spark": spark.main,
     "storage": storage.main,
     "tool": tool.main,
+    "views": views.main,
 }
 
 

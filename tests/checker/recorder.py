@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
 from tests.checker.history import UNTIMED, LogRecord, Observed, Operation, Recording, Seen
+from waltzd.client.follower import call_here, introduce
 from waltzd.client.view import (
     Builder,
     Decision,
@@ -201,6 +203,9 @@ class _RecordedHandler:
         self._inner = inner
         self._recorder = recorder
         self._marks: dict[int, int] = {}
+
+    async def opened(self, cluster: UUID) -> None:
+        await introduce(self._inner, call_here, cluster)
 
     async def mark(self, partition: int) -> int:
         found = self._inner.mark(partition)

@@ -21,10 +21,11 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
-from waltzctl.watching.probe import HEADER, PAYLOAD
+from waltzctl.watching.probe import PAYLOAD
 from waltzd import BlockingClient
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster
+from waltzd.protocol.batches import PROBE_HEADER
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
@@ -78,7 +79,7 @@ def test_a_probe_is_committed_and_read_back(live: LocalCluster, waltzctl: Tool) 
         assert one["commit_milliseconds"] > 0
         with BlockingClient(",".join(live.server_addresses)) as client:
             read = client.read(one["partition"], one["id"])
-        assert (read.header, read.payload) == (HEADER, PAYLOAD)
+        assert (read.header, read.payload) == (PROBE_HEADER, PAYLOAD)
     told = waltzctl("health", "--directory", live.directory)
     assert (told.code, told.err) == (0, "")
     assert told.out.startswith("healthy: 4 partitions committed a probe and gave it back\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from waltzd.client.view import Builder, Declined, Handler, Transaction, Transact
 from waltzd.protocol.locks import Committed, Outcome, Rejected, write_lock
 
 PATIENCE_SECONDS = 60
+_log = logging.getLogger("counter")
 
 
 class CounterView:
@@ -42,7 +44,7 @@ class CounterView:
     async def apply(self, transaction: Transaction) -> None:
         async with self._moved:
             if transaction.partition == self.partition:
-                self.value += json.loads(transaction.payload)["add"]
+                self.value += amount_of(transaction)
                 self.lowest = min(self.lowest, self.value)
             self._marks[transaction.partition] = transaction.id
             self._moved.notify_all()
@@ -50,6 +52,15 @@ class CounterView:
     async def reached(self, id: int) -> None:
         async with self._moved:
             await self._moved.wait_for(lambda: self.mark(self.partition) >= id)
+
+
+def amount_of(transaction: Transaction) -> int:
+    """What somebody else wrote into this partition changes nothing, in every view alike: the payload alone decides."""
+    try:
+        return int(json.loads(transaction.payload)["add"])
+    except (ValueError, KeyError, TypeError):
+        _log.warning("transaction %d of partition %d is no change of a counter", transaction.id, transaction.partition)
+        return 0
 
 
 class Change(TransactionContext):
@@ -141,8 +152,9 @@ async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, s
                 working.create_task(work(number, client))
         end = await made[0].high_water_mark(partition)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            for view in views:
-                await view.reached(end)
+            for client in made:
+                while client.mark(partition) < end:
+                    await asyncio.sleep(0.01)
     finally:
         for client in made:
             await client.close()
@@ -157,7 +169,7 @@ def main(
     clients: int = 4,
     changes: Annotated[int, Option(help="By each client.")] = 25,
     seed: int = 0,
-    partition: Annotated[int, Option(help="Where the counter is; nothing else may be in there.")] = 0,
+    partition: Annotated[int, Option(help="Where the counter is; what else is in there does not count.")] = 0,
 ) -> None:
     """Race for a counter that must not fall below zero."""
 

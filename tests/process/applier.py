@@ -1,7 +1,7 @@
 """A process that keeps a view and may be killed: `python -m tests.process.applier URL LAST BATCH [--die-at N]`.
 
 It applies the transactions 0 to LAST of partition 0 from wherever the mark is, to the rows and the total of
-`tests.unit.waltzd.test_sql`. With `--die-at` it kills itself in front of its n-th statement or commit.
+`tests.unit.waltzd.sql.test_view`. With `--die-at` it kills itself in front of its n-th statement or commit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from tests.unit.waltzd.test_sql import TABLES, feed, insert_and_count
+from tests.unit.waltzd.sql.test_view import CLUSTER, TABLES, feed, insert_and_count
 from waltzd.errors import DatabaseUnavailable
 from waltzd.sql import SqlView, sqlite
 
@@ -28,7 +28,7 @@ def main(url: str, last: int, batch: int, die_at: int) -> None:
     view = SqlView(engine, insert_and_count, tables=TABLES, batch_max=batch)
     for _ in range(ATTEMPTS):  # as a client does, without its back-off
         try:
-            view.prepare()
+            view.prepare(CLUSTER)
             mark = view.read_mark(0)
             print(mark, flush=True)
             view.apply_all(feed(mark + 1, last))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,23 @@ SECONDS = 120
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    cluster = Cluster.make(tmp_path_factory.mktemp("examples"), partitions=3)
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def servers(directory: Path) -> Iterator[str]:
+    cluster = Cluster.make(directory, partitions=4)
     cluster.start()
     yield cluster.servers
     cluster.close()
+
+
+def operator(directory: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "waltzctl", *words, "--directory", str(directory)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +57,25 @@ def test_the_bank(servers: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-4000:] + done.stdout
         assert "accounts add up to 0" in done.stdout
         assert "the databases agree: True" in done.stdout
+
+
+def test_the_examples_go_on_behind_probes_and_what_somebody_else_wrote(
+    servers: str, directory: Path, tmp_path: Path
+) -> None:
+    for partition in ("0", "3"):
+        operator(directory, "health")
+        operator(directory, "txn", "append", partition, "hello")
+        operator(directory, "health")
+    done = example("counter", "--servers", servers, "--clients", "2", "--changes", "5", "--partition", "3")
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout
+    assert "is no change of a counter" in done.stderr
+    path = tmp_path / "bank.db"
+    done = example("bank", "--servers", servers, "--database", str(path), "--transfers", "10")
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT partition_id, header, reason FROM waltz_dead_letters").fetchall()
+    assert [(partition, header) for partition, header, _ in found] == [(0, 0)]
+    assert "JSONDecodeError" in found[0][2]
 
 
 def test_a_wrong_address_is_said(tmp_path: Path) -> None:

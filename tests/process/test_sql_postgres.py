@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -15,8 +16,23 @@ from sqlalchemy.engine import Connection, Engine
 
 from tests.process.postgres import LocalPostgres, programs
 from tests.process.test_sql_processes import applier, finish
-from tests.unit.waltzd.test_sql import FORBIDDEN, ROWS, TABLES, Given, Unhappy, content, feed, holds, insert_and_count
-from waltzd.errors import ApplyFailed, DatabaseUnavailable, NotTransactional, WaltzError
+from tests.unit.waltzd.sql.test_view import (
+    CLUSTER,
+    FORBIDDEN,
+    OTHER_CLUSTER,
+    ROWS,
+    TABLES,
+    Given,
+    Unhappy,
+    content,
+    feed,
+    holds,
+    insert_and_count,
+    insert_many,
+    letters,
+    refusing,
+)
+from waltzd.errors import ApplyFailed, DatabaseUnavailable, ForeignCluster, NotTransactional, OtherView, WaltzError
 from waltzd.sql import SqlView
 
 FOUND = programs()
@@ -42,7 +58,7 @@ def engine(postgres: LocalPostgres) -> Engine:
     """With an empty database."""
     engine = postgres.engine()
     with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE IF EXISTS waltz_marks, rows, total"))
+        connection.execute(sa.text("DROP TABLE IF EXISTS waltz_views, waltz_marks, waltz_dead_letters, rows, total"))
     return engine
 
 
@@ -50,7 +66,7 @@ def view_of(
     engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
 ) -> SqlView[Given]:
     view = SqlView(engine, apply, tables=TABLES, **settings)
-    view.prepare()
+    view.prepare(CLUSTER)
     view.read_mark(0)
     return view
 
@@ -163,6 +179,8 @@ def test_a_commit_whose_answer_is_lost(postgres: LocalPostgres, engine: Engine, 
     view_of(engine)
     broken = postgres.engine(creator=lambda: Forgetful.connect(postgres.socket))
     view = SqlView(broken, insert_and_count, batch_max=2)
+    Forgetful.break_at = 0
+    view.prepare(CLUSTER)
     Forgetful.commits, Forgetful.break_at, Forgetful.is_heard = 0, break_at, is_heard
     with pytest.raises(DatabaseUnavailable, match="server closed the connection") as raised:
         view.apply_all(feed(0, 3))
@@ -252,11 +270,78 @@ def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> No
         else:
             connection.execute(sa.text("END"))
 
+    one = sa.create_engine(engine.url, pool_size=1, max_overflow=0)
     with pytest.raises((ApplyFailed, DatabaseUnavailable)):
-        view_of(engine, apply).apply_all([Given(0)])
-    assert content(engine) == ([], 0, -1)
+        view_of(one, apply).apply_all([Given(0)])
+    with one.begin() as connection:  # the same one: nothing of what was refused may be left in it
+        connection.execute(sa.insert(ROWS).values(id=7, text="of somebody else"))
+    assert content(engine) == ([7], 0, -1)
+    one.dispose()
 
 
 def test_an_engine_that_commits_by_itself_is_refused(postgres: LocalPostgres, engine: Engine) -> None:
     with pytest.raises(NotTransactional, match="commits every statement"):
         view_of(postgres.engine(isolation_level="AUTOCOMMIT"))
+
+
+def test_a_function_for_many_and_one_that_refuses(engine: Engine) -> None:
+    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+        insert_many(connection, given)
+        if any(one.id in (3, 4) for one in given):
+            raise Unhappy("no")
+
+    view: SqlView[Given] = SqlView(engine, apply_many=apply_many, tables=TABLES, tries=1, dead_letters=True, batch_max=4)
+    view.prepare(CLUSTER)
+    view.read_mark(0)
+    view.apply_all([Given(0), Given(1, follows=False), Given(2), Given(3), Given(4, follows=True), Given(5)])
+    assert content(engine) == ([0, 1, 2, 5], 4, 5)
+    assert [letter[3] for letter in letters(engine)] == [3, 4]
+
+
+def test_several_views_put_the_same_poison_aside_once(engine: Engine) -> None:
+    views: list[SqlView[Given]] = []
+    for size in (1, 3, 5):
+        view: SqlView[Given] = SqlView(
+            engine, refusing(*range(0, 60, 7)), tables=TABLES, batch_max=size, tries=2, dead_letters=True
+        )
+        view.prepare(CLUSTER)
+        view.read_mark(0)
+        views.append(view)
+
+    def follow(view: SqlView[Given]) -> None:
+        while view.read_mark(0) < 59:
+            with contextlib.suppress(ApplyFailed):
+                view.apply_all(feed(view.read_mark(0) + 1, 59))
+
+    in_threads(*[functools.partial(follow, view) for view in views])
+    good = [id for id in range(60) if id % 7]
+    assert content(engine) == (good, len(good), 59)
+    assert [letter[3] for letter in letters(engine)] == list(range(0, 60, 7))
+
+
+def test_a_view_is_waited_for_from_another_connection(engine: Engine) -> None:
+    applying, waiting = view_of(engine), SqlView[Given](engine, insert_and_count)
+    thread = threading.Thread(target=applying.apply_all, args=(feed(0, 2),))
+    thread.start()
+    waiting.wait_blocking(2, partition=0, timeout=60)
+    thread.join()
+    assert waiting.read_marks() == {0: 2}
+
+
+def test_another_cluster_and_another_function_are_refused(engine: Engine) -> None:
+    view_of(engine).apply_all(feed(0, 2))
+    with pytest.raises(ForeignCluster):
+        SqlView(engine, insert_and_count).prepare(OTHER_CLUSTER)
+    with pytest.raises(OtherView):
+        view_of(engine, refusing())
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE waltz_marks"))
+        connection.execute(sa.text("CREATE TABLE waltz_marks (partition_id INTEGER PRIMARY KEY, mark BIGINT NOT NULL)"))
+    with pytest.raises(OtherView, match="an earlier version made it"):
+        view_of(engine)
+    assert holds_rows(engine, 2)
+
+
+def holds_rows(engine: Engine, last: int) -> bool:
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(ROWS.c.id).order_by(ROWS.c.id))) == list(range(last + 1))

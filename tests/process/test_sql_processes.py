@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from tests.unit.waltzd.test_sql import content, holds
+from tests.unit.waltzd.sql.test_view import content, holds
 from waltzd.sql import sqlite
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -64,13 +65,15 @@ class Numbered:
     partition: int
     id: int
     payload: bytes
+    header: int = 0
+    follows: bool = False
 
 
 def database_with(path: Path, made: dict[int, list[Movement]], marks: dict[int, int]) -> Path:
     """The example's own, after it has applied everything up to these ids."""
     engine = sqlite(str(path))
     bank = Bank(engine)
-    bank.view.prepare()
+    bank.view.prepare(UUID(int=1))
     for partition, mark in marks.items():
         assert bank.view.read_mark(partition) == -1
         payloads = payloads_of(made[partition][: mark + 1])

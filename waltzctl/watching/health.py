@@ -31,9 +31,9 @@ def health(
     """Commit a probe in every partition, or in those that are named (0-3,7), read it back, and say how long each stage
     took. The end is 0 when all of them worked, else 10.
 
-    This writes to the log, for good: one transaction a partition, of 18 bytes, with the header 0x57 and no locks.
-    Applications are fed it like any other. With --no-write nothing is written, and only the answers of the owners are
-    checked.
+    This writes to the log, for good: one transaction a partition, of 18 bytes, without locks. It has the header 0x57414c5a,
+    which is kept for probes: no application is fed it. With --no-write nothing is written, and only the answers of the
+    owners are checked.
 
     \b
     Examples:

@@ -16,6 +16,7 @@ from waltzctl.picture.picture import Picture
 from waltzd.client.pending import Request, batch_of
 from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, TlsMismatch, WaltzError
 from waltzd.protocol.batches import (
+    PROBE_HEADER,
     Committals,
     FeedMode,
     Mounted,
@@ -31,7 +32,6 @@ from waltzd.protocol.locks import Reason
 from waltzd.protocol.peers import MountPort, ServerPort
 from waltzd.wire.tls import Tls
 
-HEADER = 0x57
 PAYLOAD = b"waltz health probe"
 PROBES_MAX = 32
 """At once."""
@@ -202,7 +202,7 @@ class _Prober:
 
     async def _commit(self, link: MountPort) -> int:
         loop = asyncio.get_running_loop()
-        request = Request(-1, PAYLOAD, HEADER, (), (), loop.create_future(), loop.time() + self._seconds)
+        request = Request(-1, PAYLOAD, PROBE_HEADER, (), (), loop.create_future(), loop.time() + self._seconds)
         await link.send([batch_of([request], 0)])
         match await self._next(link):
             case Committals(ids=ids) if len(ids) == 1:
@@ -221,7 +221,7 @@ class _Prober:
         assert self._id is not None
         runs = [run async for run in port.fetch(self._partition, self._id, self._id)]
         read = [one for run in runs for one in transactions_of(run, self._partition, None)]
-        if [(one.id, one.header, one.payload) for one in read] != [(self._id, HEADER, PAYLOAD)]:
+        if [(one.id, one.header, one.payload) for one in read] != [(self._id, PROBE_HEADER, PAYLOAD)]:
             raise BadFrame(f"{self._place.server} gave something else back than the probe that it committed as {self._id}")
 
     async def _next(self, link: MountPort) -> ServerFrame:

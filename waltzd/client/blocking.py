@@ -192,6 +192,10 @@ class BlockingClient:
         """The partitions that this client has."""
         return self._client.partitions
 
+    def partition_of(self, key: Any) -> int:
+        """As `Client.partition_of`."""
+        return self._client.partition_of(key)
+
     def set_partitions(self, partitions: Partitions) -> None:
         """As `Client.set_partitions`."""
         self._thread.run(self._client.set_partitions(partitions))

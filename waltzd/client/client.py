@@ -6,15 +6,14 @@ talks to servers only, never to the coordinator."""
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
-from waltzd.client.follower import Call, call_here
+from waltzd.client.follower import Call, call_here, introduce, tell
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line, PartitionState
 from waltzd.client.pending import Bundle, Group, Outcomes, group_of, request, request_of
@@ -41,7 +40,6 @@ from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
-_log = logging.getLogger("waltz.client")
 
 
 class Client:
@@ -129,7 +127,7 @@ class Client:
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
             BadArgument: The client is open already, a partition does not exist, or the handler's mark makes no sense.
-            Exception: What the handler's `mark` raises.
+            Exception: What the handler's `opened` or `mark` raises.
         """
         if self._closed is None:
             raise BadArgument("the client is open already")
@@ -205,7 +203,7 @@ class Client:
             BadArgument: A partition does not exist, or the handler's mark makes no sense.
             CannotConnect: This is the first partition, and no server gave out a client id in time.
             ClientClosed: The client is not open.
-            Exception: What the handler's `mark` raises.
+            Exception: What the handler's `opened` or `mark` raises.
         """
         await self._set_partitions(partitions, self.settings.submit_seconds)
 
@@ -222,6 +220,8 @@ class Client:
             await asyncio.gather(
                 *[self._lines[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
+            if coming:
+                await introduce(self._handler, self._call, self._routes.topology.cluster_key)
             for partition in coming:
                 assert self._registration is not None
                 await self._line_of(partition).activate(self._registration)
@@ -329,7 +329,7 @@ class Client:
         async with self._counted():
             outcome = await self._attempt(line, contexts, call, is_group)
         for number, context in enumerate(contexts):
-            await _tell(line, call, context.on_completion, outcome)
+            await tell(line.partition, call, context.on_completion, outcome)
             if isinstance(outcome, Committed) and _is_overridden(context, "on_application"):
                 line.announce(outcome.id + number, context.on_application)
         return outcome
@@ -356,7 +356,7 @@ class Client:
                 return outcome
             if outcome.reason is not Reason.LOST:
                 for context in contexts:
-                    await _tell(line, call, context.on_lock_failure, outcome)
+                    await tell(line.partition, call, context.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
             if attempt >= self.settings.attempts_max:
@@ -528,10 +528,14 @@ class Client:
         mark = self._checked_mark(line, mark, [lock for some in each or () for lock in some])
         return line, mark, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
+    def partition_of(self, key: Any) -> int:
+        """The partition in which `append(…, key=key)` writes."""
+        return self._partitioner(key, self.partition_count)
+
     def _choose(self, partition: int | None, key: Any) -> int:
         if (partition is None) == (key is None):
             raise BadArgument("name either the partition or the key of a transaction")
-        return partition if partition is not None else self._partitioner(key, self.partition_count)
+        return partition if partition is not None else self.partition_of(key)
 
     def _checked_mark(self, line: Line, mark: int | None, locks: Sequence[Lock]) -> int:
         if mark is None:
@@ -680,14 +684,6 @@ class Client:
 
 async def _no_outcomes() -> Outcomes:
     return Outcomes.unknown(0)
-
-
-async def _tell(line: Line, call: Call, listener: Callable[[Any], object], outcome: Outcome | Declined) -> None:
-    """What the application raises here changes nothing about the transaction."""
-    try:
-        await call(listener, outcome)
-    except Exception:  # noqa: BLE001  # the application's code
-        _log.exception("%s of a transaction of partition %d failed", listener.__name__, line.partition)
 
 
 def _is_overridden(context: TransactionContext, name: str) -> bool:

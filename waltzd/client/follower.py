@@ -3,7 +3,8 @@
 What waits here is bounded by the credit of the mount. A feed is cut anywhere, a group is not: its beginning is held until
 the rest is there, and `applied` never stands inside a group. A transaction that cannot be applied stands in the way of
 those behind it, on purpose: it is tried again with growing pauses, each failure is reported with its id, or the partition
-is parked when the application says so."""
+is parked when the application says so. Probes of operators are passed: `applied` goes over them, and the handler's mark
+need not."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from waltzd.client.view import Decision, Handler, Transaction, end_of_part
 from waltzd.errors import BadArgument, PartitionParked
+from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.quorum import EMPTY
 
 Call: TypeAlias = Callable[..., Awaitable[Any]]
@@ -61,18 +64,36 @@ async def ask_mark(handler: Handler, call: Call, partition: int) -> int:
     return mark
 
 
+async def introduce(handler: Any, call: Call, cluster: UUID) -> None:
+    """A handler that wants to know it is told which cluster this is: what it keeps may come from another one."""
+    opened = getattr(handler, "opened", None)
+    if callable(opened):
+        await call(opened, cluster)
+
+
+async def tell(partition: int, call: Call, listener: Callable[[Any], object], outcome: object) -> None:
+    """What the application raises here changes nothing about the transaction."""
+    try:
+        await call(listener, outcome)
+    except Exception:  # noqa: BLE001  # the application's code
+        _log.exception("%s of a transaction of partition %d failed", listener.__name__, partition)
+
+
 class Follower:
     def __init__(
         self, partition: int, handler: Handler, *, call: Call, batch_max: int, consumed: Callable[[int], None]
     ) -> None:
         """`consumed`: called with the size that `put` was given, when that is applied."""
         self.applied = EMPTY
+        self._handed = EMPTY
+        """The highest id that the handler has taken; a probe may stand behind it."""
         self._partition = partition
         self._handler = handler
         self._call = shielded(call)
         self._batch_max = batch_max
         self._consumed = consumed
         self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(handler, "apply_batch", None)
+        self._takes_probes = bool(getattr(handler, "takes_probes", False))
         self._inbox: deque[tuple[int, Load, bool]] = deque()
         self._held: list[Transaction] = []
         """The beginning of a group whose rest has not come."""
@@ -129,14 +150,14 @@ class Follower:
 
     async def run(self, mark: int) -> None:
         """Until `stop`; ends with `PartitionParked` when the application gives up."""
-        self.applied = mark
+        self.applied = self._handed = mark
         try:
             while True:
                 await self._make_announcements()
                 self._check()
                 if self._inbox:
-                    size, load, goes_on = self._inbox.popleft()
-                    await self._apply(self._whole(load(), goes_on))
+                    size, transactions = self._next()
+                    await self._hand_on(transactions)
                     self._consumed(size)  # what is held, too: no credit must be missing for the rest of its group
                     await asyncio.sleep(0)
                 else:
@@ -148,6 +169,24 @@ class Follower:
     def _check(self) -> None:
         if self._stopping.is_set():
             raise _Stopped
+
+    def _next(self) -> tuple[int, list[Transaction]]:
+        """What came next and may be applied, with its size; for a handler that takes several at once, as many as it
+        takes: while it was busy, they came in small pieces."""
+        size, load, goes_on = self._inbox.popleft()
+        found = load()
+        while self._apply_batch is not None and self._inbox and len(found) < self._batch_max:
+            more, load, goes_on = self._inbox.popleft()
+            size, found = size + more, found + load()
+        return size, self._whole(found, goes_on)
+
+    async def _hand_on(self, transactions: list[Transaction]) -> None:
+        wanted = transactions
+        if not self._takes_probes:
+            wanted = [transaction for transaction in transactions if transaction.header != PROBE_HEADER]
+        await self._apply(wanted)
+        if len(wanted) < len(transactions):
+            await self._reached(transactions[-1].id)
 
     def _whole(self, transactions: list[Transaction], goes_on: bool) -> list[Transaction]:
         """What may be applied of what is there; the beginning of a group is held."""
@@ -172,7 +211,7 @@ class Follower:
                 _log.warning("%s could not be applied together: %r; applying them one by one", _names(part), error)
                 mark = await self._persist(part[0], self._ask_mark)
                 await self._apply_each([transaction for transaction in part if transaction.id > mark])
-            await self._reached(part[-1].id)
+            await self._took(part[-1].id)
             start = stop
 
     async def _apply_each(self, transactions: list[Transaction]) -> None:
@@ -189,7 +228,7 @@ class Follower:
                     await self._persist(transaction, self._handler.apply, transaction)
                     if number % TURN == 0:
                         await asyncio.sleep(0)
-            await self._reached(group[-1].id)
+            await self._took(group[-1].id)
             start = stop
 
     async def _apply_group(self, group: list[Transaction]) -> None:
@@ -202,9 +241,13 @@ class Follower:
 
     async def _ask_mark(self) -> int:
         mark = await ask_mark(self._handler, self._call, self._partition)
-        if mark < self.applied:
-            raise BadArgument(f"the handler's mark of partition {self._partition} went back from {self.applied} to {mark}")
+        if mark < self._handed:
+            raise BadArgument(f"the handler's mark of partition {self._partition} went back from {self._handed} to {mark}")
         return mark
+
+    async def _took(self, id: int) -> None:
+        self._handed = id
+        await self._reached(id)
 
     async def _reached(self, id: int) -> None:
         assert id >= self.applied

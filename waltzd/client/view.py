@@ -20,7 +20,7 @@ from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.batch import Flags
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, LockColumns, Run, heads
-from waltzd.protocol.batches import HeadFeed
+from waltzd.protocol.batches import PROBE_HEADER, HeadFeed
 from waltzd.protocol.locks import Lock, LoggedLock, Mode, Outcome, Rejected
 from waltzd.protocol.quorum import EMPTY
 
@@ -81,6 +81,8 @@ def encoded(value: Any, serializer: Serializer | None) -> bytes:
 
 
 def checked_header(header: int) -> int:
+    if header == PROBE_HEADER:
+        raise BadArgument(f"the header {PROBE_HEADER:#x} is kept for probes of operators: no application would be fed it")
     return _checked_integer(header, HEADER_MIN, HEADER_MAX, "a header has 32 bits with a sign; {} does not fit")
 
 
@@ -313,9 +315,14 @@ class Decision(enum.Enum):
 class Handler(Protocol):
     """An application's view of the log: the argument `handler` of a client. Each method may be plain or `async`.
 
-    Two more methods are used where they exist. `apply_batch(transactions)` takes several at once, in order, and a group
-    always whole; when it fails, `mark` is asked how far it came. `failed(transaction, error)` returns a `Decision` each
-    time that `apply` failed; without it the answer is `RETRY`.
+    Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before `mark`
+    is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at once, in
+    order, and a group always whole; when it fails, `mark` is asked how far it came. `failed(transaction, error)` returns
+    a `Decision` each time that `apply` failed; without it the answer is `RETRY`.
+
+    Probes that operators write (`waltzctl health`) are not handed on, so an id may be missing between two transactions. A
+    handler whose attribute `takes_probes` is true is given them, too: it must pass those with the header
+    `waltzd.protocol.batches.PROBE_HEADER`.
 
     Example:
         ```python

@@ -22,6 +22,9 @@ from waltzd.protocol.locks import Mode
 U8: TypeAlias = NDArray[np.uint8]
 U64: TypeAlias = NDArray[np.uint64]
 I32: TypeAlias = NDArray[np.int32]
+PROBE_HEADER = 0x57414C5A
+"""Of a transaction that an operator's tool writes to see whether the log takes one. No application writes it, and no
+application is fed what carries it."""
 SEQUENCE_MAX = 0x7FFFFFFF
 LOCK_BYTES = 9
 """Of one lock in a batch: its id and its mode."""

@@ -151,7 +151,7 @@ def view_of(path: Path) -> View:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("BEGIN")  # both tables as of one moment
-            marks = connection.execute(f"SELECT partition_id, mark FROM {MARKS}").fetchall()
+            marks = connection.execute(f"SELECT partition_id, mark FROM {MARKS} WHERE view_name = 'bank'").fetchall()
             rows = connection.execute(f"SELECT branch, number, balance FROM {ACCOUNTS}").fetchall()
     except sqlite3.Error as error:
         raise _unfit(f"{path} is no database of the bank example: {error}") from error

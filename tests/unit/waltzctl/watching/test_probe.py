@@ -12,11 +12,12 @@ import pytest
 
 from tests.unit.pictures import KEY, partition, server, silent, well
 from waltzctl.picture.picture import Picture
-from waltzctl.watching.probe import HEADER, PAYLOAD, Probing, probe_all
+from waltzctl.watching.probe import PAYLOAD, Probing, probe_all
 from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.batches import (
     INTRODUCTION,
+    PROBE_HEADER,
     AppendBatch,
     ClientFrame,
     Committals,
@@ -116,7 +117,7 @@ def test_the_transaction_is_the_one_that_the_help_promises() -> None:
     assert isinstance(mount, MountRequest)
     assert (mount.client, mount.generation, mount.cluster_key) == (5, 3, KEY)
     assert isinstance(batch, AppendBatch)
-    assert (bytes(batch.payloads), batch.headers.tolist(), len(batch.lock_ids)) == (PAYLOAD, [HEADER], 0)
+    assert (bytes(batch.payloads), batch.headers.tolist(), len(batch.lock_ids)) == (PAYLOAD, [PROBE_HEADER], 0)
     assert failed.stage == "read"
     assert failed.error is not None
     assert "gave something else back than the probe" in failed.error.message

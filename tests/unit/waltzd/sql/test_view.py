@@ -5,19 +5,34 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, orm
 from sqlalchemy.engine import Connection, Engine
 
-from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, NotTransactional, ViewBehind, WaltzError
-from waltzd.sql import SqlView, sqlite
+from waltzd.client.view import Decision
+from waltzd.errors import (
+    ApplyFailed,
+    BadArgument,
+    DatabaseUnavailable,
+    ForeignCluster,
+    NotApplied,
+    NotTransactional,
+    OtherView,
+    ViewBehind,
+    WaltzError,
+)
+from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.locks import Committed, Reason, Rejected
+from waltzd.sql import Poison, SqlView, sqlite
 
+CLUSTER = UUID(int=1)
 TABLES = sa.MetaData()
 ROWS = sa.Table(
     "rows",
@@ -38,6 +53,7 @@ class Given:
     partition: int = 0
     text: str = ""
     follows: bool = False
+    header: int = 0
 
 
 def feed(first: int, last: int) -> list[Given]:
@@ -85,7 +101,7 @@ def view_of(
     engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
 ) -> SqlView[Given]:
     view = SqlView(engine, apply, tables=TABLES, **settings)
-    view.prepare()
+    view.prepare(CLUSTER)
     assert view.read_mark(0) >= -1  # as a client does at each activation
     return view
 
@@ -96,6 +112,7 @@ def view_of(
 def test_a_client_sees_a_mark_then_applies_one_by_one_and_in_batches(engine: Engine) -> None:
     async def story() -> None:
         view = SqlView(engine, insert_and_count, tables=TABLES)
+        await view.opened(CLUSTER)
         assert await view.mark(0) == -1
         await view.apply(Given(0))
         await view.apply_batch(feed(1, 9))
@@ -349,6 +366,20 @@ def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> No
     assert holds(engine, 3)
 
 
+@pytest.mark.parametrize("how", FORBIDDEN)
+def test_who_gets_the_connection_next_commits_nothing_of_what_was_refused(engine: Engine, how: str) -> None:
+    def apply(connection: Connection, given: Given) -> None:
+        insert_and_count(connection, given)
+        FORBIDDEN[how](connection, given)
+
+    view = view_of(engine, apply)
+    with pytest.raises((ApplyFailed, DatabaseUnavailable)):
+        view.apply_all([Given(0)])
+    with engine.begin() as connection:
+        connection.execute(sa.insert(ROWS).values(id=7, text="of somebody else"))
+    assert content(engine) == ([7], 0, -1)
+
+
 def test_a_refusal_says_what_was_tried(engine: Engine) -> None:
     view = view_of(engine, lambda connection, _: connection.commit())
     with pytest.raises(ApplyFailed, match="tried to commit while applying transaction 0 of partition 0"):
@@ -420,12 +451,13 @@ def unreliable(path: Path) -> Engine:
     return engine
 
 
-OPERATIONS = 20
+OPERATIONS = 34
 """How many statements and commits `work` takes; the last test of this part holds it to that."""
 
 
 def work(engine: Engine) -> None:
     view = SqlView(engine, insert_and_count)
+    view.prepare(CLUSTER)
     view.read_mark(0)
     view.apply_all([Given(0)])
     view.apply_all(feed(1, 2))
@@ -439,7 +471,7 @@ def fresh(path: Path) -> Iterator[Engine]:
     with sound.begin() as connection:
         TABLES.create_all(connection)
         connection.execute(sa.insert(TOTAL).values(one=1, n=0))
-    SqlView(sound, insert_and_count).prepare()
+    SqlView(sound, insert_and_count).prepare(CLUSTER)
     yield sound
     sound.dispose()
 
@@ -511,7 +543,7 @@ def test_an_engine_that_commits_by_itself_is_refused(path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
     view = SqlView(engine, insert_and_count, tables=TABLES)
     with pytest.raises(NotTransactional, match="commits every statement"):
-        view.prepare()
+        view.prepare(CLUSTER)
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT * FROM waltz_marks")).all() == []
     engine.dispose()
@@ -520,7 +552,7 @@ def test_an_engine_that_commits_by_itself_is_refused(path: Path) -> None:
 def test_a_missing_directory_is_said(tmp_path: Path) -> None:
     engine = sqlite(str(tmp_path / "nowhere" / "view.db"))
     with pytest.raises(DatabaseUnavailable, match=r"could not prepare the view: .*unable to open"):
-        SqlView(engine, insert_and_count).prepare()
+        SqlView(engine, insert_and_count).prepare(CLUSTER)
 
 
 def test_arguments_that_make_no_sense(engine: Engine) -> None:
@@ -532,3 +564,349 @@ def test_arguments_that_make_no_sense(engine: Engine) -> None:
     for settings in ({"batch_max": 0}, {"lock_seconds": 0}, {"threads": 0}):
         with pytest.raises(BadArgument, match="at least 1"):
             SqlView(engine, insert_and_count, **settings)  # type: ignore[arg-type]
+
+
+# -- whose the view is -------------------------------------------------------------------------------------------------
+
+OTHER_CLUSTER = UUID(int=2)
+
+
+def test_a_view_of_another_cluster_is_refused_before_anything_is_applied(engine: Engine) -> None:
+    view_of(engine).apply_all(feed(0, 2))
+    stranger = SqlView(engine, insert_and_count, tables=TABLES)
+    with pytest.raises(ForeignCluster, match=f"comes from cluster {CLUSTER}") as raised:
+        stranger.prepare(OTHER_CLUSTER)
+    assert (raised.value.code, raised.value.detail_not_done) == ("W2002", "nothing was applied")
+    with pytest.raises(BadArgument, match="from which cluster"):
+        stranger.apply_all(feed(3, 3))
+    assert holds(engine, 2)
+
+
+def test_two_clusters_that_come_to_an_empty_database_at_once_do_not_mix(engine: Engine, path: Path) -> None:
+    """Each has a partition of its own, so that no mark of the one is in the way of the other."""
+    told: list[object] = []
+    start = threading.Barrier(2)
+
+    def begin(number: int) -> None:
+        own = sqlite(str(path))
+        view: SqlView[Given] = SqlView(own, lambda connection, given: None)
+        start.wait()
+        try:
+            view.prepare(UUID(int=number))
+            view.apply_all([Given(view.read_mark(number) + 1, partition=number)])
+            told.append(number)
+        except ForeignCluster as error:
+            told.append(error.code)
+        own.dispose()
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, told)) in (["1", "W2002"], ["2", "W2002"])
+
+
+def test_a_client_tells_the_view_its_cluster_each_time_that_it_opens(engine: Engine) -> None:
+    async def story() -> None:
+        view = SqlView(engine, insert_and_count, tables=TABLES)
+        with pytest.raises(BadArgument, match="nothing said from which cluster") as raised:
+            await view.mark(0)
+        assert "passes `opened(cluster)` on" in raised.value.detail_next_step
+        await view.opened(CLUSTER)
+        await view.opened(CLUSTER)
+        with pytest.raises(ForeignCluster):
+            await view.opened(OTHER_CLUSTER)
+        await view.close()
+
+    asyncio.run(story())
+
+
+def test_views_with_names_of_their_own_share_a_database(engine: Engine) -> None:
+    seen: dict[str, list[int]] = {"one": [], "two": []}
+    for name, ids in seen.items():
+        view = SqlView[Given](engine, lambda _, given, ids=ids: ids.append(given.id), name=name)  # type: ignore[misc]
+        view.prepare(CLUSTER)
+        assert view.read_mark(0) == -1
+        view.apply_all(feed(0, 3))
+        assert view.read_marks() == {0: 3}
+    assert seen == {"one": [0, 1, 2, 3], "two": [0, 1, 2, 3]}
+
+
+def test_two_functions_under_one_name_are_refused(engine: Engine) -> None:
+    def other(connection: Connection, given: Given) -> None:
+        raise AssertionError
+
+    view_of(engine).apply_all(feed(0, 2))
+    with pytest.raises(OtherView, match=r"is made by .*insert_and_count, and was given the function .*other") as raised:
+        view_of(engine, other)
+    assert "`accept_rename=True`" in raised.value.detail_next_step
+    view_of(engine, other, accept_rename=True)
+    with pytest.raises(OtherView):
+        view_of(engine)
+    assert holds(engine, 2)
+
+
+def test_a_table_of_marks_without_names_is_refused(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE waltz_marks (partition_id INTEGER PRIMARY KEY, mark BIGINT NOT NULL)"))
+        connection.execute(sa.text("INSERT INTO waltz_marks VALUES (0, 7)"))
+    with pytest.raises(OtherView, match="no column view_name: an earlier version made it"):
+        SqlView(engine, insert_and_count, tables=TABLES).prepare(CLUSTER)
+    assert sa.inspect(engine).get_table_names() == ["waltz_marks"]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101])
+def test_the_name_of_a_view_is_no_novel(engine: Engine, name: str) -> None:
+    with pytest.raises(BadArgument, match="1 to 100 characters"):
+        SqlView(engine, insert_and_count, name=name)
+
+
+# -- several at once ---------------------------------------------------------------------------------------------------
+
+
+def insert_many(connection: Connection, given: Sequence[Given]) -> None:
+    connection.execute(sa.insert(ROWS), [{"id": one.id, "text": one.text} for one in given])
+    if connection.execute(sa.update(TOTAL).values(n=TOTAL.c.n + len(given))).rowcount == 0:
+        connection.execute(sa.insert(TOTAL).values(one=1, n=len(given)))
+
+
+def bulk_view_of(
+    engine: Engine, apply_many: Callable[[Connection, Sequence[Given]], None] = insert_many, **settings: Any
+) -> SqlView[Given]:
+    view = SqlView(engine, apply_many=apply_many, tables=TABLES, **settings)
+    view.prepare(CLUSTER)
+    assert view.read_mark(0) >= -1
+    return view
+
+
+def test_a_function_for_many_is_called_once_for_each_database_transaction(engine: Engine) -> None:
+    calls: list[list[int]] = []
+
+    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+        calls.append([one.id for one in given])
+        insert_many(connection, given)
+
+    bulk_view_of(engine, apply_many, batch_max=4).apply_all(feed(0, 9))
+    assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert holds(engine, 9)
+
+
+@pytest.mark.parametrize("bad", range(8))
+def test_a_function_for_many_that_fails_is_given_one_group_after_the_other(engine: Engine, bad: int) -> None:
+    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+        insert_many(connection, given)
+        if any(one.id == bad for one in given):
+            raise Unhappy
+
+    given = groups(2, 1, 4, 1)
+    with pytest.raises(ApplyFailed):
+        bulk_view_of(engine, apply_many).apply_all(given)
+    assert holds(engine, max(one.id for one in given if one.id <= bad and not one.follows) - 1)
+
+
+def test_a_function_for_many_cannot_end_the_transaction(engine: Engine) -> None:
+    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+        insert_many(connection, given)
+        connection.commit()
+
+    with pytest.raises(ApplyFailed, match="tried to commit while applying transaction 0"):
+        bulk_view_of(engine, apply_many).apply_all(feed(0, 3))
+    assert content(engine) == ([], 0, -1)
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [view_of, bulk_view_of])
+def test_a_probe_raises_the_mark_and_is_not_applied(engine: Engine, make: Callable[[Engine], SqlView[Given]]) -> None:
+    view = make(engine)
+    view.apply_all([Given(0), Given(1, header=PROBE_HEADER), Given(2)])
+    view.apply_all([Given(3, header=PROBE_HEADER)])
+    view.apply_all([Given(4)])
+    assert content(engine) == ([0, 2, 4], 3, 4)
+
+
+# -- poison ------------------------------------------------------------------------------------------------------------
+
+
+def refusing(*bad: int) -> Callable[[Connection, Given], None]:
+    def apply(connection: Connection, given: Given) -> None:
+        insert_and_count(connection, given)
+        if given.id in bad:
+            raise Unhappy("no such customer")
+
+    return apply
+
+
+def letters(engine: Engine) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        columns = "cluster, view_name, partition_id, id, header, reason"
+        return [tuple(row) for row in connection.execute(sa.text(f"SELECT {columns} FROM waltz_dead_letters ORDER BY id"))]
+
+
+def as_a_client(view: SqlView[Given], given: Sequence[Given]) -> list[Decision]:
+    """Tries as a follower does, without its pauses, until it is applied or parked; the decisions on the way."""
+
+    async def story() -> list[Decision]:
+        decisions: list[Decision] = []
+        while Decision.PARK not in decisions:
+            try:
+                await view.apply_batch(given)
+                break
+            except WaltzError as error:
+                decisions.append(await view.failed(given[0], error))
+        return decisions
+
+    return asyncio.run(story())
+
+
+def test_after_so_many_tries_the_partition_is_parked_and_the_hook_is_told(engine: Engine) -> None:
+    told: list[Poison] = []
+    view = view_of(engine, refusing(2), tries=3, on_poison=told.append)
+    assert as_a_client(view, feed(0, 4)) == [Decision.RETRY, Decision.RETRY, Decision.PARK]
+    assert holds(engine, 1)
+    assert [(one.view, one.partition, one.id, one.count, one.is_put_aside) for one in told] == [("view", 0, 2, 1, False)]
+    assert isinstance(told[0].error.__cause__, Unhappy)
+    assert "waltz_dead_letters" not in sa.inspect(engine).get_table_names()
+    assert len(as_a_client(view, feed(2, 4))) == 3, "taken out and in, it counts anew"
+
+
+def test_a_database_that_is_away_is_tried_for_ever(engine: Engine) -> None:
+    view = view_of(engine, tries=1)
+    error = DatabaseUnavailable("locked")
+    decisions = asyncio.run(_ask_often(view, error))
+    assert set(decisions) == {Decision.RETRY}
+
+
+async def _ask_often(view: SqlView[Given], error: Exception) -> list[Decision]:
+    return [await view.failed(Given(0), error) for _ in range(50)]
+
+
+def test_a_dead_letter_is_put_aside_and_the_view_goes_on(engine: Engine) -> None:
+    told: list[Poison] = []
+    view = view_of(engine, refusing(2, 3), tries=3, dead_letters=True, on_poison=told.append)
+    given = [Given(id, header=70 + id) for id in range(6)]
+    assert Decision.PARK not in as_a_client(view, given)
+    assert content(engine) == ([0, 1, 4, 5], 4, 5)
+    reasons = [f"applying transaction {id} of partition 0 failed: Unhappy: no such customer" for id in (2, 3)]
+    assert letters(engine) == [
+        (str(CLUSTER), "view", 0, 2, 72, reasons[0]),
+        (str(CLUSTER), "view", 0, 3, 73, reasons[1]),
+    ]
+    assert [(one.id, one.is_put_aside) for one in told] == [(2, True), (3, True)]
+
+
+def test_a_group_is_put_aside_as_a_whole(engine: Engine) -> None:
+    given = groups(2, 3, 1)
+    told: list[Poison] = []
+    view = view_of(engine, refusing(3), tries=1, dead_letters=True, on_poison=told.append)
+    assert as_a_client(view, given) == []
+    assert content(engine) == ([0, 1, 5], 3, 5)
+    assert [letter[3] for letter in letters(engine)] == [2, 3, 4]
+    assert [(one.id, one.count) for one in told] == [(2, 3)]
+
+
+def test_a_dead_letter_and_the_mark_are_written_together(fresh: Engine, path: Path) -> None:
+    """Whatever fails while a transaction is put aside: it is a letter and the mark is over it, or neither."""
+    SqlView(fresh, refusing(0), tries=1, dead_letters=True, accept_rename=True).prepare(CLUSTER)
+
+    def put_aside() -> None:
+        view = SqlView(unreliable(path), refusing(0), tries=1, dead_letters=True)
+        view._cluster = CLUSTER
+        view.apply_all([Given(0)])
+
+    at = 0
+    while True:
+        at += 1
+        Driver.arm(at, at % 2 == 0, Crash())
+        try:
+            put_aside()
+            break
+        except Crash:
+            assert len(letters(fresh)) == content(fresh)[2] + 1
+            assert content(fresh)[:2] == ([], 0)
+    assert at > 8
+    assert (len(letters(fresh)), content(fresh)) == (1, ([], 0, 0))
+
+
+def test_what_another_process_could_apply_is_no_dead_letter(engine: Engine) -> None:
+    told: list[Poison] = []
+    view = view_of(engine, refusing(0), tries=2, dead_letters=True, on_poison=told.append)
+    with pytest.raises(ApplyFailed):
+        view.apply_all([Given(0)])
+    mended = view_of(engine, accept_rename=True)
+
+    def apply(connection: Connection, given: Given) -> None:
+        raise Unhappy
+
+    view._function = apply
+    mended.apply_all([Given(0)])
+    view.apply_all([Given(0)])
+    assert (letters(engine), told) == ([], [])
+    assert holds(engine, 0)
+
+
+def test_a_hook_that_fails_stops_nothing(engine: Engine) -> None:
+    def hook(poison: Poison) -> None:
+        raise Unhappy
+
+    view = view_of(engine, refusing(0), tries=1, dead_letters=True, on_poison=hook)
+    view.apply_all(feed(0, 1))
+    assert content(engine) == ([1], 1, 1)
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_in_another_process_is_waited_for_by_its_mark(engine: Engine, path: Path) -> None:
+    """The one that waits has no client, and is never prepared."""
+    applying = view_of(engine)
+
+    async def story() -> None:
+        other = sqlite(str(path))
+        waiting = SqlView(other, insert_and_count)
+        waits = [asyncio.create_task(waiting.wait(Committed(id, 3), partition=0, timeout=60)) for id in (0, 2)]
+        await asyncio.sleep(0.05)
+        assert not any(wait.done() for wait in waits)
+        await asyncio.to_thread(applying.apply_all, feed(0, 2))
+        await waits[0]
+        assert not waits[1].done()
+        await asyncio.to_thread(applying.apply_all, feed(3, 4))
+        await waits[1]
+        await asyncio.to_thread(waiting.wait_blocking, 4, partition=0)
+        await waiting.close()
+        other.dispose()
+
+    asyncio.run(story())
+
+
+def test_waiting_ends_with_an_error_that_says_how_far_the_view_is(engine: Engine) -> None:
+    view = view_of(engine)
+    view.apply_all(feed(0, 2))
+
+    async def story() -> None:
+        with pytest.raises(NotApplied, match="has the mark 2 for partition 0, and not 3 yet"):
+            await view.wait(3, partition=0, timeout=1)
+        with pytest.raises(NotApplied, match="has the mark -1 for partition 5"):
+            await view.wait(3, partition=5, timeout=1)
+        await view.close()
+
+    with pytest.raises(NotApplied):
+        view.wait_blocking(3, partition=0, timeout=1)
+    asyncio.run(story())
+
+
+def test_a_database_that_never_answers_a_wait_is_said(engine: Engine) -> None:
+    async def story() -> None:
+        view = SqlView(engine, insert_and_count)  # nobody has made its tables
+        with pytest.raises(DatabaseUnavailable, match="no such table"):
+            await view.wait(0, partition=0, timeout=1)
+        for outcome in (Rejected(Reason.LOST, 0, 0), None, True):
+            with pytest.raises(BadArgument, match="only what is committed"):
+                await view.wait(outcome, partition=0)  # type: ignore[arg-type]
+        with pytest.raises(BadArgument, match="above 0"):
+            await view.wait(0, partition=0, timeout=0)
+        await view.close()
+
+    asyncio.run(story())

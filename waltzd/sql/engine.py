@@ -1,0 +1,76 @@
+"""An engine for SQLite that several processes may share, and what is refused as an engine.
+
+The driver must not decide when a transaction begins, and the first statement of one must honour the busy timeout."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+
+from waltzd.errors import BadArgument
+
+
+def sqlite(path: str, *, busy_seconds: int = 30) -> Engine:
+    """An engine for a SQLite file that several processes may share: readers see a snapshot and never wait for writers.
+
+    A power failure may take the last commits back (`synchronous = NORMAL`), but always mark and rows together: the log
+    still has them, and feeds them again.
+
+    Args:
+        path: The file; it is created when it is missing.
+        busy_seconds: How long a writer waits for another one.
+
+    Returns:
+        An engine of SQLAlchemy, for `SqlView` and for the application.
+    """
+    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": busy_seconds})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # else the driver decides when a transaction begins
+        _use_wal(connection, busy_seconds)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def _use_wal(connection: Any, seconds: int) -> None:
+    """Once in the life of a file. The only statement of SQLite for which its own busy timeout does not count."""
+    deadline = time.monotonic() + seconds
+    while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except connection.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def checked_engine(engine: object) -> Engine:
+    """What was given as an engine, if it is one."""
+    if isinstance(engine, Engine):
+        return engine
+    if isinstance(engine, str | sa.URL):
+        raise BadArgument(
+            "the view was given a URL and needs an engine",
+            next_step='make one: `waltzd.sql.sqlite("view.db")`, or `sqlalchemy.create_engine(URL)`',
+        )
+    if isinstance(getattr(engine, "sync_engine", None), Engine):
+        raise BadArgument(
+            "the view was given an async engine; it works on threads of its own and needs a plain one",
+            next_step="make a second engine for the view: `sqlalchemy.create_engine(URL)`, with a driver that is not async "
+            "(postgresql+psycopg, sqlite); the application may keep its own",
+        )
+    raise BadArgument(
+        f"the view was given {type(engine).__name__} and needs an engine of SQLAlchemy",
+        next_step='make one: `waltzd.sql.sqlite("view.db")`, or `sqlalchemy.create_engine(URL)`',
+    )

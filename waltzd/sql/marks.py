@@ -1,0 +1,205 @@
+"""The tables of a view in its database: whose the view is, its marks, and its dead letters.
+
+One row of `waltz_views` says from which cluster a view comes and which function makes it; it is written before the first
+mark and never changes its cluster. The mark of a partition is a row of `waltz_marks`; raising it from one id to another
+succeeds for one process only, and its row is the lock that makes the others wait. Nothing here ends a database
+transaction that it did not begin."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from waltzd.errors import BadArgument, ForeignCluster, NotTransactional, OtherView
+from waltzd.protocol.quorum import EMPTY
+
+NAME_MAX, FUNCTION_MAX = 100, 400
+REASON_MAX = 2000
+
+
+class Marks:
+    """Those of one view in one database."""
+
+    def __init__(self, engine: Engine, view: str, *, has_dead_letters: bool) -> None:
+        if not view or len(view) > NAME_MAX:
+            raise BadArgument(f"the name of a view has 1 to {NAME_MAX} characters, not {len(view)}")
+        self._engine = engine
+        self._view = view
+        self._metadata = sa.MetaData()
+        self._views = sa.Table(
+            "waltz_views",
+            self._metadata,
+            sa.Column("view_name", sa.String(NAME_MAX), primary_key=True),
+            sa.Column("cluster", sa.String(36), nullable=False),
+            sa.Column("function_name", sa.String(FUNCTION_MAX), nullable=False),
+        )
+        self._marks = sa.Table("waltz_marks", self._metadata, *_place(), sa.Column("mark", sa.BigInteger, nullable=False))
+        self._dead: sa.Table | None = None
+        if has_dead_letters:
+            self._dead = sa.Table(
+                "waltz_dead_letters",
+                self._metadata,
+                *_place(),
+                sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+                sa.Column("cluster", sa.String(36), nullable=False),
+                sa.Column("header", sa.Integer, nullable=False),
+                sa.Column("reason", sa.Text, nullable=False),
+                sa.Column("put_aside", sa.DateTime(timezone=True), nullable=False),
+            )
+
+    # -- at the start
+
+    def prepare(self, cluster: UUID, function: str, *, accept_rename: bool) -> None:
+        """Make what is missing, prove that the database can roll back, and take the name of the view for this cluster and
+        function, or see that both have it."""
+        self._refuse_older()
+        create(self._engine, self._metadata)
+        self._prove_transactions()
+        self._claim(str(cluster), function[-FUNCTION_MAX:], accept_rename=accept_rename)
+
+    def _refuse_older(self) -> None:
+        inspector = sa.inspect(self._engine)
+        if not inspector.has_table(self._marks.name):
+            return
+        if "view_name" not in {column["name"] for column in inspector.get_columns(self._marks.name)}:
+            raise OtherView(
+                f"{self._marks.name} has no column view_name: an earlier version made it, when a database held one view",
+                next_step=f"drop {self._marks.name} and empty the application's tables: the view is built anew",
+            )
+
+    def _claim(self, cluster: str, function: str, *, accept_rename: bool) -> None:
+        found = self._owner()
+        if found is None:
+            try:
+                with self._engine.begin() as connection:
+                    row = {"view_name": self._view, "cluster": cluster, "function_name": function}
+                    connection.execute(sa.insert(self._views).values(row))
+            except IntegrityError:
+                found = self._owner()  # another process was faster
+            else:
+                return
+        had, made_by = found or ("", "")
+        if had != cluster:
+            raise ForeignCluster(
+                f"the view {self._view!r} in this database comes from cluster {had}, and the client is one of {cluster}",
+                not_done="nothing was applied",
+                next_step="give the client servers of that cluster, or this view another name and tables of its own",
+            )
+        if made_by == function:
+            return
+        if not accept_rename:
+            raise OtherView(
+                f"the view {self._view!r} in this database is made by {made_by}, and was given the function {function}",
+                next_step="give each view a name of its own (`name=`); if the same function was renamed, say "
+                "`accept_rename=True`",
+            )
+        with self._engine.begin() as connection:
+            is_ours = self._views.c.view_name == self._view
+            connection.execute(sa.update(self._views).where(is_ours).values(function_name=function))
+
+    def _owner(self) -> tuple[str, str] | None:
+        columns = self._views.c
+        wanted = sa.select(columns.cluster, columns.function_name).where(columns.view_name == self._view)
+        with self._engine.connect() as connection:
+            found = connection.execute(wanted).first()
+        return None if found is None else (found[0], found[1])
+
+    def _prove_transactions(self) -> None:
+        probe = -2 - secrets.randbelow(1 << 30)
+        with self._engine.connect() as connection:
+            connection.execute(self._insert(probe))
+            connection.rollback()
+        if self.read(probe) is None:
+            return
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(self._marks).where(*self._at(probe)))
+        raise NotTransactional(
+            f"a row of {self._marks.name} that was rolled back is still there: this {self._engine.dialect.name} engine "
+            "commits every statement, or the table knows no transactions"
+        )
+
+    # -- marks
+
+    def read(self, partition: int) -> int | None:
+        """None for a partition that has no row yet."""
+        with self._engine.connect() as connection:
+            found = connection.scalar(sa.select(self._marks.c.mark).where(*self._at(partition)))
+        return None if found is None else int(found)
+
+    def read_all(self) -> dict[int, int]:
+        columns = self._marks.c
+        wanted = sa.select(columns.partition_id, columns.mark).where(columns.view_name == self._view)
+        with self._engine.connect() as connection:
+            rows = connection.execute(wanted.where(columns.partition_id >= 0)).all()
+        return {int(partition): int(mark) for partition, mark in rows}
+
+    def insert(self, partition: int) -> None:
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(self._insert(partition))
+        except IntegrityError:
+            return  # another process was faster
+
+    def raise_from(self, connection: Connection, partition: int, expected: int, mark: int) -> bool:
+        """Whether it was where it is expected; only then it has been raised."""
+        here = (*self._at(partition), self._marks.c.mark == expected)
+        return connection.execute(sa.update(self._marks).where(*here).values(mark=mark)).rowcount == 1
+
+    def bury(
+        self, connection: Connection, cluster: UUID, partition: int, letters: Sequence[tuple[int, int]], why: str
+    ) -> None:
+        """Write down transactions, by id and header, that the view will not have."""
+        assert self._dead is not None
+        whole = {"view_name": self._view, "partition_id": partition, "cluster": str(cluster), "reason": why[:REASON_MAX]}
+        now = datetime.now(UTC)
+        rows = [{**whole, "id": id_, "header": header, "put_aside": now} for id_, header in letters]
+        connection.execute(sa.insert(self._dead), rows)
+
+    def _at(self, partition: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+        return self._marks.c.view_name == self._view, self._marks.c.partition_id == partition
+
+    def _insert(self, partition: int) -> sa.Insert:
+        return sa.insert(self._marks).values(view_name=self._view, partition_id=partition, mark=EMPTY)
+
+
+def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:
+    return (
+        sa.Column("view_name", sa.String(NAME_MAX), primary_key=True),
+        sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    )
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def create(engine: Engine, metadata: sa.MetaData) -> None:
+    """The tables that are missing; other processes may do the same at the same time."""
+    if engine.dialect.name != "sqlite":
+        _create_together(engine, metadata.sorted_tables, partial(metadata.create_all, engine))
+        return
+    # Not `create_all`: it reads before it writes, and SQLite does not let two who have read wait for each other.
+    for table in metadata.sorted_tables:
+        if _are_missing(engine, [table]):
+            _create_together(engine, [table], partial(table.create, engine, checkfirst=False))
+
+
+def _create_together(engine: Engine, tables: Sequence[sa.Table], make: Callable[[], None]) -> None:
+    try:
+        make()
+    except DBAPIError:
+        if _are_missing(engine, tables):
+            raise
+        # another process made them at the same time
+
+
+def _are_missing(engine: Engine, tables: Sequence[sa.Table]) -> bool:
+    inspector = sa.inspect(engine)
+    return not all(inspector.has_table(table.name, schema=table.schema) for table in tables)
