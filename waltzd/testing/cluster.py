@@ -28,6 +28,7 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
+from waltzd.testing.far_port import FarPort
 from waltzd.testing.server import LIMITS, LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort
@@ -45,8 +46,9 @@ async def _inline(function: Callable[..., Any], *arguments: Any) -> Any:
 class LocalCluster:
     """A whole cluster in the process of a test: real servers and storages, without network, files or ZooKeeper.
 
-    Use it as an async context manager, or give `run` a coroutine function. Its clients must live on its event loop. With
-    pytest, the fixture `waltz_cluster` is such a cluster; the mark `waltz` takes the arguments below.
+    Use it as an async context manager, or give `run` a coroutine function. Its clients may live on its event loop or on
+    others; everything else here belongs to its loop. With pytest, the fixture `waltz_cluster` is such a cluster; the mark
+    `waltz` takes the arguments below. For tests without a loop there is `BlockingCluster`.
 
     Example:
         ```python
@@ -60,7 +62,7 @@ class LocalCluster:
     def __init__(
         self,
         *,
-        partitions: int = 1,
+        partitions: int = 4,
         servers: int = 2,
         storages: int = 3,
         storage_seconds: float = 5.0,
@@ -69,7 +71,7 @@ class LocalCluster:
         """Every storage holds every partition.
 
         Args:
-            partitions: How many there are.
+            partitions: How many there are. Locks hold within one partition, so tests should meet several.
             servers: How many; with two, one can take over from the other.
             storages: How many; a majority of them commits.
             storage_seconds: How long a server waits for a storage that is paused.
@@ -86,6 +88,8 @@ class LocalCluster:
         self.luck = Luck()
         self._time: int | None = None
         """What the clocks of all servers show; None: that of this machine."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Where the cluster lives."""
         self.tree = MemoryTree()
         self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
         self._storages: dict[str, StorageDoor] = {}
@@ -102,6 +106,7 @@ class LocalCluster:
         Raises:
             NotReady: It took longer than 30 seconds; the message says what each partition does.
         """
+        self.loop = asyncio.get_running_loop()
         for name in self._storage_names:
             self._storages[name] = await self._make_storage(name)
         everywhere = {
@@ -228,8 +233,11 @@ class LocalCluster:
         """The addresses of all servers; only `connect` understands them."""
         return tuple(_address(name) for name in self._servers)
 
-    def connect(self, address: str, key: UUID | None) -> ServerPort:
-        """What a `Client` takes as its `connect`."""
+    def connect(self, address: str, key: UUID | None) -> FarPort:
+        """What a `Client` takes as its `connect`, on whichever event loop the client lives."""
+        return FarPort(self._port(address, key), self.loop)
+
+    def _port(self, address: str, key: UUID | None = None) -> ServerPort:
         return ServerPort(lambda: self._door(address), key)
 
     def _door(self, address: str) -> ServerDoor:
@@ -248,7 +256,7 @@ class LocalCluster:
 
     async def runs(self, partition: int = 0) -> AsyncIterator[Run]:
         """The same as it is stored, one run of records at a time."""
-        port = self.connect(_address(self.owner(partition)), None)
+        port = self._port(_address(self.owner(partition)))
         async for run in port.fetch(partition, 0):
             yield run
 
