@@ -67,7 +67,8 @@ _started: _LoopThread | None = None
 _starting = threading.Lock()
 
 
-def _loop_thread() -> _LoopThread:
+def loop_thread() -> _LoopThread:
+    """The one of this process."""
     global _started
     with _starting:
         _started = _started or _LoopThread()
@@ -113,7 +114,7 @@ class BlockingClient:
         Raises:
             BadArgument: As of `Client`, or this process was forked from one that had a client.
         """
-        self._thread = _loop_thread()
+        self._thread = loop_thread()
         self._threads = threads
         self._is_shut = False
         self._pool = ThreadPoolExecutor(threads, "waltz-handler")

@@ -111,6 +111,8 @@ class Client:
         self._changing = asyncio.Lock()
         self._registration: Registration | None = None
         self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That it lives on, while it is open."""
         self._submits: dict[int, asyncio.Future[None]] = {}
         self._submit_count = 0
 
@@ -131,7 +133,8 @@ class Client:
         """
         if self._closed is None:
             raise BadArgument("the client is open already")
-        clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        clock = self._loop.time
         deadline = clock() + self.settings.submit_seconds
         try:
             await self._routes.open(deadline - clock())
@@ -144,7 +147,12 @@ class Client:
 
     async def close(self) -> None:
         """Wait up to `close_seconds` for outcomes, then end: what is undecided by then is `Unknown`. May be called
-        twice."""
+        twice.
+
+        Raises:
+            BadArgument: The client lives on another event loop, where it goes on.
+        """
+        self._check_loop()
         reason = self._closed = ClientClosed("the client is closed")
         try:
             async with self._changing:
@@ -152,6 +160,7 @@ class Client:
                 await asyncio.gather(*[self._lines[partition].deactivate(reason) for partition in active])
         finally:
             await self._routes.close()
+            self._loop = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -208,6 +217,7 @@ class Client:
         await self._set_partitions(partitions, self.settings.submit_seconds)
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
+        self._check_loop()
         wanted = self._numbers(partitions)
         async with self._changing:
             self._check_open()
@@ -259,6 +269,14 @@ class Client:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise ClientClosed(self._closed.message)
+
+    def _check_loop(self) -> None:
+        """What belongs to one loop waits for ever on another."""
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise BadArgument(
+                "this client was opened on another event loop, and lives there",
+                next_step="open a client on each loop that uses one; without a loop use BlockingClient",
+            )
 
     def _line(self, partition: int) -> Line:
         self._check_open()
@@ -560,6 +578,7 @@ class Client:
         Raises:
             CannotConnect: Something is still undecided then. It stays under way, and its own caller is told.
         """
+        self._check_loop()
         if not self.has_pending:
             return
         limit = self.settings.submit_seconds if seconds is None else seconds
@@ -576,6 +595,7 @@ class Client:
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
         """`flush` waits for it, also between two attempts."""
+        self._check_loop()
         self._submit_count += 1
         number = self._submit_count
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -600,6 +620,7 @@ class Client:
             BadArgument, ClientClosed: There is no such partition, or the client is not open.
         """
         self._check_open()
+        self._check_loop()
         self._check_number(partition)
         return await self._reader.high_water_mark(partition, confirmed=confirmed)
 
@@ -619,6 +640,7 @@ class Client:
             BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
         """
         self._check_open()
+        self._check_loop()
         self._check_number(partition)
         return await self._reader.mark_at(partition, time)
 
@@ -667,6 +689,7 @@ class Client:
             BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
         """
         self._check_open()
+        self._check_loop()
         self._check_number(partition)
         return await self._reader.some(
             partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks

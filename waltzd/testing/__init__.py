@@ -4,8 +4,9 @@
         cluster.force_next_lock_failure()
         await client.submit(context)
 
-With pytest, the fixture `waltz_cluster` is such a cluster. What goes wrong in production goes wrong here on request: locks
-that fail, a feed that stands still, owners that die, storages that do not answer, outcomes that get lost.
+With pytest, the fixture `waltz_cluster` is such a cluster. `BlockingCluster` and the fixture `blocking_waltz_cluster` are
+for tests without an event loop. What goes wrong in production goes wrong here on request: locks that fail, a feed that
+stands still, owners that die, storages that do not answer, outcomes that get lost.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from waltzd.testing.blocking import BlockingCluster
     from waltzd.testing.cluster import LocalCluster
 
-__all__ = ["LocalCluster"]
+__all__ = ["BlockingCluster", "LocalCluster"]
+_MODULES = {"BlockingCluster": "waltzd.testing.blocking", "LocalCluster": "waltzd.testing.cluster"}
 
 
 def __getattr__(name: str) -> Any:
     """On demand: every pytest on a machine with Waltz loads this package for its plugin."""
-    if name in __all__:
-        return getattr(importlib.import_module("waltzd.testing.cluster"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

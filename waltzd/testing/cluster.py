@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from waltzd.client.client import Client
+from waltzd.client.routes import Connect
 from waltzd.client.view import checked_time
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import (
@@ -35,6 +36,7 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
 from waltzd.protocol.peers import SECRET_BYTES
+from waltzd.protocol.peers import ServerPort as ClientPort
 from waltzd.protocol.policy import Policy
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseconds
@@ -42,6 +44,7 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
+from waltzd.testing.far_port import FarPort
 from waltzd.testing.server import LIMITS, LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort
@@ -59,8 +62,9 @@ async def _inline(function: Callable[..., Any], *arguments: Any) -> Any:
 class LocalCluster:
     """A whole cluster in the process of a test: real servers and storages, without network, files or ZooKeeper.
 
-    Use it as an async context manager, or give `run` a coroutine function. Its clients must live on its event loop. With
-    pytest, the fixture `waltz_cluster` is such a cluster; the mark `waltz` takes the arguments below.
+    Use it as an async context manager, or give `run` a coroutine function. Its clients may live on its event loop or on
+    others; everything else here belongs to its loop. With pytest, the fixture `waltz_cluster` is such a cluster; the mark
+    `waltz` takes the arguments below. For tests without a loop there is `BlockingCluster`.
 
     Example:
         ```python
@@ -74,7 +78,7 @@ class LocalCluster:
     def __init__(
         self,
         *,
-        partitions: int = 1,
+        partitions: int = 4,
         servers: int = 2,
         storages: int = 3,
         storage_seconds: float = 5.0,
@@ -83,7 +87,7 @@ class LocalCluster:
         """Every storage holds every partition.
 
         Args:
-            partitions: How many there are.
+            partitions: How many there are. Locks hold within one partition, so tests should meet several.
             servers: How many; with two, one can take over from the other.
             storages: How many; a majority of them commits.
             storage_seconds: How long a server waits for a storage that is paused.
@@ -101,6 +105,8 @@ class LocalCluster:
         self._time: int | None = None
         """What the clocks of all servers show; None: that of this machine."""
         self._policy: Policy | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Where the cluster lives."""
         self.tree = MemoryTree()
         self._servers: dict[str, _Server | None] = {f"server-{number + 1}": None for number in range(servers)}
         self._storages: dict[str, StorageDoor] = {}
@@ -117,6 +123,7 @@ class LocalCluster:
         Raises:
             NotReady: It took longer than 30 seconds; the message says what each partition does.
         """
+        self.loop = asyncio.get_running_loop()
         for name in self._storage_names:
             self._storages[name] = await self._make_storage(name)
         everywhere = {
@@ -243,9 +250,13 @@ class LocalCluster:
         """The addresses of all servers; only `connect` understands them."""
         return tuple(_address(name) for name in self._servers)
 
-    def connect(self, address: str, key: UUID | None) -> ServerPort:
-        """What a `Client` takes as its `connect`."""
-        return ServerPort(lambda: self._door(address), key)
+    def connect(self, address: str, key: UUID | None) -> ClientPort:
+        """What a `Client` takes as its `connect`, on whichever event loop the client lives."""
+        return self._port(address, key)
+
+    def _port(self, address: str, key: UUID | None = None, identity: str = "") -> ClientPort:
+        port = ServerPort(lambda: self._door(address), key, identity)
+        return port if self.loop is asyncio.get_running_loop() else FarPort(port, self.loop)
 
     def _door(self, address: str) -> ServerDoor:
         for server in self._living():
@@ -256,12 +267,12 @@ class LocalCluster:
     def client(self, *, name: str | None = None, **settings: Any) -> Client:
         """A `waltzd.Client` of this cluster, with its keyword arguments; use it with `async with`. `name`: the one that its
         certificate would have, where a policy counts; without it the client is `anonymous`."""
+        return Client(self.servers, connect=self.connect_as(name), **settings)
+
+    def connect_as(self, name: str | None) -> Connect:
+        """As `connect`, with the name that a certificate would have."""
         identity = Identity(self.meta.key, Role.CLIENT, name).uri if name is not None else ""
-
-        def connect(address: str, key: UUID | None) -> ServerPort:
-            return ServerPort(lambda: self._door(address), key, identity)
-
-        return Client(self.servers, connect=connect, **settings)
+        return lambda address, key: self._port(address, key, identity)
 
     def set_policy(self, grants: Sequence[Mapping[str, Any]] | None) -> None:
         """From now on clients may do what these grants allow, and nothing else; None: everything. Mounts that lose a right
@@ -289,7 +300,7 @@ class LocalCluster:
 
     async def runs(self, partition: int = 0) -> AsyncIterator[Run]:
         """The same as it is stored, one run of records at a time."""
-        port = self.connect(_address(self.owner(partition)), None)
+        port = self._port(_address(self.owner(partition)))
         async for run in port.fetch(partition, 0):
             yield run
 

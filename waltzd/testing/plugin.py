@@ -1,4 +1,4 @@
-"""The pytest fixture `waltz_cluster`, which every test has when `waltzd` is installed.
+"""The pytest fixtures `waltz_cluster` and `blocking_waltz_cluster`, which every test has when `waltzd` is installed.
 
     @pytest.mark.waltz(partitions=4)
     def test_transfer(waltz_cluster):
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from waltzd.testing.blocking import BlockingCluster
     from waltzd.testing.cluster import LocalCluster
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "waltz(partitions, servers, storages, storage_seconds, format): the size of `waltz_cluster`"
+        "markers", "waltz(partitions, servers, storages, storage_seconds, format): the size of the cluster of a test"
     )
 
 
@@ -37,3 +38,11 @@ def waltz_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     cluster: LocalCluster = make(**(mark.kwargs if mark else {}))
     yield cluster
     assert not cluster.is_running, "the test must end the cluster: use `async with waltz_cluster` or `waltz_cluster.run`"
+
+
+@pytest.fixture
+def blocking_waltz_cluster(request: pytest.FixtureRequest) -> Iterator[BlockingCluster]:
+    """A `BlockingCluster` that runs, for tests without an event loop."""
+    mark = request.node.get_closest_marker("waltz")
+    with importlib.import_module("waltzd.testing.blocking").BlockingCluster(**(mark.kwargs if mark else {})) as cluster:
+        yield cluster
