@@ -36,7 +36,8 @@ from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import CONTROL_NAME, PROMISE_NAME, PROMISE_SLOT_SPACING, index_name, segment_name
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, ReplicaStatus
 from waltzd.protocol.locks import Committed
-from waltzd.server.core.recovery import GiveUp, Recovery
+from waltzd.server.core.recovery import Recovery
+from waltzd.server.core.task import GiveUp
 from waltzd.server.session import replica as replica_link
 
 Tool = Callable[..., Any]

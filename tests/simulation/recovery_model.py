@@ -21,7 +21,8 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority
 from waltzd.server.core.membership import acknowledging, joining, losing
 from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import Copy, Foreign, Heal, Level, Recovery, SetLowMark, Step, Truncate
+from waltzd.server.core.recovery import Recovery, Step
+from waltzd.server.core.task import Copy, Foreign, Heal, Level, SetLowMark, Truncate
 
 Entry = tuple[int, int]
 """Which owner wrote it, and its number there: no two are the same."""

@@ -18,8 +18,9 @@ from waltzd.server.core import progress as progress_module
 from waltzd.server.core.lease import Lease
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import Recovery, SetLowMark, Task, Truncate
+from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.step import Portion
+from waltzd.server.core.task import SetLowMark, Task, Truncate
 from waltzd.server.session.confirming import Confirming
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.session import Session

@@ -18,7 +18,8 @@ from tests.unit.waltzd.server.core.test_recovery_stories import tell
 from waltzd.protocol.quorum import reached
 from waltzd.server.core import progress as progress_module
 from waltzd.server.core.progress import Marks, Progress
-from waltzd.server.core.recovery import Level, Recovery
+from waltzd.server.core.recovery import Recovery
+from waltzd.server.core.task import Level
 
 STEPS = 1500
 

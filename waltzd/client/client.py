@@ -16,9 +16,9 @@ from typing import Any, Literal, Self, TypeAlias
 from waltzd.client.follower import Call, call_here, introduce, tell
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line, PartitionState
-from waltzd.client.pending import Bundle, Group, Outcomes, group_of, request, request_of
+from waltzd.client.pending import Bundle, Group, Outcomes, group_of, no_outcomes, request, request_of
 from waltzd.client.reading import Reader
-from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds
+from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds, some
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
     Builder,
@@ -31,6 +31,7 @@ from waltzd.client.view import (
     checked_header,
     checked_mark,
     encoded,
+    is_overridden,
     partition_by_hash,
 )
 from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
@@ -147,11 +148,7 @@ class Client:
 
     async def close(self) -> None:
         """Wait up to `close_seconds` for outcomes, then end: what is undecided by then is `Unknown`. May be called
-        twice.
-
-        Raises:
-            BadArgument: The client lives on another event loop, where it goes on.
-        """
+        twice, and only on the event loop that the client lives on."""
         self._check_loop()
         reason = self._closed = ClientClosed("the client is closed")
         try:
@@ -273,17 +270,20 @@ class Client:
     def _check_loop(self) -> None:
         """What belongs to one loop waits for ever on another."""
         if self._loop not in (None, asyncio.get_running_loop()):
-            raise BadArgument(
-                "this client was opened on another event loop, and lives there",
-                next_step="open a client on each loop that uses one; without a loop use BlockingClient",
-            )
+            why = "this client was opened on another event loop, and lives there"
+            raise BadArgument(why, next_step="open one on each loop that uses one; without a loop use BlockingClient")
+
+    def _check_reading(self, partition: int) -> None:
+        self._check_open()
+        self._check_loop()
+        self._check_number(partition)
 
     def _line(self, partition: int) -> Line:
         self._check_open()
         self._check_number(partition)
         line = self._lines.get(partition)
         if line is None or partition not in self._active:
-            raise NotMounted(f"this client does not have partition {partition}; it has {_some(self._active)}")
+            raise NotMounted(f"this client does not have partition {partition}; it has {some(self._active)}")
         return line
 
     # -- writing
@@ -348,7 +348,7 @@ class Client:
             outcome = await self._attempt(line, contexts, call, is_group)
         for number, context in enumerate(contexts):
             await tell(line.partition, call, context.on_completion, outcome)
-            if isinstance(outcome, Committed) and _is_overridden(context, "on_application"):
+            if isinstance(outcome, Committed) and is_overridden(context, "on_application"):
                 line.announce(outcome.id + number, context.on_application)
         return outcome
 
@@ -358,7 +358,7 @@ class Client:
             partition = context.partition(count)
             found.add(self._partitioner(context.key, count) if partition is None else partition)
         if len(found) != 1:
-            raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {_some(sorted(found))}")
+            raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
 
     async def _attempt(
@@ -488,7 +488,7 @@ class Client:
         """
         line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
         if not data:
-            return _no_outcomes()
+            return no_outcomes()
         return line.send(len(data), partial(Bundle, mark, data, headers, each))
 
     def append_group(
@@ -589,7 +589,7 @@ class Client:
         except TimeoutError:
             undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
             raise CannotConnect(
-                f"after {limit:g} seconds, transactions of partitions {_some(undecided)} are undecided"
+                f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
             ) from None
 
     @asynccontextmanager
@@ -619,9 +619,7 @@ class Client:
             CannotConnect: The owner did not answer within `submit_seconds`.
             BadArgument, ClientClosed: There is no such partition, or the client is not open.
         """
-        self._check_open()
-        self._check_loop()
-        self._check_number(partition)
+        self._check_reading(partition)
         return await self._reader.high_water_mark(partition, confirmed=confirmed)
 
     async def mark_at(self, partition: int, time: datetime | int) -> int:
@@ -639,9 +637,7 @@ class Client:
             CannotConnect: The owner did not answer within `submit_seconds`.
             BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
         """
-        self._check_open()
-        self._check_loop()
-        self._check_number(partition)
+        self._check_reading(partition)
         return await self._reader.mark_at(partition, time)
 
     async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
@@ -688,9 +684,7 @@ class Client:
             CannotConnect: The owner did not answer within `submit_seconds`.
             BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
         """
-        self._check_open()
-        self._check_loop()
-        self._check_number(partition)
+        self._check_reading(partition)
         return await self._reader.some(
             partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
         )
@@ -703,17 +697,3 @@ class Client:
     def describe(self) -> tuple[PartitionState, ...]:
         """The state of every partition of this client, for people and for monitoring."""
         return tuple(self._lines[partition].state() for partition in self._active)
-
-
-async def _no_outcomes() -> Outcomes:
-    return Outcomes.unknown(0)
-
-
-def _is_overridden(context: TransactionContext, name: str) -> bool:
-    return getattr(type(context), name) is not getattr(TransactionContext, name)
-
-
-def _some(partitions: Sequence[int]) -> str:
-    names = [str(partition) for partition in partitions[:10]]
-    more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
-    return (", ".join(names) + more) or "none"

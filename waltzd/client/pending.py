@@ -327,3 +327,7 @@ def batch_of(requests: Sequence[Request], first_sequence: int, seen_time: int = 
         payloads=b"".join([request.data for request in requests]),
         seen_time=seen_time,
     )
+
+
+async def no_outcomes() -> Outcomes:
+    return Outcomes.unknown(0)

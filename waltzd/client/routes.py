@@ -378,3 +378,10 @@ def _take_note(lookup: asyncio.Task[None]) -> None:
     """All who waited may have gone; asyncio would report a failure that was never looked at."""
     if not lookup.cancelled():
         lookup.exception()
+
+
+def some(partitions: Sequence[int]) -> str:
+    """Their numbers in a sentence, and not too many."""
+    names = [str(partition) for partition in partitions[:10]]
+    more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
+    return (", ".join(names) + more) or "none"

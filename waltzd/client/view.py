@@ -449,3 +449,7 @@ class TransactionContext(ABC):
 
     def on_application(self, id: int) -> object:  # noqa: B027  # may be left out
         """The handler of this client has applied it."""
+
+
+def is_overridden(context: TransactionContext, name: str) -> bool:
+    return getattr(type(context), name) is not getattr(TransactionContext, name)

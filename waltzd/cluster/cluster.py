@@ -34,6 +34,7 @@ from waltzd.cluster.documents import (
     ReplicaSets,
     ServerMeta,
     StorageMeta,
+    check_sets,
     decode,
     encode,
 )
@@ -47,7 +48,6 @@ from waltzd.errors import (
     Unsafe,
     WaltzError,
 )
-from waltzd.protocol.address import is_name
 
 ROOT = "/"
 SERVERS = "/servers"
@@ -149,7 +149,7 @@ class Cluster:
         """Write down a new cluster, whole or not at all, unless it has thousands of partitions: their documents follow. To
         repeat it with the same key is no mistake, and completes it."""
         replicas = replicas or ReplicaSets(partitions={})
-        _check_sets(meta, storages, replicas)
+        check_sets(meta, storages, replicas)
         owners = Assignment(owners=(Ownership(None, 0),) * meta.partitions)
         changes = [
             *(Create(ROOT, encode(meta)), *(Create(folder, b"") for folder in _FOLDERS)),
@@ -695,19 +695,3 @@ def _named(kind: type[M], data: bytes, path: str) -> M:
     if meta.name != path.rpartition("/")[2]:
         raise BadMetadata(f"{path}: name is {meta.name}, which belongs elsewhere", path=path, field="name")
     return meta
-
-
-def _check_sets(meta: ClusterMeta, storages: Collection[StorageMeta], replicas: ReplicaSets) -> None:
-    """What a person may have mistyped."""
-    names = [storage.name for storage in storages]
-    for name in [meta.name, *names]:
-        if not is_name(name):
-            raise BadArgument(f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64")
-    if len(set(names)) != len(names):
-        raise BadArgument("two storages have the same name")
-    for partition, members in replicas.partitions.items():
-        if not 0 <= partition < meta.partitions:
-            raise BadArgument(f"there is no partition {partition}: the cluster has {meta.partitions}")
-        for name in members:
-            if name not in names:
-                raise BadArgument(f"partition {partition} cannot have a replica on {name}: there is no such storage")

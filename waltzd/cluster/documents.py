@@ -17,13 +17,13 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from waltzd.errors import BadMetadata, WaltzError
+from waltzd.errors import BadArgument, BadMetadata, WaltzError
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
 from waltzd.protocol.policy import (
@@ -581,3 +581,19 @@ def _below(place: str, name: str) -> str:
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:60] + "…"
+
+
+def check_sets(meta: ClusterMeta, storages: Collection[StorageMeta], replicas: ReplicaSets) -> None:
+    """What a person may have mistyped."""
+    names = [storage.name for storage in storages]
+    for name in [meta.name, *names]:
+        if not is_name(name):
+            raise BadArgument(f"{name!r} is not a name: letters, digits, dots, dashes and underscores, at most 64")
+    if len(set(names)) != len(names):
+        raise BadArgument("two storages have the same name")
+    for partition, members in replicas.partitions.items():
+        if not 0 <= partition < meta.partitions:
+            raise BadArgument(f"there is no partition {partition}: the cluster has {meta.partitions}")
+        for name in members:
+            if name not in names:
+                raise BadArgument(f"partition {partition} cannot have a replica on {name}: there is no such storage")

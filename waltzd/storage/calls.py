@@ -54,6 +54,7 @@ from waltzd.storage.replica.promise import check_jump
 from waltzd.storage.replica.segment import Suspect
 from waltzd.wire.budget import Budget
 from waltzd.wire.streams import PIECE_BYTES
+from waltzd.wire.tasks import call_on
 
 T = TypeVar("T")
 PIECE_SECONDS = 60.0
@@ -132,12 +133,6 @@ class StorageCalls:
     def statistics(self) -> Statistics:
         return self.answered.plus(self.streamed)
 
-    def _on_streams_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self.streams_loop is None:
-            function(*arguments)
-        else:
-            self.streams_loop.call_soon_threadsafe(function, *arguments)
-
     def start(self) -> None:
         for partition in self._directory.partitions():
             self._start_lane(partition)
@@ -153,12 +148,12 @@ class StorageCalls:
             loop=self.streams_loop,
         )
         self._lanes[partition.number] = lane
-        self._on_streams_loop(lane.start)
+        call_on(self.streams_loop, lane.start)
 
     def refuse_new(self) -> None:
         """No new calls; append streams end once their queued frames are done."""
         self.is_draining = True
-        self._on_streams_loop(self._dismiss, Draining("the storage is shutting down"))
+        call_on(self.streams_loop, self._dismiss, Draining("the storage is shutting down"))
 
     def _dismiss(self, error: WaltzError) -> None:
         for stream in self._streams:

@@ -44,7 +44,7 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
-from waltzd.testing.far_port import FarPort
+from waltzd.testing.loop_port import LoopPort
 from waltzd.testing.server import LIMITS, LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort
@@ -256,7 +256,7 @@ class LocalCluster:
 
     def _port(self, address: str, key: UUID | None = None, identity: str = "") -> ClientPort:
         port = ServerPort(lambda: self._door(address), key, identity)
-        return port if self.loop is asyncio.get_running_loop() else FarPort(port, self.loop)
+        return port if self.loop is asyncio.get_running_loop() else LoopPort(port, self.loop)
 
     def _door(self, address: str) -> ServerDoor:
         for server in self._living():

@@ -36,6 +36,7 @@ LOOKING = frozenset(
         "/waltz.v1.ServerAdmin/Describe",
         "/waltz.v1.ServerAdmin/ExplainLock",
         "/waltz.v1.ServerAdmin/Events",
+        "/waltz.v1.ServerAdmin/ListClients",
         "/waltz.v1.ServerAdmin/Audit",
         "/grpc.health.v1.Health/Check",
         "/grpc.health.v1.Health/Watch",
@@ -69,6 +70,7 @@ ARGUMENTS: dict[str, Callable[[Any], _About]] = {
     "/waltz.v1.StorageAdmin/Fence": lambda said: ([said.partition], f"session={said.session}"),
     "/waltz.v1.StorageAdmin/DeleteSetAside": lambda said: ([], f"names={','.join(said.names)}"),
     "/waltz.v1.Log/Fetch": lambda said: ([said.partition], f"first_id={said.first_id}"),
+    "/waltz.v1.ServerAdmin/DisconnectClient": lambda said: ([], " ".join(filter(None, (said.name, said.instance)))),
     "/waltz.v1.ServerAdmin/Drain": lambda said: ([], f"draining={said.draining}".lower()),
 }  # fmt: skip
 

@@ -25,3 +25,11 @@ async def on_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, A
     if loop is None or loop is asyncio.get_running_loop():
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def call_on(loop: asyncio.AbstractEventLoop | None, function: Callable[..., None], *arguments: Any) -> None:
+    """Call soon on the loop that it belongs to; None stands for at once, on that of the caller."""
+    if loop is None:
+        function(*arguments)
+    else:
+        loop.call_soon_threadsafe(function, *arguments)

@@ -68,3 +68,12 @@ def unfounded(meta: PartitionMeta, asked: Collection[ReplicaStatus]) -> WaltzErr
         f"storages know "
         f"of is {newest}"
     )
+
+
+def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
+    """It has begun our session and holds more than we ever wrote in it."""
+    return MetadataBehind(
+        f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
+        f"{last_id}: another owner had a session of this number",
+        storage=storage,
+    )

@@ -49,8 +49,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 from uuid import UUID
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
@@ -62,58 +61,7 @@ from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
 from waltzd.server.core.evidence import contradiction, unfounded
 from waltzd.server.core.membership import admitting
 from waltzd.server.core.progress import Marks, Progress
-
-
-@dataclass(frozen=True)
-class Wait:
-    why: str
-
-
-@dataclass(frozen=True)
-class GiveUp(Wait):
-    """It is damaged and no replica that answers holds what it lacks, or it holds what an operator gave up: wait for others,
-    or for an operator."""
-
-
-@dataclass(frozen=True)
-class Foreign(GiveUp):
-    """It holds another history than the log: only another directory in its place can be level."""
-
-
-@dataclass(frozen=True)
-class Truncate:
-    mark: int
-
-
-@dataclass(frozen=True)
-class SetLowMark:
-    mark: int
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Get the ids up to `last_id` from one of these, the best first."""
-
-    last_id: int
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Heal:
-    """Replace the segment that starts at this id with what the others hold, up to `last_id`; then look again."""
-
-    segment: int
-    last_id: int
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Level:
-    """It holds the decided log and has begun this session."""
-
-
-Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
-
+from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Truncate, Wait
 
 NEAR_IDS = 10_000
 """A replica that lags less than this is level in a moment."""

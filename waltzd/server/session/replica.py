@@ -23,7 +23,6 @@ from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import (
     CannotConnect,
     Diverged,
-    MetadataBehind,
     NoSuchPartition,
     SessionEnded,
     StaleSession,
@@ -36,21 +35,11 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
+from waltzd.server.core.evidence import written_by_another
 from waltzd.server.core.progress import Marks
-from waltzd.server.core.recovery import (
-    NEAR_IDS,
-    Copy,
-    Foreign,
-    GiveUp,
-    Heal,
-    Level,
-    Recovery,
-    SetLowMark,
-    Task,
-    Truncate,
-    Wait,
-)
+from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail
+from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Truncate, Wait
 from waltzd.server.session.copying import Copier, SourceFailed
 from waltzd.server.session.reading import Reading
 from waltzd.server.session.renewing import renewing
@@ -64,15 +53,6 @@ PAUSES = 5
 """The longest pause before a replica is tried again, in first pauses. Short: one that came back is level the sooner."""
 OPEN_PATIENCE = 6
 """So many times longer than for other calls: a storage proves what it holds before it answers."""
-
-
-def written_by_another(storage: str, mark: int, *, partition: int, session: int, last_id: int) -> MetadataBehind:
-    """It has begun our session and holds more than we ever wrote in it."""
-    return MetadataBehind(
-        f"storage {storage} holds ids up to {mark} of partition {partition} in session {session}, which has written up to "
-        f"{last_id}: another owner had a session of this number",
-        storage=storage,
-    )
 
 
 class State(enum.StrEnum):

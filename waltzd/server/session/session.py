@@ -37,8 +37,9 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.membership import acknowledging, closing, diverging, following, joining, losing, released
-from waltzd.server.core.recovery import NEAR_IDS, Level
+from waltzd.server.core.recovery import NEAR_IDS
 from waltzd.server.core.tail import Tail
+from waltzd.server.core.task import Level
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import (

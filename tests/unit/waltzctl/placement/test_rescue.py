@@ -14,7 +14,8 @@ from waltzd.cluster.documents import Decision, Membership, PartitionMeta, Replic
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.recovery import Copy, GiveUp, Heal, Level, Recovery, SetLowMark, Truncate, Wait
+from waltzd.server.core.recovery import Recovery
+from waltzd.server.core.task import Copy, GiveUp, Heal, Level, SetLowMark, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCD", 1)}
 DAMAGE = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x")

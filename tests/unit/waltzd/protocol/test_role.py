@@ -38,6 +38,8 @@ ServerAdmin/Drain                  operator
 ServerAdmin/ExplainLock            operator observer
 ServerAdmin/Events                 operator observer
 ServerAdmin/Audit                  operator
+ServerAdmin/ListClients            operator observer
+ServerAdmin/DisconnectClient       operator
 """
 
 

@@ -120,12 +120,12 @@ def test_while_a_flush_hangs_on_the_loop_of_streams_everybody_else_is_answered()
             run_writing=on_a_thread, run_reading=on_a_thread, on_fatal=failed.append, run_here=hang, streams_loop=loop,
         )  # fmt: skip
         calls.start()
-        await calls.open_session(0, 2, 3)
+        await calls.open_session(0, 2, 3, secret=SECRET)
         port = StreamPort(calls, Address("127.0.0.1", 0), None)
         await on_loop(loop, port.start(failed.append))
-        stream = AppendStream("127.0.0.1", port.address.port, Hello(KEY, 0, 2), tls=None, name=None)
+        stream = AppendStream("127.0.0.1", port.address.port, Hello(KEY, 0, 2, Contact(secret=SECRET)), tls=None, name=None)
         assert await append(stream, 3) == 3
-        await calls.set_low_mark(0, 2, 3)
+        await calls.set_low_mark(0, 2, 3, contact=Contact(secret=SECRET))
         while calls._lanes[0]._has_work:
             await asyncio.sleep(0.001)
         begun.clear()

@@ -14,7 +14,8 @@ from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import majority, reached
 from waltzd.server.core.membership import diverging, joining
-from waltzd.server.core.recovery import Copy, Foreign, Level, Recovery, SetLowMark, Truncate, Wait
+from waltzd.server.core.recovery import Recovery
+from waltzd.server.core.task import Copy, Foreign, Level, SetLowMark, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}
 

@@ -34,7 +34,8 @@ from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.membership import diverging, following, joining, losing
-from waltzd.server.core.recovery import Copy, Foreign, GiveUp, Heal, Recovery, SetLowMark, Task, Truncate, Wait
+from waltzd.server.core.recovery import Recovery
+from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, SetLowMark, Task, Truncate, Wait
 
 FOLDER = Path(__file__).parents[4] / "golden" / "recovery"
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCDE", 1)}

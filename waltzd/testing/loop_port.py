@@ -11,7 +11,7 @@ from waltzd.testing.server_port import DirectMount, ServerPort
 from waltzd.wire.tasks import on_loop
 
 
-class FarPort:
+class LoopPort:
     def __init__(self, port: ServerPort, loop: asyncio.AbstractEventLoop | None) -> None:
         self._port = port
         self._loop = loop
@@ -25,8 +25,8 @@ class FarPort:
     async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         return await on_loop(self._loop, self._port.register(introduction))
 
-    def mount(self) -> FarMount:
-        return FarMount(self._port.mount(), self._loop)
+    def mount(self) -> LoopMount:
+        return LoopMount(self._port.mount(), self._loop)
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         return await on_loop(self._loop, self._port.high_water_mark(partition, confirmed=confirmed))
@@ -56,7 +56,7 @@ async def _close(runs: AsyncGenerator[Run, None]) -> None:
     await runs.aclose()
 
 
-class FarMount:
+class LoopMount:
     def __init__(self, mount: DirectMount, loop: asyncio.AbstractEventLoop | None) -> None:
         self._mount = mount
         self._loop = loop

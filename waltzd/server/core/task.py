@@ -1,0 +1,57 @@
+"""What a replica should do next, as values: what recovery decides and the shell carries out. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Wait:
+    why: str
+
+
+@dataclass(frozen=True)
+class GiveUp(Wait):
+    """It is damaged and no replica that answers holds what it lacks, or it holds what an operator gave up: wait for others,
+    or for an operator."""
+
+
+@dataclass(frozen=True)
+class Foreign(GiveUp):
+    """It holds another history than the log: only another directory in its place can be level."""
+
+
+@dataclass(frozen=True)
+class Truncate:
+    mark: int
+
+
+@dataclass(frozen=True)
+class SetLowMark:
+    mark: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Get the ids up to `last_id` from one of these, the best first."""
+
+    last_id: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Heal:
+    """Replace the segment that starts at this id with what the others hold, up to `last_id`; then look again."""
+
+    segment: int
+    last_id: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """It holds the decided log and has begun this session."""
+
+
+Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
