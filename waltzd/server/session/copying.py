@@ -14,7 +14,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import CannotConnect, ForeignCluster, TooLarge, UnfitSegment, WaltzError
+from waltzd.errors import BadFrame, CannotConnect, ForeignCluster, TooLarge, UnfitSegment, WaltzError
 from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import BATCHES, VERSION, FileHeader
 from waltzd.format.record import Run
@@ -115,9 +115,9 @@ class Copier:
 
     async def _heal(self, segment: int, last_id: int, source: str) -> ReplicaStatus:
         """A segment of format 1 is the same on every storage; one of format 0 is made anew from records, because it need
-        not end at the same id everywhere."""
+        not end at the same id everywhere. A replica that lost a head knows of one id of that batch, and needs all of it."""
         sealed = {first: (last, size) for first, last, size in await self._segments(source) if last <= last_id}
-        async with aclosing(self._pieces(source, segment, last_id)) as pieces:
+        async with aclosing(self._pieces(source, segment, last_id, may_exceed=True)) as pieces:
             first = await anext(pieces, None)
             if first is None:
                 raise SourceFailed(CannotConnect(f"{source} gave nothing of the segment at id {segment}"))
@@ -221,12 +221,17 @@ class Copier:
         if batches:
             yield tuple(batches)
 
-    async def _pieces(self, source: str, first_id: int, last_id: int) -> AsyncGenerator[Piece, None]:
+    async def _pieces(
+        self, source: str, first_id: int, last_id: int, *, may_exceed: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        """`may_exceed`: the batch that holds `last_id` may end behind it."""
         at = first_id
         try:
             port, session = self._source(source), self._session
             found = port.read_whole(self._partition, first_id, last_id, session=session, frame_bytes=self._frame_bytes)
             async for piece in timely(found, self._seconds, source):
+                if piece.last_id > last_id and not may_exceed:
+                    raise BadFrame(f"{source} has a batch of ids {piece.first_id} to {piece.last_id}: {last_id} ends none")
                 yield piece
                 at = piece.last_id + 1
             if at <= last_id:

@@ -454,7 +454,8 @@ class Partition:
         )
 
     def read_whole(self, first_id: int, last_id: int, bytes_max: int, *, session: int) -> Content:
-        """The same for another replica: whole batches where the log has them, from the beginning of one on."""
+        """The same for another replica: whole batches where the log has them, from the beginning of one on. The last one
+        may end behind `last_id`."""
 
         def read(segment: Segment, last_here: int) -> Content:
             if isinstance(segment, BatchSegment):

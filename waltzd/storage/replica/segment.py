@@ -502,15 +502,12 @@ class BatchSegment(Segment):
         return run if taken >= len(run) else run.part(0, taken)
 
     def read_whole(self, first_id: int, last_id: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Sound batches from `first_id` on, where one begins, up to `last_id`, where one ends."""
+        """Sound batches from `first_id` on, where one begins, up to the one that holds `last_id`."""
         found = self._batches(first_id, last_id, bytes_max)
-        whole = tuple(batch for batch in found if batch.last_id <= last_id)
-        if found[0].first_id != first_id or not whole:
-            raise BadArgument(
-                f"ids {first_id} to {last_id} are no whole batches: one has the ids {found[0].first_id} to "
-                f"{found[0].last_id}"
-            )
-        return whole
+        begin, end = found[0].first_id, found[0].last_id
+        if begin != first_id:
+            raise BadArgument(f"no batch begins at id {first_id}: one has the ids {begin} to {end}")
+        return tuple(batch for batch in found if batch.first_id <= last_id)
 
     def batch_with(self, id_: int) -> Batch:
         return self._batches(id_, id_, 0)[0]

@@ -24,6 +24,7 @@ from tests.simulation.sample import (
 from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import (
+    BadArgument,
     ControlDamaged,
     Draining,
     FlushFailed,
@@ -531,6 +532,13 @@ def test_readers_get_batches_whole_in_parts_or_only_their_locks() -> None:
         assert [piece for piece in whole if isinstance(piece, Run)][-1].last_id == 2
         found = [piece for piece in whole if isinstance(piece, Batch)]
         assert all(ours.is_same_as(right) for ours, right in zip(found, log.batches, strict=True))
+        long = next(batch for batch in log.batches if len(batch) > 1)
+        async for content in calls.read_whole(0, 7, long.first_id, long.first_id, 0):
+            # Who lost the head of a batch knows of one id in it, and needs all of it.
+            assert isinstance(content, tuple)
+            assert [piece.last_id for piece in content] == [long.last_id]
+        with pytest.raises(BadArgument, match=f"no batch begins at id {long.last_id}"):
+            [content async for content in calls.read_whole(0, 7, long.last_id, long.last_id, 0)]
         runs = [run async for run in calls.read(0, 7, 0, None, 700, with_locks=True)]
         assert b"".join(run.data for run in runs) == b"".join(runs_of_log(log))
         history = await calls.read_locks(0, 7, log.last_id, 1 << 20)
