@@ -198,7 +198,9 @@ def test_nobody_there_is_not_about_certificates(waltzctl: Tool, operator: Files)
 # -- a certificate that may only look ----------------------------------------------------------------------------------
 
 CHANGING = {
+    "client disconnect": ["billing"],
     "cluster delete": [],
+    "cluster secure": [],
     "cluster set": ["--replicas", "3"],
     "create-cluster": ["--name", "trial", "--partitions", "1", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
     "health": [],
@@ -219,6 +221,7 @@ CHANGING = {
     "storage clean": ["s1"],
     "storage create-partition": ["s1", "0"],
     "storage recover": ["s1"],
+    "policy remove": [],
     "storage remove": ["s1"],
     "storage remove-partition": ["s1", "0"],
     "storage replace": ["s1", "s2"],

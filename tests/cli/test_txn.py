@@ -226,7 +226,7 @@ def test_grep_mistyped(log: Log, words: list[str], said: str) -> None:
 
 
 def test_reading_needs_no_client_id(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(_: ServerClient) -> Registration:
+    async def refuse(_: ServerClient, introduction: object) -> Registration:
         raise NodeMissing("the coordinator has no document /ids/client")
 
     monkeypatch.setattr(ServerClient, "register", refuse)

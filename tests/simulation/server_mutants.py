@@ -11,6 +11,7 @@ import numpy as np
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import StaleSession
+from waltzd.protocol.peers import runs_of
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import Pipeline, _Batch
@@ -94,20 +95,13 @@ def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     """The committed mark that goes with the records is the last id that was sent."""
 
     def make(right: Any) -> Any:
-        async def send(self: ReplicaLink, stream: Any) -> None:
-            await right(self, _Teller(stream))
+        def following(self: ReplicaLink) -> Any:
+            content, committed = right(self)
+            return content, max(committed, runs_of(content)[-1].last_id) if content else committed
 
-        return send
+        return following
 
-    patches.wrap(ReplicaLink, "_send", make)
-
-
-class _Teller:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    async def send(self, run: Any, committed: int) -> None:
-        await self._stream.send(run, run.last_id)
+    patches.wrap(ReplicaLink, "_next", make)
 
 
 @mutant(2, 6, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))

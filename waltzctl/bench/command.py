@@ -19,7 +19,7 @@ from waltzctl.bench.machine import this_machine
 from waltzctl.bench.result import Result
 from waltzctl.bench.site import Site, scratch
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
-from waltzctl.shell.interruption import ending_in_order
+from waltzctl.shell.interruption import ending_in_order, left_to_the_loop
 from waltzctl.shell.options import OUTPUT, From, confirmed, positive
 from waltzctl.shell.reach import tls_alone
 from waltzctl.show.bench import Live, result
@@ -142,7 +142,8 @@ def _run(
         return EXIT_USAGE
     with ending_in_order(), Live(name) as live, _site(there, made, live, server_settings or {}) as site:
         live.say("waiting for the partitions")
-        found = loop.run(_timed(_bench(site, live, load), work), fast=True)
+        with left_to_the_loop():
+            found = loop.run(_timed(_bench(site, live, load), work), fast=True)
     put(result(found), shown.output)
     if picture is not None:
         chart.draw(found, picture)

@@ -57,6 +57,17 @@ def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[En
 
 
 @contextmanager
+def left_to_the_loop() -> Iterator[None]:
+    """Inside `ending_in_order`, around work on a loop: Ctrl-C cancels the work, as asyncio does it. Raised in the middle of
+    a callback it would be taken for an error of the connection that was just being read, and the work would wait on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def interruptible(said: str) -> Iterator[None]:
     """Around a change that runs on a loop of its own: when it is told to end, it writes down how it ended, and says this.
 
