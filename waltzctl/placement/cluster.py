@@ -19,7 +19,7 @@ from waltzctl.placement.partition import spread_all
 from waltzctl.shell.change import Change, Changing
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, using
+from waltzctl.shell.reach import Meant, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import history as told_history
 from waltzctl.show.cluster import picture
@@ -95,6 +95,8 @@ def secure(*, request: Changing) -> int:
       waltzctl cluster secure --coordinator-credentials zookeeper.credentials --dry-run
       waltzctl cluster secure --coordinator-credentials zookeeper.credentials -o json
     """
+    if not request.asked.is_dry:
+        check_operator(request.reach.tls, "change a cluster")
     if not request.reach.access.is_known:
         raise BadArgument(
             "no credentials are given that the documents could belong to",
