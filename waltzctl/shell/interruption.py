@@ -31,8 +31,8 @@ class Ending:
 def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[Ending]:
     """To be told to end, and a terminal that goes away, are the same as Ctrl-C.
 
-    With `hear`, only the first signal ends the command: nothing that is being cleared up is left half done. `hear` is
-    called for each, with whether it is the first one, to end at once what needs no waiting for."""
+    With `hear`, only the first signal ends the command, and the program with it: nothing that is being cleared up is left
+    half done. `hear` is called for each, with whether it is the first one, to end at once what needs no waiting for."""
     ending = Ending()
 
     def told(number: int, frame: FrameType | None) -> None:
@@ -52,8 +52,11 @@ def ending_in_order(hear: Callable[[bool], object] | None = None) -> Iterator[En
     try:
         yield ending
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if hear is not None and ending.was_told:
+            deaf()  # one that comes a moment later would be told as another interruption
+        else:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def fitting(payload: bytes, decode: str, width: int) -> str:
     """The beginning of a payload in so many columns; some characters need two."""
     from rich.cells import cell_len, set_cell_size
 
-    width = max(width, 8)
+    width = max(width, 4)
     text = line(payload, decode, width + 1)
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 

@@ -29,6 +29,9 @@ try:
             wait_for_a_line()
             print("cleared", heard, flush=True)
 except KeyboardInterrupt:
+    if sys.argv[1] == "hears":
+        print("behind it", flush=True)
+        wait_for_a_line()
     deaf()
     print("told", ending.was_told, flush=True)
     wait_for_a_line()
@@ -56,6 +59,10 @@ def test_once_more_disturbs_nothing_that_is_being_cleared_up(first: signal.Signa
         process.stdin.flush()
         cleared = process.stdout.readline()
         assert cleared.startswith("cleared [True, False")
+        assert process.stdout.readline() == "behind it\n"
+        process.send_signal(signal.SIGINT)
+        process.stdin.write("\n")
+        process.stdin.flush()
         assert process.stdout.readline() == "told True\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate("\n", timeout=30)
