@@ -354,9 +354,10 @@ class Stream:
         if not self.caller.is_over:
             self.caller.end(CannotConnect("the stream was given up here"))
             self.connection.post(self.caller.life, self.called.life, self._cancelled)
-        self.connection.closed(self)
 
     def _cancelled(self) -> None:
+        """Until here the connection knows the stream: when it breaks first, who serves the stream learns of that."""
+        self.connection.closed(self)
         self.called.end()
         if self._task is not None and not self._lingers:
             self._task.cancel()

@@ -177,8 +177,9 @@ class SimReplicaPort(_Port[StorageCalls]):
 
         async def work(calls: StorageCalls, end: End) -> None:
             runs = calls.read(partition, session, first_id, last_id, frame_bytes, contact=contact, with_locks=with_locks)
-            async for run in runs:
-                await end.send(run)
+            async with aclosing(runs):
+                async for run in runs:
+                    await end.send(run)
 
         async with aclosing(self._each(work)) as runs:
             async for run in runs:
@@ -190,8 +191,10 @@ class SimReplicaPort(_Port[StorageCalls]):
         contact = self._contact(partition, session)
 
         async def work(calls: StorageCalls, end: End) -> None:
-            async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes, contact=contact):
-                await end.send(content)
+            whole = calls.read_whole(partition, session, first_id, last_id, frame_bytes, contact=contact)
+            async with aclosing(whole):
+                async for content in whole:
+                    await end.send(content)
 
         async with aclosing(self._each(work)) as contents:
             async for content in contents:
@@ -214,8 +217,9 @@ class SimReplicaPort(_Port[StorageCalls]):
         contact = self._contact(partition, session)
 
         async def work(calls: StorageCalls, end: End) -> None:
-            async for piece in calls.fetch_segment(partition, session, first_id, contact=contact):
-                await end.send(piece)
+            async with aclosing(calls.fetch_segment(partition, session, first_id, contact=contact)) as pieces:
+                async for piece in pieces:
+                    await end.send(piece)
 
         async with aclosing(self._each(work)) as pieces:
             async for data in pieces:

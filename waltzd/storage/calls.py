@@ -338,9 +338,8 @@ class StorageCalls:
         try:
             lane = self._owned(number, session, contact)
             if sum(stream.is_of(lane) for stream in self._streams) >= APPENDERS_MAX:
-                raise TooManyCallers(
-                    f"partition {number} has {APPENDERS_MAX} append streams already", next_step="an owner needs one or two"
-                )
+                why = f"partition {number} has {APPENDERS_MAX} append streams already"
+                raise TooManyCallers(why, next_step="an owner needs one or two")
         except WaltzError as error:
             await refuse(link, error)
             raise
@@ -357,9 +356,8 @@ class StorageCalls:
     def _reader(self) -> Iterator[None]:
         """Bounds the number of readers; what each of them has in memory is bounded, too."""
         if len(self._readers) >= READERS_MAX:
-            raise TooManyCallers(
-                f"{READERS_MAX} readers are being served already", next_step="try again when others are done"
-            )
+            why = f"{READERS_MAX} readers are being served already"
+            raise TooManyCallers(why, next_step="try again when others are done")
         reader = object()
         self._readers[reader] = None
         try:
@@ -377,14 +375,15 @@ class StorageCalls:
         *,
         contact: Contact = NOBODY,
         with_locks: bool = False,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Run:
             return partition.read(first_id, last_id, size, session=session, with_locks=with_locks)
 
         lane = self._readable(number, session, contact)
-        async for run in self._read(lane, session, first_id, last_id, frame_bytes, read):
-            assert isinstance(run, Run)
-            yield run
+        async with contextlib.aclosing(self._read(lane, session, first_id, last_id, frame_bytes, read)) as runs:
+            async for run in runs:
+                assert isinstance(run, Run)
+                yield run
 
     async def read_whole(
         self,
@@ -395,15 +394,16 @@ class StorageCalls:
         frame_bytes: int,
         *,
         contact: Contact = NOBODY,
-    ) -> AsyncIterator[Content]:
+    ) -> AsyncGenerator[Content, None]:
         """The same for another replica: whole batches where the log has them."""
 
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Content:
             return partition.read_whole(first_id, last_id, size, session=session)
 
         lane = self._readable(number, session, contact)
-        async for content in self._read(lane, session, first_id, last_id, frame_bytes, read):
-            yield content
+        async with contextlib.aclosing(self._read(lane, session, first_id, last_id, frame_bytes, read)) as contents:
+            async for content in contents:
+                yield content
 
     async def _read(
         self,
@@ -413,7 +413,7 @@ class StorageCalls:
         last_id: int | None,
         frame_bytes: int,
         read: Callable[[Partition, int, int, int], Content],
-    ) -> AsyncIterator[Content]:
+    ) -> AsyncGenerator[Content, None]:
         with self._reader():
             partition = lane.partition
             size = min(frame_bytes or self._config.read_chunk_bytes, self._config.frame_bytes_max)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
@@ -175,13 +176,15 @@ class ReplicaService(_Service, ReplicaServicer):
             place, contact = (request.first_id, last_id, request.frame_bytes), _contact(target)
             if request.form == wire.READ_FORM_WHOLE:
                 whole = self._calls.read_whole(target.partition, _session(target), *place, contact=contact)
-                async for content in whole:
-                    yield pieces_message((content,) if isinstance(content, Run) else content)
+                async with aclosing(whole):
+                    async for content in whole:
+                        yield pieces_message((content,) if isinstance(content, Run) else content)
                 return
             with_locks = request.form == wire.READ_FORM_LOCKS
             runs = self._calls.read(target.partition, session, *place, contact=contact, with_locks=with_locks)
-            async for run in runs:
-                yield run_message(run)
+            async with aclosing(runs):
+                async for run in runs:
+                    yield run_message(run)
         except WaltzError as error:
             await self.refuse(context, error)
 

@@ -516,6 +516,18 @@ def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pyte
     with_calls(sample(6), test)
 
 
+def test_a_reader_that_leaves_early_is_none_any_more() -> None:
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        for found in (calls.read(0, 7, 0, 5, 1), calls.read_whole(0, 7, 0, 5, 1)):
+            assert await anext(found) is not None
+            assert len(calls._readers) == 1
+            await found.aclose()
+            assert len(calls._readers) == 0
+
+    with_calls(sample(6), test)
+
+
 def test_readers_get_batches_whole_in_parts_or_only_their_locks() -> None:
     disk = sample(3)
     log = BatchLog(random.Random(2), first=[run_for(0, 0, 3)])
