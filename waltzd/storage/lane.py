@@ -152,7 +152,8 @@ class Lane:
         """What was flushed last, for a footer: beside the next group, which does not wait for it unless a segment ends."""
 
     def start(self) -> None:
-        """On its loop."""
+        """On its loop. What is due from before is done first, on a thread: until then nothing is written here."""
+        self._wake()
         self._task = asyncio.create_task(self._run(), name=f"lane of partition {self.partition.number}")
         tell_failure(self._task, self._on_fatal)
 

@@ -378,6 +378,16 @@ def test_a_small_group_of_a_lane_that_is_alone_is_on_the_disk_when_append_return
     assert with_lane(test, run_here=here) == []
 
 
+def test_nothing_is_written_here_before_the_lane_has_done_what_was_due_at_its_start() -> None:
+    async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
+        await lane.append(sender, frame(0))  # its task has not had a turn yet
+        assert sender.marks == []
+        await lane.call(lambda: None)
+        assert sender.marks == [0]
+
+    assert with_lane(test, run_here=here) == []
+
+
 def test_lanes_that_have_work_at_the_same_time_leave_the_loop_to_each_other() -> None:
     async def test(lane: Lane, sender: Sender, disk: SimDisk) -> None:
         await begin(lane, sender)
