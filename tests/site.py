@@ -7,6 +7,7 @@ ARCHITECTURE become pages, and a link to any other file of the repository become
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,10 +31,12 @@ API = {
         *("waltzd.Outcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
     ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
-    "Testing": ("waltzd.testing.LocalCluster",),
+    "Testing": ("waltzd.testing.LocalCluster", "waltzd.testing.BlockingCluster", "waltzd.testing.plugin"),
     "Errors": ("waltzd.errors",),
 }
 """What applications import, a page each: `tests/cli/test_site.py` asks that every public name is on one."""
+REFERENCE = "Look it up"
+"""The group of the menu in which these pages stand."""
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
 CONFIGURATION = """\
@@ -69,20 +72,26 @@ show_source = false
 
 def page_of(path: Path) -> str | None:
     """What the site calls a file of the repository, or none if it is no page."""
-    name = str(path.relative_to(ROOT))
+    name = path.relative_to(ROOT).as_posix()
     if name == "docs/README.md":
         return MENU
-    return PAGES.get(name) or (path.name if path.parent == ROOT / "docs" and path.suffix == ".md" else None)
+    return PAGES.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") and path.suffix == ".md" else None)
+
+
+def sources() -> list[Path]:
+    """Every file of the repository that is a page."""
+    return [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def rewritten(text: str, source: Path) -> str:
     """The text of a page with its links as the site needs them."""
+    here = Path(page_of(source) or "").parent
 
     def link(found: re.Match[str]) -> str:
         words, target, anchor = found[1], (source.parent / found[2]).resolve(), found[3] or ""
         page = page_of(target)
         if page is not None:
-            return f"[{words}]({page}{anchor})"
+            return f"[{words}]({os.path.relpath(page, here)}{anchor})"
         name = str(target.relative_to(ROOT))
         return words if name == words.strip("`") else f"{words} (`{name}`)"
 
@@ -100,7 +109,7 @@ def title_of(page: Path) -> str:
 
 
 def menu() -> list[tuple[str, list[tuple[str, str]]]]:
-    """The groups of `docs/README.md` with their pages in order; the API reference stands among what one looks up."""
+    """The groups of `docs/README.md` with their pages in order; the API reference stands among what applications look up."""
     source = ROOT / "docs" / "README.md"
     groups: list[tuple[str, list[tuple[str, str]]]] = []
     for line in source.read_text(encoding="utf-8").splitlines():
@@ -110,8 +119,7 @@ def menu() -> list[tuple[str, list[tuple[str, str]]]]:
             page = page_of((source.parent / target).resolve())
             if groups and page is not None:
                 groups[-1][1].append((title_of((source.parent / target).resolve()), page))
-    pages = dict(groups)
-    pages["Look it up"] += [(f"API: {title}", slug(title)) for title in API]
+    dict(groups)[REFERENCE] += [(f"API: {title}", slug(title)) for title in API]
     return groups
 
 
@@ -127,9 +135,10 @@ def write_sources(folder: Path) -> None:
     pages = folder / "pages"
     shutil.rmtree(folder, ignore_errors=True)
     pages.mkdir(parents=True)
-    for source in [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.md"))]:
+    for source in sources():
         name = page_of(source)
         assert name is not None
+        (pages / name).parent.mkdir(parents=True, exist_ok=True)
         (pages / name).write_text(rewritten(source.read_text(encoding="utf-8"), source), encoding="utf-8")
     for title, names in API.items():
         text = "\n\n".join([f"# {title}", *(f"::: {name}" for name in names)])

@@ -68,7 +68,7 @@ def said_in(path: Path) -> list[str]:
 def sources() -> Iterator[Path]:
     for folder in FOLDERS:
         yield from (ROOT / folder).rglob("*.py")
-    yield from (ROOT / "docs").glob("*.md")
+    yield from (ROOT / "docs").rglob("*.md")
     yield from (ROOT / "configs").iterdir()
     yield from (ROOT / "README.md", ROOT / "ARCHITECTURE.md")
 

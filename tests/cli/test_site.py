@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 import waltzd
+import waltzd.sql
+import waltzd.testing
 from tests import site
+
+ROOMS = (waltzd, waltzd.sql, waltzd.testing)
+"""What applications import from."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +27,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_public_name_is_in_the_api_reference(built: Path) -> None:
     shown = {name for names in site.API.values() for name in names}
-    assert {f"waltzd.{name}" for name in waltzd.__all__} - shown == {"waltzd.WaltzError"}  # it is on the page of errors
+    public = {f"{room.__name__}.{name}" for room in ROOMS for name in room.__all__}
+    assert public - shown == {"waltzd.WaltzError"}  # it is on the page of errors
     for title, names in site.API.items():
         page = (built / site.slug(title).removesuffix(".md") / "index.html").read_text(encoding="utf-8")
         for name in names:
@@ -43,7 +49,7 @@ def test_a_warning_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_page_of_docs_is_in_the_menu() -> None:
     listed = {page for _, pages in site.menu() for _, page in pages}
-    assert {path.name for path in (site.ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+    assert {site.page_of(path) for path in site.sources()} - {site.MENU} <= listed
 
 
 def test_links_into_the_repository_become_words() -> None:
@@ -53,3 +59,7 @@ def test_links_into_the_repository_become_words() -> None:
         site.rewritten("[start](../README.md#try-it) [x](format.md)", source) == "[start](index.md#try-it) [x](format.md)"
     )
     assert not re.search(r"\]\(\.\.", site.rewritten(source.read_text(encoding="utf-8"), source))
+    below = site.ROOT / "docs" / "how-to" / "health.md"
+    assert site.rewritten("[m](../metrics.md#x) [start](../../README.md) [t](testing.md)", below) == (
+        "[m](../metrics.md#x) [start](../index.md) [t](testing.md)"
+    )

@@ -1,4 +1,4 @@
-"""`docs/sql.md` does what it says, with a client and a cluster: its snippets run as they stand, one behind the other."""
+"""The pages about views in SQL databases do what they say, with a client and a cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -22,14 +21,8 @@ from waltzd.sql import Poison, SqlView, sqlite
 from waltzd.sql.marks import Marks
 from waltzd.testing import LocalCluster
 
-PAGE = (Path(__file__).parents[4] / "docs/sql.md").read_text(encoding="utf-8")
-
-
-def page() -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "page"}
-    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(code, "sql.md", "exec"), names)
-    return names
+FIRST = "how-to/sql-views"
+"""The other pages go on with its example."""
 
 
 @pytest.fixture

@@ -1,0 +1,275 @@
+"""The Python of the pages for applications does what the pages say, against a cluster in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
+
+from tests.docs.page import DOCS, blocks, page
+from waltzd import Committed, Declined, Rejected, Unknown
+from waltzd.errors import NotSent
+from waltzd.sql import sqlite
+from waltzd.testing import BlockingCluster, LocalCluster
+
+ROOT = DOCS.parent
+
+
+def test_the_python_of_every_page_is_run() -> None:
+    shown = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
+    shown = {name for name in shown if blocks(name)}
+    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    run = {name for name in shown for text in tests if re.search(rf'page\("{name}"|/ "{name}.md"', text)}
+    assert shown - run == set(), "write a test in tests/docs that calls what the page shows"
+    assert len(shown) > 15
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+# -- keys, locks, groups -----------------------------------------------------------------------------------------------
+
+
+def test_keys_and_locks() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/keys-and-locks") as shown:
+            async with cluster.client(view=Positions()) as client:
+                sold: set[tuple[str, int]] = set()
+                outcomes = await asyncio.gather(*[client.submit(shown.Sell(sold, "Hamlet", 12)) for _ in range(3)])
+                assert sum(isinstance(one, Committed) for one in outcomes) >= 1
+                sold.add(("Hamlet", 12))
+                assert await client.submit(shown.Sell(sold, "Hamlet", 12)) == Declined()
+                balances = {1: 30}
+                assert isinstance(await client.submit(shown.Pay(balances, "bank", 1, 2, 30)), Committed)
+                assert await client.submit(shown.Pay(balances, "bank", 2, 1, 30)) == Declined()
+                assert all(isinstance(one, Committed) for one in await shown.write(client))
+                assert (await client.read(1, await client.end_position(1))).partition == 1
+
+    LocalCluster().run(story)
+
+
+class Positions:
+    """The smallest view."""
+
+    def __init__(self) -> None:
+        self.positions: dict[int, int] = {}
+
+    def position(self, partition: int) -> int:
+        return self.positions.get(partition, -1)
+
+    def apply(self, transaction: Any) -> None:
+        self.positions[transaction.partition] = transaction.id
+
+
+def test_groups() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/groups") as shown:
+            async with cluster.client(view=Positions()) as client:
+                outcome = await shown.withdraw_with_fee(client, {7: 100}, 7)
+                assert outcome.count == 2
+                records = await cluster.log(client.partition_of(7))
+                assert [record.payload for record in records] == [b"7 -30", b"7 -1"]
+                assert await shown.withdraw_with_fee(client, {7: 3}, 7) == Declined()
+
+    LocalCluster().run(story)
+
+
+def test_idempotency() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/idempotency") as shown:
+            orders, others = shown.Orders(), shown.Orders()
+            async with cluster.client(view=orders) as client, cluster.client(view=others) as other:
+                answers = await asyncio.gather(
+                    *[shown.place(client, orders, "ada", "k1", "tea") for _ in range(3)],
+                    *[shown.place(other, others, "ada", "k1", "tea") for _ in range(3)],
+                )
+                assert [answer["goods"] for answer in answers] == ["tea"] * 6
+                assert len(await cluster.log(client.partition_of("ada"))) == 1
+            silent = SimpleNamespace(submit=lambda command: unknown())
+            assert await shown.place(silent, orders, "ada", "k2", "tea") is None
+
+    async def unknown() -> Unknown:
+        return Unknown()
+
+    LocalCluster().run(story)
+
+
+# -- services ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.waltz(partitions=2)
+def test_web_service(blocking_waltz_cluster: BlockingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = blocking_waltz_cluster
+    monkeypatch.setenv("WALTZ_SERVERS", ",".join(cluster.servers))
+    with page("how-to/web-service", cluster) as shown:
+        with TestClient(shown.app) as http:
+            assert [http.put("/names/ada").status_code for _ in range(2)] == [201, 409]
+            client = shown.app.state.client
+            answers = {}
+            for outcome in (Rejected(1), Unknown(), NotSent("the owner is away")):  # type: ignore[arg-type]
+
+                async def submit(command: Any, outcome: Any = outcome) -> Any:
+                    if isinstance(outcome, Exception):
+                        raise outcome
+                    return outcome
+
+                shown.app.state.client = SimpleNamespace(submit=submit)
+                answers[type(outcome)] = http.put("/names/ben").status_code
+            shown.app.state.client = client
+            assert answers == {Rejected: 503, Unknown: 504, NotSent: 503}
+        flask = shown.serve(cluster.servers).test_client()
+        assert [flask.put(f"/names/{name}").status_code for name in ("ada", "eve", "eve")] == [409, 201, 409]
+
+
+def test_health(blocking_waltz_cluster: BlockingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = blocking_waltz_cluster
+    monkeypatch.setenv("WALTZ_SERVERS", ",".join(cluster.servers))
+    with page("how-to/health", cluster) as shown, TestClient(shown.app) as http, cluster.client() as writer:
+        writer.append(b"hello", partition=0)
+        assert http.get("/livez").json() == "alive"
+        for _ in range(6000):
+            ready = http.get("/readyz")
+            if ready.status_code == 200 and ready.json()[0]["position"] == 0:
+                break
+        assert ready.json()[0]["lag"] == 0
+
+
+def test_one_instance() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/one-instance", cluster) as shown:
+            async with shown.only_one(cluster.servers) as client:
+                assert isinstance(await client.append(b"hello", partition=0), Committed)
+
+    LocalCluster().run(story)
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+def test_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent: list[tuple[str, str]] = []
+
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/outbox", cluster) as shown:
+            working = asyncio.create_task(shown.main(cluster.servers, lambda address, key: sent.append((address, key))))
+            async with cluster.client() as client:
+                for name in ("ada", "ben"):
+                    await client.append(json.dumps({"mail": name}).encode(), partition=0)
+            await until(lambda: len(sent) == 2 or working.done())
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            assert sent == [("ada", "0:0"), ("ben", "0:1")]
+
+    LocalCluster().run(story)
+
+
+def test_your_own_view(tmp_path: Path) -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/your-own-view") as shown:
+            file = tmp_path / "index.json"
+            for text in (b"to be or not", b"to be"):
+                index = shown.Index(file)
+                async with cluster.client(view=index) as client:
+                    outcome = await client.append(text, partition=0)
+                    await until(lambda index=index, outcome=outcome: index.position(0) == outcome.id)
+            assert shown.Index(file).words["be"] == ["0:0", "0:1"]
+            index.apply(await only(cluster, 1))
+            assert index.position(0) == 1
+
+    async def only(cluster: LocalCluster, id: int) -> Any:
+        async with cluster.client() as client:
+            return await client.read(0, id)
+
+    LocalCluster().run(story)
+
+    async def elsewhere(cluster: LocalCluster) -> None:
+        with page("how-to/your-own-view") as shown:
+            index = shown.Index(tmp_path / "index.json")
+            with pytest.raises(ValueError, match="filled from another cluster"):
+                async with cluster.client(view=index):
+                    pass
+            index.cluster = ""
+            async with cluster.client(view=index) as client:
+                await client.append(b"x", partition=3)
+                await client.append(b"y", partition=1)
+                await until(lambda: (index.position(3), index.position(1)) == (0, 0))
+            index.apply(await only_in(cluster))
+
+    async def only_in(cluster: LocalCluster) -> Any:
+        async with cluster.client() as client:
+            return await client.read(3, 0)
+
+    LocalCluster().run(elsewhere)
+
+
+def test_throughput() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/throughput", cluster) as shown:
+            largest = shown.Largest()
+            async with shown.watch(cluster.servers, largest) as client:
+                assert await shown.load(client, [b"x" * size for size in (1, 900, 20)]) == 3
+                await until(lambda: largest.position(0) == 2)
+            assert largest.payload == b"x" * 900
+
+    LocalCluster().run(story)
+
+
+def test_rolling_deployment(tmp_path: Path) -> None:
+    engine = sqlite(str(tmp_path / "words.db"))
+
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/rolling-deployment") as shown:
+            old, new = shown.view_of(shown.Old, engine), shown.view_of(shown.New, engine)
+            async with cluster.client() as writer:
+                async with cluster.client(view=old):
+                    await old.wait(await committed(writer, b"hello"), partition=0, timeout=60)
+                    async with cluster.client(view=new):
+                        await new.wait(await committed(writer, b"world"), partition=0, timeout=60)
+                        await old.close()
+                async with cluster.client(view=new):
+                    await new.wait(await committed(writer, b"hola es"), partition=0, timeout=60)
+            await new.close()
+        with engine.connect() as connection:
+            found = connection.execute(sa.text("SELECT word, language FROM words ORDER BY word")).all()
+        assert [tuple(row) for row in found] == [("hello", "?"), ("hola", "es"), ("world", "?")]
+
+    async def committed(writer: Any, payload: bytes) -> Committed:
+        outcome = await writer.append(payload, partition=0)
+        assert isinstance(outcome, Committed)
+        return outcome
+
+    LocalCluster().run(story)
+    engine.dispose()
+
+
+def test_retention() -> None:
+    with page("how-to/retention") as shown:
+        keys = shown.Keys()
+        payload = shown.sealed(keys, "p-17", "12 High Street")
+        assert b"High" not in payload
+        assert shown.opened(keys, payload) == "12 High Street"
+        keys.forget("p-17")
+        assert shown.opened(keys, payload) is None
+        keys.of("p-17")
+        assert shown.opened(keys, payload) is None, "a new key does not open what was sealed with the old one"
+
+
+@pytest.mark.waltz(partitions=2)
+def test_testing(waltz_cluster: LocalCluster) -> None:
+    """The tests that the page shows pass."""
+    with page("how-to/testing") as shown:
+        shown.test_a_lock_that_fails_is_tried_again(waltz_cluster)
+        with BlockingCluster() as cluster:
+            shown.test_what_is_written_while_the_owner_dies(cluster)
