@@ -281,7 +281,7 @@ class Recorded:
         async def recorded_submit(context: TransactionContext) -> Outcome:
             return await submit(recorder.context(context))  # type: ignore[return-value]
 
-        client.submit = recorded_submit  # type: ignore[method-assign]
+        client.submit = recorded_submit  # type: ignore[method-assign, assignment]
         return client
 
 
