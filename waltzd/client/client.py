@@ -22,12 +22,12 @@ from waltzd.client.settings import ClientSettings
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Submits, Wait, mark_of
 from waltzd.client.view import (
+    Command,
     Declined,
-    Handler,
     Partitioner,
     Serializer,
     Transaction,
-    TransactionContext,
+    View,
     checked_header,
     encoded,
     partition_by_hash,
@@ -45,7 +45,7 @@ class Client(Reading):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
-    after a fail-over, and feeds the `handler`, if there is one. All calls belong to the event loop that opened it.
+    after a fail-over, and feeds the `view`, if there is one. All calls belong to the event loop that opened it.
 
     What a caller is told is certain. `Committed` and `Rejected` are facts about the log; an exception means that nothing
     was sent; `Unknown` means that the deadline (`ClientSettings.submit_seconds`) passed before the log could be asked. The
@@ -64,21 +64,20 @@ class Client(Reading):
         self,
         servers: str | Sequence[str],
         *,
-        handler: Handler | None = None,
+        view: View | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
         connect: Connect = ServerClient,
-        call: Call = call_here,
     ) -> None:
         """Nothing is connected before `open`.
 
         Args:
             servers: Some servers of the cluster, `"host:port,host:port"` or a list. The others are found through them.
-            handler: The application's view, fed with every committed transaction. Without one there is no feed.
-            feed: `FeedMode.RECORDS` (the default with a handler), or `FeedMode.HEADS`, which leaves the payloads out until
+            view: The application's view, fed with every committed transaction. Without one there is no feed.
+            feed: `FeedMode.RECORDS` (the default with a view), or `FeedMode.HEADS`, which leaves the payloads out until
                 they are asked for.
             partitions: `"all"`, or the numbers of the partitions to have.
             serializer: Turns values into payloads and back. Without one, payloads are bytes.
@@ -86,21 +85,20 @@ class Client(Reading):
                 language, so that all clients agree.
             settings: Deadlines and limits.
             connect: How a server is reached. `LocalCluster.connect` reaches one in the same process.
-            call: How the handler's functions are called. The default awaits them on the loop.
 
         Raises:
-            BadArgument: An address is no `host:port`, or `feed` and `handler` do not fit each other.
+            BadArgument: An address is no `host:port`, or `feed` and `view` do not fit each other.
         """
         self.settings = settings or ClientSettings()
-        self._feed = feed or (FeedMode.NONE if handler is None else FeedMode.RECORDS)
+        self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)
         if not isinstance(self._feed, FeedMode):
             raise BadArgument(f"feed is one of FeedMode, not {feed!r}")
-        if (handler is None) != (self._feed is FeedMode.NONE):
-            raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if handler is None else 'without'} a handler")
+        if (view is None) != (self._feed is FeedMode.NONE):
+            raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if view is None else 'without'} a view")
         self._wanted = partitions if isinstance(partitions, str) else tuple(partitions)
-        self._handler = handler
+        self._view = view
         self._serializer, self._partitioner = serializer, partitioner
-        self._call = call
+        self._call: Call = call_here
         seconds, introduction = self.settings.call_seconds, self.settings.introduction
         self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
         self._seen = Seen()
@@ -128,8 +126,8 @@ class Client(Reading):
             CannotConnect: No server answered within `submit_seconds`, or none gave out a client id.
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
-            BadArgument: The client is open already, a partition does not exist, or the handler's mark makes no sense.
-            Exception: What the handler's `opened` or `mark` raises.
+            BadArgument: The client is open already, a partition does not exist, or the view's position makes no sense.
+            Exception: What the view's `opened` or `position` raises.
         """
         if self._closed is None:
             raise BadArgument("the client is open already")
@@ -200,17 +198,17 @@ class Client(Reading):
     async def set_partitions(self, partitions: Partitions) -> None:
         """Have these partitions and no others.
 
-        A partition that goes away finishes what is under way first. For one that comes, the handler is asked for its mark.
+        A partition that goes away finishes what is under way first. For one that comes, the view is asked for its position.
         A partition that was stopped by an error begins again when it is taken out and in.
 
         Args:
             partitions: `"all"`, or numbers.
 
         Raises:
-            BadArgument: A partition does not exist, or the handler's mark makes no sense.
+            BadArgument: A partition does not exist, or the view's position makes no sense.
             CannotConnect: This is the first partition, and no server gave out a client id in time.
             ClientClosed: The client is not open.
-            Exception: What the handler's `opened` or `mark` raises.
+            Exception: What the view's `opened` or `position` raises.
         """
         await self._set_partitions(partitions, self.settings.submit_seconds)
 
@@ -229,7 +227,7 @@ class Client(Reading):
                 *[self._lines[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
             if coming:
-                await introduce(self._handler, self._call, self._routes.topology.cluster_key)
+                await introduce(self._view, self._call, self._routes.topology.cluster_key)
             for partition in coming:
                 assert self._registration is not None
                 await self._line_of(partition).activate(self._registration)
@@ -252,7 +250,7 @@ class Client(Reading):
                 routes=self._routes,
                 settings=self.settings,
                 feed=self._feed,
-                handler=self._handler,
+                view=self._view,
                 serializer=self._serializer,
                 call=self._call,
                 fetch=self._fetch,
@@ -292,27 +290,27 @@ class Client(Reading):
 
     async def submit(
         self,
-        context: TransactionContext,
+        command: Command,
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
     ) -> Outcome | Declined:
-        """Append the transaction that a context builds, and build it again where that may help.
+        """Append the transaction that a command builds, and build it again where that may help.
 
-        `context.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
-        way and calls `build` again; likewise when a fail-over lost the transaction. Without a handler there is no view, and
-        a failed lock is the outcome.
+        `command.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
+        way and calls `build` again; likewise when a fail-over lost the transaction. A client without a view has nothing
+        to wait for: a failed lock is the outcome.
 
         When the caller is cancelled, what was not sent is taken back. What was sent is decided all the same, and the
-        context is told as if the caller had stayed.
+        command is told as if the caller had stayed.
 
         Args:
-            context: What to write; see `TransactionContext`.
+            command: What to write; see `Command`.
             fresh: True: before the transaction is built, the view has applied all that was committed when `submit` was
                 called, by any client; this asks the owner, which asks a majority. False: it is built on the view as it is.
                 By default the first submits in a partition are fresh, until its view has caught up once: a view that was
-                just opened knows nothing. Those that the handler makes itself, and waits for, are not.
+                just opened knows nothing. Those that the view makes itself, and waits for, are not.
             wait: `"applied"`: return when this client's view has the transaction; then `is_applied` of the outcome is True.
                 When it takes longer than `timeout`, the outcome is returned all the same: it is committed.
             timeout: How many seconds to wait for the view, before and after; `submit_seconds` if it is not given.
@@ -324,91 +322,91 @@ class Client(Reading):
             NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided; or the
                 view did not become fresh.
             TooLarge: The payload or the number of locks is above the limits of the server.
-            BadArgument: `build` returned nothing, set something that makes no sense, or a checked lock has no mark to be
-                compared with; or this client has no view to wait for.
+            BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to be
+                compared with; this client has no view to wait for.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
-        return await self.submit_with(self._call, context, fresh=fresh, wait=wait, timeout=timeout)
+        return await self._submit_with(self._call, command, fresh=fresh, wait=wait, timeout=timeout)
 
-    async def submit_with(
+    async def _submit_with(
         self,
         call: Call,
-        context: TransactionContext,
+        command: Command,
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
     ) -> Outcome | Declined:
-        """As `submit`, with another way to call the context's functions."""
+        """As `submit`, with another way to call the command's functions."""
         self._check_loop()
-        line = self._line(self._partition_of((context,)))
+        line = self._line(self._partition_of((command,)))
         return await self._submits.submit(
-            line, (context,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout
+            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout
         )
 
     async def submit_group(
         self,
-        contexts: Sequence[TransactionContext],
+        commands: Sequence[Command],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
     ) -> Outcome | Declined:
-        """Append the transactions of several contexts as one group: all of them are in the log, in a row, or none is.
+        """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
 
-        Every context builds against the view as it is before the group; what the others build is not in it. When a lock of
+        Every command builds against the view as it is before the group; what the others build is not in it. When a lock of
         one fails, or a fail-over lost them, all of them are built again, as with `submit`. The partition has to write
         format 1.
 
         Args:
-            contexts: What to write, in this order. All of them must mean the same partition.
+            commands: What to write, in this order. All of them must mean the same partition.
             fresh: As of `submit`.
             wait: As of `submit`.
             timeout: As of `submit`.
 
         Returns:
             One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
-            `Declined` when `build` of one returned False. Every context is told it.
+            `Declined` when `build` of one returned False. Every command is told it.
 
         Raises:
-            BadArgument: There is no context, they mean different partitions, or as of `submit`.
+            BadArgument: There is no command, they mean different partitions, or as of `submit`.
             NeedsBatches: The partition writes format 0. Nothing was sent.
             TooLarge: The group is larger than a frame of the server, or as of `submit`. Nothing was sent.
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self.submit_group_with(self._call, contexts, fresh=fresh, wait=wait, timeout=timeout)
+        return await self._submit_group_with(self._call, commands, fresh=fresh, wait=wait, timeout=timeout)
 
-    async def submit_group_with(
+    async def _submit_group_with(
         self,
         call: Call,
-        contexts: Sequence[TransactionContext],
+        commands: Sequence[Command],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
     ) -> Outcome | Declined:
-        """As `submit_group`, with another way to call the contexts' functions."""
+        """As `submit_group`, with another way to call the commands' functions."""
         self._check_loop()
-        contexts = tuple(contexts)
-        line = self._line(self._partition_of(contexts))
+        commands = tuple(commands)
+        line = self._line(self._partition_of(commands))
         return await self._submits.submit(
-            line, contexts, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout
+            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout
         )
 
-    def _partition_of(self, contexts: Sequence[TransactionContext]) -> int:
+    def _partition_of(self, commands: Sequence[Command]) -> int:
         count, found = self.partition_count, set()
-        for context in contexts:
-            partition = context.partition(count)
-            found.add(self._partitioner(context.key, count) if partition is None else partition)
+        for command in commands:
+            partition = command.partition(count)
+            found.add(self._partitioner(command.key, count) if partition is None else partition)
         if len(found) != 1:
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
 
-    def mark(self, partition: int) -> int:
-        """The highest id of a partition that the handler has applied; without a handler, that is known to be committed.
+    def position(self, partition: int) -> int:
+        """The highest id of a partition that the view has applied; without a view, that is known to be committed.
 
         Read it *before* the view and give it to `append`: then locks are compared with what the view showed, even if it
         has moved on since.
@@ -416,28 +414,28 @@ class Client(Reading):
         Raises:
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
         """
-        return self._line(partition).mark
+        return self._line(partition).position
 
     def append(
         self,
-        data: Any,
+        payload: Any,
         *,
         partition: int | None = None,
         key: Any = None,
         header: int = 0,
         locks: Iterable[Lock] = (),
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
         Args:
-            data: The payload: bytes, or what the serializer takes.
+            payload: Bytes, or what the serializer takes.
             partition: Which partition; or give `key`.
             key: The partitioner makes a partition of it.
             header: 32 bits with a sign that travel beside the payload.
             locks: See `read_lock`, `write_lock` and `append_lock`.
-            mark: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a later
-                transaction marked them. The default is `mark(partition)` at the moment of this call.
+            position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
+                later transaction marked them. The default is `position(partition)` at the moment of this call.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
@@ -447,12 +445,12 @@ class Client(Reading):
             NotSent: The partition took nothing for `submit_seconds`.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
-        mark = mark_of(line, mark, locks)
-        return line.send(1, mark, request(mark, encoded(data, self._serializer), checked_header(header), locks))
+        position = mark_of(line, position, locks)
+        return line.send(1, position, request(position, encoded(payload, self._serializer), checked_header(header), locks))
 
     def append_many(
         self,
@@ -462,7 +460,7 @@ class Client(Reading):
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Coroutine[Any, Any, Outcomes]:
         """Append many transactions to one partition, in this order, with one `await` for all of them.
 
@@ -470,12 +468,12 @@ class Client(Reading):
         calls of `append`.
 
         Args:
-            payloads: As `data` of `append`, one for each transaction.
+            payloads: As `payload` of `append`, one for each transaction.
             partition: Which partition; or give `key`.
             key: The partitioner makes a partition of it.
             headers: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
-            mark: As of `append`, for all of them.
+            position: As of `append`, for all of them.
 
         Returns:
             An awaitable of `Outcomes`: columns with a row for each payload.
@@ -485,12 +483,12 @@ class Client(Reading):
             NotSent: The partition took nothing for `submit_seconds`.
             TooLarge: One payload, or its number of locks, is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
-        line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
+        line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             return no_outcomes()
-        return line.send(len(data), mark, partial(Bundle, mark, data, headers, each))
+        return line.send(len(data), position, partial(Bundle, position, data, headers, each))
 
     def append_group(
         self,
@@ -500,7 +498,7 @@ class Client(Reading):
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
@@ -512,7 +510,7 @@ class Client(Reading):
             key: As of `append_many`.
             headers: As of `append_many`.
             locks: As of `append_many`.
-            mark: As of `append_many`.
+            position: As of `append_many`.
 
         Returns:
             An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
@@ -523,10 +521,10 @@ class Client(Reading):
             TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `append`.
         """
-        line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
+        line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
-        return line.send(len(data), mark, partial(Group, mark, data, headers, each))
+        return line.send(len(data), position, partial(Group, position, data, headers, each))
 
     def _columns(
         self,
@@ -535,7 +533,7 @@ class Client(Reading):
         key: Any,
         headers: Sequence[int] | None,
         locks: Sequence[Iterable[Lock]] | None,
-        mark: int | None,
+        position: int | None,
     ) -> tuple[Line, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
         """The arguments of `append_many`, checked."""
         line = self._line(self._choose(partition, key))
@@ -544,8 +542,8 @@ class Client(Reading):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
-        mark = mark_of(line, mark, [lock for some in each or () for lock in some])
-        return line, mark, [encoded(payload, self._serializer) for payload in payloads], headers, each
+        position = mark_of(line, position, [lock for some in each or () for lock in some])
+        return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
     def partition_of(self, key: Any) -> int:
         """The partition in which `append(…, key=key)` writes."""
@@ -594,11 +592,11 @@ class Client(Reading):
             timeout: How many seconds to wait; `submit_seconds` if it is not given.
 
         Raises:
-            NotApplied: The time is over, and the view is not there yet; the message says whether the handler fails.
+            NotApplied: The time is over, and the view is not there yet; the message says whether the view fails.
             CannotConnect: The owner did not say in time what is committed.
-            BadArgument: This client has no handler, so there is no view.
+            BadArgument: This client has no view, so there is no view.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: A partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: A partition was stopped; see `status`.
         """
         self._check_loop()
         self._check_open()
@@ -623,9 +621,9 @@ class Client(Reading):
             NotApplied: The time is over. The transaction is committed all the same, and the view will have it.
             BeyondLog: The log has no such transaction: the token is of another cluster, or made up.
             CannotConnect: The owner did not say in time whether there is such a transaction.
-            BadArgument: It is no token, there is no such partition, or this client has no handler.
+            BadArgument: It is no token, there is no such partition, or this client has no view.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         self._check_loop()
         token = token_of(token)
@@ -677,7 +675,7 @@ class Client(Reading):
 
     # -- for people
 
-    def describe(self) -> ClientStatus:
+    def status(self) -> ClientStatus:
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
-        return ClientStatus(self._lines[partition].state() for partition in self._active)
+        return ClientStatus(self._lines[partition].status() for partition in self._active)

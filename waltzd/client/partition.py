@@ -35,14 +35,14 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from waltzd.client.conversation import Conversation
-from waltzd.client.follower import Call, Follower, ask_mark
+from waltzd.client.follower import Call, Follower, ask_position
 from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Late, Submission
 from waltzd.client.routes import Routes, SharedQuestion, pause_seconds
 from waltzd.client.settings import ClientSettings
-from waltzd.client.status import PartitionState
-from waltzd.client.view import Handler, Serializer, Transaction, transactions_of, transactions_of_heads
+from waltzd.client.status import PartitionStatus
+from waltzd.client.view import Serializer, Transaction, View, transactions_of, transactions_of_heads
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
@@ -77,7 +77,7 @@ class Line:
         routes: Routes,
         settings: ClientSettings,
         feed: FeedMode,
-        handler: Handler | None,
+        view: View | None,
         serializer: Serializer | None,
         call: Call,
         fetch: Fetch,
@@ -99,7 +99,7 @@ class Line:
         """Why it takes nothing; None while it runs."""
         self._routes = routes
         self._settings = settings
-        self._handler = handler
+        self._view = view
         self._serializer = serializer
         self._call = call
         self._fetch = fetch
@@ -129,16 +129,16 @@ class Line:
     # -- life
 
     async def activate(self, registration: Registration) -> None:
-        """Ask the handler for its mark, and begin. What the handler raises is raised here."""
+        """Ask the view for its position, and begin. What the view raises is raised here."""
         if self._supervisor is not None:  # left by a deactivation that was given up
             await asyncio.wait((self._supervisor,))
             self._supervisor = None
-        mark = None
-        if self._handler is not None:
-            mark = await ask_mark(self._handler, self._call, self.partition)
+        position = None
+        if self._view is not None:
+            position = await ask_position(self._view, self._call, self.partition)
             follower = Follower(
                 self.partition,
-                self._handler,
+                self._view,
                 call=self._call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
@@ -153,7 +153,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._is_ready.clear()
         self._trouble = None
-        self._supervisor = asyncio.create_task(self._live(mark), name=f"waltz line {self.partition}")
+        self._supervisor = asyncio.create_task(self._live(position), name=f"waltz line {self.partition}")
 
     async def deactivate(self, reason: WaltzError) -> None:
         """Take nothing more, wait for what is under way, and end. `activate` begins again."""
@@ -171,13 +171,13 @@ class Line:
         self._supervisor = None
         self.stopped = reason
 
-    async def _live(self, mark: int | None) -> None:
+    async def _live(self, position: int | None) -> None:
         """Until one of the tasks fails (neither ends by itself), or this one is cancelled."""
-        keep = asyncio.create_task(self._keep(mark), name=f"waltz link {self.partition}")
+        keep = asyncio.create_task(self._keep(position), name=f"waltz link {self.partition}")
         tasks = [keep]
         if self._follower is not None:
-            assert mark is not None
-            follow = asyncio.create_task(self._follower.run(mark), name=f"waltz follower {self.partition}")
+            assert position is not None
+            follow = asyncio.create_task(self._follower.run(position), name=f"waltz follower {self.partition}")
             tasks.append(follow)
         look = asyncio.create_task(self._look_at_end(), name=f"waltz lag {self.partition}")
         try:
@@ -231,8 +231,8 @@ class Line:
     # -- from the application
 
     @property
-    def mark(self) -> int:
-        """What a transaction that is built now may rely on: the view, or without one the log."""
+    def position(self) -> int:
+        """What a transaction that is built now may rely on: where the view stands, or without one the log."""
         return self.mount.known if self._follower is None else self._follower.applied
 
     @property
@@ -273,10 +273,10 @@ class Line:
             self._alarm = loop.call_at(submission.deadline, self._expire)
         return waiter
 
-    async def send(self, rows: int, mark: int, make: Callable[[asyncio.Future[T], float], Submission]) -> T:
+    async def send(self, rows: int, position: int, make: Callable[[asyncio.Future[T], float], Submission]) -> T:
         """Hand it in when there is a place for it; returns what became of it."""
-        if mark > self.mount.known:
-            await self.prove(mark)
+        if position > self.mount.known:
+            await self.prove(position)
         await self.enter(rows)
         try:
             waiter = self.add(make)
@@ -311,7 +311,7 @@ class Line:
     def check_view(self) -> None:
         self._check()
         if self._follower is None:
-            raise BadArgument("this client has no view: give it a handler, or wait where the view is")
+            raise BadArgument("this client has no view: give it a view, or wait where the view is")
 
     async def seen(self, id: int, epoch: int) -> None:
         """Until the view has applied `id`, or the partition was mounted anew: then the id may never come. Raises
@@ -324,13 +324,13 @@ class Line:
     async def applied(self, id: int, seconds: float) -> None:
         """Until the view has applied this id, which is committed or will be."""
         self.check_view()
-        if self.mark >= id:
+        if self.position >= id:
             return
         deadline = asyncio.get_running_loop().time() + seconds
         await self._check_id(id, seconds)
         try:
             async with asyncio.timeout_at(deadline):
-                while self.mark < id:
+                while self.position < id:
                     assert self._follower is not None
                     await self._follower.reached(id)  # or until it is mounted anew
                     self._check()
@@ -347,26 +347,27 @@ class Line:
 
     def _not_applied(self, id: int, seconds: float) -> NotApplied:
         failing = self._follower.failing if self._follower is not None else None
-        why = f"; the handler fails: {failing.error!r}" if failing is not None else ""
+        why = f"; the view fails: {failing.error!r}" if failing is not None else ""
         return NotApplied(
-            f"after {seconds:.3g} seconds the view has applied partition {self.partition} up to {self.mark}, and not {id} "
-            f"yet{why}",
+            f"after {seconds:.3g} seconds the view has applied partition {self.partition} up to {self.position}, and not "
+            f"{id} yet{why}",
             partition=self.partition,
-            mark=self.mark,
+            position=self.position,
         )
 
     # -- the end of the log
 
-    async def prove(self, mark: int) -> None:
-        """A transaction with a mark above the end of the log is refused here: the owner would end the whole mount."""
+    async def prove(self, position: int) -> None:
+        """A transaction with a position above the end of the log is refused here: the owner would end the whole mount."""
         try:
-            end = self._known if mark <= self._known else await self._confirmed()
+            end = self._known if position <= self._known else await self._confirmed()
         except CannotConnect as error:
             raise self._not_sent() from error
-        if mark > end:
+        if position > end:
             raise BadArgument(
-                f"the mark {mark} is above the end of partition {self.partition}, whose highest committed id is {end}",
-                next_step="give a mark that was read from this partition of this cluster, before the view was read",
+                f"the position {position} is above the end of partition {self.partition}, whose highest committed id is "
+                f"{end}",
+                next_step="give a position that was read from this partition of this cluster, before the view was read",
             )
 
     async def _check_id(self, id: int, seconds: float) -> None:
@@ -408,7 +409,7 @@ class Line:
         """How far the view is behind is not known from a feed that stands still: the owner is asked now and then."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self.mark < self.mount.known:
+            if self.position < self.mount.known:
                 with suppress(WaltzError):
                     self._known = await self._routes.ask_once(
                         self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
@@ -465,18 +466,18 @@ class Line:
 
     # -- the link
 
-    async def _keep(self, mark: int | None) -> None:
+    async def _keep(self, position: int | None) -> None:
         """Mount, again and again; raises only what the next attempt would meet again."""
         unanswered = 0
         """Failures in a row to learn the high-water mark, which `mount.attempts` does not count."""
         while True:
             try:
-                if mark is None:  # without a view it stands on what is committed now
-                    mark = await self._routes.ask_once(
+                if position is None:  # without a view it stands on what is committed now
+                    position = await self._routes.ask_once(
                         self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
                     )
                 if self.mount.state is State.IDLE:
-                    self.mount.activated(mark)
+                    self.mount.activated(position)
                 await self._mount_once()
                 self._is_ready.clear()
             except WaltzError as error:
@@ -484,7 +485,7 @@ class Line:
                     raise
                 self._is_ready.clear()
                 self._note(error)
-                unanswered = unanswered + 1 if mark is None else 0
+                unanswered = unanswered + 1 if position is None else 0
                 await asyncio.sleep(
                     pause_seconds(max(self.mount.attempts, unanswered), self.mount.client or 0, self.partition)
                 )
@@ -569,7 +570,7 @@ class Line:
         if self._follower is not None and self.stopped is None:
             assert self._follower.applied <= self.mount.received
 
-    def state(self) -> PartitionState:
+    def status(self) -> PartitionStatus:
         if self.stopped is not None:
             sentence = f"stopped: {self.stopped}"
         else:
@@ -577,12 +578,12 @@ class Line:
             sentence = self.mount.sentence() + trouble
         failing = self._follower.failing if self._follower is not None else None
         if failing is not None:
-            sentence += f"; the handler has failed {failing.tries} times on transaction {failing.id}"
-        return PartitionState(
+            sentence += f"; the view has failed {failing.tries} times on transaction {failing.id}"
+        return PartitionStatus(
             partition=self.partition,
             sentence=sentence,
             is_ready=self.stopped is None and self.mount.state is State.READY and failing is None,
-            applied=self.mark,
+            applied=self.position,
             received=self.mount.received,
             lag=self._lag,
             failing=None if failing is None else f"transaction {failing.id}: {failing.error!r}",
@@ -599,4 +600,4 @@ class Line:
             return 0
         mount = self.mount
         barrier = mount.mounted.barrier if mount.mounted is not None and mount.state is State.READY else EMPTY
-        return max(0, max(mount.known, barrier, self._known) - self.mark)
+        return max(0, max(mount.known, barrier, self._known) - self.position)

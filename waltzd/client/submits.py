@@ -1,7 +1,7 @@
-"""Submitting: a context is asked for a transaction, which is sent and, where that may help, built again; then the context
+"""Submitting: a command is asked for a transaction, which is sent and, where that may help, built again; then the command
 is told.
 
-The caller of `submit` may be cancelled at any moment. What it had sent by then is decided all the same, and its context is
+The caller of `submit` may be cancelled at any moment. What it had sent by then is decided all the same, and its command is
 told as if the caller had stayed."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from waltzd.client.partition import Line
 from waltzd.client.pending import group_of, request_of
 from waltzd.client.routes import pause_seconds
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Declined, Serializer, TransactionContext, checked_mark, is_overridden
+from waltzd.client.view import Builder, Command, Declined, Serializer, checked_position, is_overridden
 from waltzd.errors import BadArgument, CannotConnect, NotApplied, NotSent, WaltzError
 from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
 
@@ -39,7 +39,7 @@ class Submits:
     async def submit(
         self,
         line: Line,
-        contexts: Sequence[TransactionContext],
+        commands: Sequence[Command],
         call: Call,
         *,
         later: Call,
@@ -48,7 +48,7 @@ class Submits:
         wait: Wait,
         timeout: float | None,
     ) -> Outcome | Declined:
-        """`later`: how contexts are told whose caller has gone."""
+        """`later`: how commands are told whose caller has gone."""
         if wait not in ("committed", "applied"):
             raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
         if fresh or wait == "applied":
@@ -60,11 +60,11 @@ class Submits:
         try:
             if fresh or (fresh is None and line.is_cold):
                 await _freshen(line, seconds)
-            outcome = await self._attempt(line, contexts, call, later, is_group)
+            outcome = await self._attempt(line, commands, call, later, is_group)
         finally:
             del self.under_way[done]
             done.set_result(None)
-        await self._tell(line, list(enumerate(contexts)), call, later, outcome)
+        await self._tell(line, list(enumerate(commands)), call, later, outcome)
         if wait == "applied" and isinstance(outcome, Committed):
             try:
                 await line.applied(outcome.ids[-1], seconds)
@@ -74,19 +74,19 @@ class Submits:
         return outcome
 
     async def _attempt(
-        self, line: Line, contexts: Sequence[TransactionContext], call: Call, later: Call, is_group: bool
+        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
     ) -> Outcome | Declined:
         """As often as it takes, and as is allowed."""
         number, attempt = self._count, 0
         while True:
             attempt += 1
             epoch = await line.ready_epoch()
-            outcome = await self._build_and_send(line, contexts, call, later, is_group)
+            outcome = await self._build_and_send(line, commands, call, later, is_group)
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.LOST:
-                for context in contexts:
-                    await tell(line.partition, call, context.on_lock_failure, outcome)
+                for command in commands:
+                    await tell(line.partition, call, command.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
             if attempt >= self._settings.attempts_max:
@@ -100,29 +100,29 @@ class Submits:
                 await asyncio.sleep(pause_seconds(attempt - 2, line.mount.client or 0, line.partition, number))
 
     async def _build_and_send(
-        self, line: Line, contexts: Sequence[TransactionContext], call: Call, later: Call, is_group: bool
+        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
     ) -> Outcome | Declined:
-        await line.enter(len(contexts))
+        await line.enter(len(commands))
         try:
-            marks: list[int] = []
+            positions: list[int] = []
             builders: list[Builder] = []
-            for context in contexts:
-                builder = Builder(line.mark, self._serializer)
-                if not _wants(context, await call(context.build, builder)):
+            for command in commands:
+                builder = Builder(line.position, self._serializer)
+                if not _wants(command, await call(command.build, builder)):
                     return Declined()
-                marks.append(mark_of(line, builder.mark if line.has_view else None, builder.locks))
+                positions.append(mark_of(line, builder.position if line.has_view else None, builder.locks))
                 builders.append(builder)
-            if (highest := max(marks)) > line.mount.known:
+            if (highest := max(positions)) > line.mount.known:
                 await line.prove(highest)
-            make = group_of(marks, builders) if is_group else request_of(marks[0], builders[0])
-            waiter: asyncio.Future[Outcome] = line.add(make, partial(self._tell_later, line, contexts, later))
+            make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
+            waiter: asyncio.Future[Outcome] = line.add(make, partial(self._tell_later, line, commands, later))
         finally:
-            line.leave(len(contexts))
+            line.leave(len(commands))
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._tell_later(line, contexts, later, waiter.result())
+                self._tell_later(line, commands, later, waiter.result())
             raise
 
     # -- telling
@@ -130,29 +130,29 @@ class Submits:
     async def _tell(
         self,
         line: Line,
-        contexts: Sequence[tuple[int, TransactionContext]],
+        commands: Sequence[tuple[int, Command]],
         call: Call,
         later: Call,
         outcome: Outcome | Declined,
     ) -> None:
         """Each with its place in the group."""
-        rest = deque(contexts)
+        rest = deque(commands)
         try:
             while rest:
-                number, context = rest.popleft()
+                number, command = rest.popleft()
                 try:
-                    if is_overridden(context, "on_completion"):
-                        await tell(line.partition, call, context.on_completion, outcome)
+                    if is_overridden(command, "on_completion"):
+                        await tell(line.partition, call, command.on_completion, outcome)
                 finally:
-                    if isinstance(outcome, Committed) and is_overridden(context, "on_application"):
-                        line.announce(outcome.id + number, context.on_application)
+                    if isinstance(outcome, Committed) and is_overridden(command, "on_application"):
+                        line.announce(outcome.id + number, command.on_application)
         finally:
             if rest:  # the caller was cancelled
                 self._in_background(self._tell(line, list(rest), later, later, outcome))
 
-    def _tell_later(self, line: Line, contexts: Sequence[TransactionContext], later: Call, outcome: Outcome) -> None:
+    def _tell_later(self, line: Line, commands: Sequence[Command], later: Call, outcome: Outcome) -> None:
         """The caller is cancelled."""
-        self._in_background(self._tell(line, list(enumerate(contexts)), later, later, outcome))
+        self._in_background(self._tell(line, list(enumerate(commands)), later, later, outcome))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="waltz telling")
@@ -178,21 +178,21 @@ async def _freshen(line: Line, seconds: float) -> None:
         ) from error
 
 
-def _wants(context: TransactionContext, answer: object) -> bool:
+def _wants(command: Command, answer: object) -> bool:
     """What `build` returned. A `build` that forgets to return says nothing, which is no reason to send nothing."""
     if answer is None or not hasattr(answer, "__bool__"):
         raise BadArgument(
-            f"`build` of {type(context).__name__} returned {answer!r}: it returns True when the transaction is to be sent, "
+            f"`build` of {type(command).__name__} returned {answer!r}: it returns True when the transaction is to be sent, "
             "and False when there is nothing to do",
             next_step="end `build` with `return True`",
         )
     return bool(answer)
 
 
-def mark_of(line: Line, mark: int | None, locks: Sequence[Lock]) -> int:
+def mark_of(line: Line, position: int | None, locks: Sequence[Lock]) -> int:
     """The one that was given, or that of the view."""
-    if mark is None:
+    if position is None:
         if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
-            raise BadArgument("a READ or WRITE lock needs a mark to be compared with: give a handler, or a mark")
-        return line.mark
-    return checked_mark(mark)
+            raise BadArgument("a READ or WRITE lock needs a position to be compared with: give a view, or a position")
+        return line.position
+    return checked_position(position)

@@ -19,7 +19,7 @@ from waltzd.errors import ClientClosed, NotApplied, PartitionParked
 
 
 class Failing(View):
-    """A handler whose database is away for a while."""
+    """A view whose database is away for a while."""
 
     is_mended = False
     tries = 0
@@ -40,10 +40,10 @@ def test_a_view_that_stands_still_is_not_ready_and_says_why_since_when_and_how_f
     view, before = Failing(), datetime.now(UTC)
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        await until(lambda: client.describe().ready)
+        await until(lambda: client.status().ready)
         fake.partitions[0].write(b"a", b"poison", b"b", b"c")
         await until(lambda: view.tries > 3)
-        status = client.describe()
+        status = client.status()
         (state,) = status
         assert not status.ready
         assert (state.applied, state.lag, state.is_ready) == (0, 3, False)
@@ -51,15 +51,15 @@ def test_a_view_that_stands_still_is_not_ready_and_says_why_since_when_and_how_f
         assert state.since is not None
         assert before <= state.since <= datetime.now(UTC)
         assert "failed" in state.sentence
-        with pytest.raises(NotApplied, match="the handler fails: OSError"):
+        with pytest.raises(NotApplied, match="the view fails: OSError"):
             await client.caught_up(timeout=1)
         view.is_mended = True
         await client.caught_up()
-        (state,) = client.describe()
+        (state,) = client.status()
         assert (state.applied, state.lag, state.failing, state.since) == (3, 0, None, None)
-        assert client.describe().ready
+        assert client.status().ready
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_a_lag_grows_although_the_feed_stands_still() -> None:
@@ -70,12 +70,12 @@ def test_a_lag_grows_although_the_feed_stands_still() -> None:
         fake.partitions[0].write(b"poison")
         await until(lambda: view.tries)
         fake.partitions[0].write(*[b"x" * 1000] * 2000)
-        await until(lambda: client.describe().lag == 2001)
-        assert client.describe()[0].received < 2000
+        await until(lambda: client.status().lag == 2001)
+        assert client.status()[0].received < 2000
         view.is_mended = True
         await client.caught_up()
 
-    with_client(test, handler=view, settings=ClientSettings(feed_bytes_max=100_000))
+    with_client(test, view=view, settings=ClientSettings(feed_bytes_max=100_000))
 
 
 def test_a_failure_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +88,7 @@ def test_a_failure_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixt
         await until(lambda: view.payloads())
 
     with caplog.at_level(logging.WARNING, "waltz.client"):
-        with_client(test, handler=view)
+        with_client(test, view=view)
     said = [record for record in caplog.records if record.name == "waltz.client"]
     assert [record.exc_info is not None for record in said] == [True] + [False] * 7
     counts = [record.args[1] for record in said[1:-1] if isinstance(record.args, tuple)]
@@ -107,12 +107,12 @@ def test_who_waits_is_told_why_a_partition_was_stopped() -> None:
             await waiting
         with pytest.raises(PartitionParked):
             await client.wait_stopped()
-        assert not client.describe().ready
+        assert not client.status().ready
         view.is_mended = True
         await client.set_partitions([0])
         await client.set_partitions("all")
         await client.caught_up()
-        await until(lambda: client.describe().ready)
+        await until(lambda: client.status().ready)
         waiting = asyncio.create_task(client.wait_stopped())
         await asyncio.sleep(0)
         await client.close()
@@ -120,7 +120,7 @@ def test_who_waits_is_told_why_a_partition_was_stopped() -> None:
         with pytest.raises(ClientClosed):
             await client.wait_stopped()
 
-    with_client(test, handler=view, cluster=FakeCluster(partitions=2))
+    with_client(test, view=view, cluster=FakeCluster(partitions=2))
 
 
 def test_a_decision_that_was_forgotten_parks(caplog: pytest.LogCaptureFixture) -> None:
@@ -133,14 +133,14 @@ def test_a_decision_that_was_forgotten_parks(caplog: pytest.LogCaptureFixture) -
         with pytest.raises(PartitionParked, match="the database is away"):
             await client.wait_stopped()
 
-    with_client(test, handler=Forgets())
-    assert "`failed` of the handler returned None, on transaction 0 of partition 0" in caplog.text
+    with_client(test, view=Forgets())
+    assert "`failed` of the view returned None, on transaction 0 of partition 0" in caplog.text
 
 
 @told(with_client, given=2)
-async def test_without_a_handler_nothing_lags(client: Client, fake: FakeCluster) -> None:
+async def test_without_a_view_nothing_lags(client: Client, fake: FakeCluster) -> None:
     await client.append(b"x", partition=0)
     fake.partitions[0].write(b"y")
-    state: Any = client.describe()[0]
+    state: Any = client.status()[0]
     assert (state.lag, state.failing, state.since) == (0, None, None)
-    assert client.describe().ready
+    assert client.status().ready

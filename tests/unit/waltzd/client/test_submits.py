@@ -13,12 +13,12 @@ from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
 from tests.unit.waltzd.client.test_status import Poisoned
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Declined, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Declined, Transaction
 from waltzd.errors import BadArgument, BeyondLog, NotApplied, NotSent, PartitionParked
 from waltzd.protocol.locks import Committed, Rejected, Token, write_lock
 
 
-class Withdraw(TransactionContext):
+class Withdraw(Command):
     """As much as there is; without a deposit in the view there is nothing to do."""
 
     key = "account"
@@ -28,14 +28,14 @@ class Withdraw(TransactionContext):
         self.position: int | None = None
 
     def build(self, builder: Builder) -> bool:
-        self.position = builder.mark
-        builder.data = b"withdrawal"
+        self.position = builder.position
+        builder.payload = b"withdrawal"
         return b"deposit" in self.view.payloads()
 
 
 def with_view(test: Callable[[Client, FakeCluster, View], Any], **options: Any) -> FakeCluster:
     view = View()
-    return with_client(lambda client, fake: test(client, fake, view), handler=view, **options)
+    return with_client(lambda client, fake: test(client, fake, view), view=view, **options)
 
 
 # -- fresh -------------------------------------------------------------------------------------------------------------
@@ -45,9 +45,9 @@ def with_view(test: Callable[[Client, FakeCluster, View], Any], **options: Any) 
 async def test_the_first_submit_sees_all_that_is_committed(client: Client, fake: FakeCluster, view: View) -> None:
     fake.feed_records = 1
     fake.partitions[0].write(*[b"noise"] * 50, b"deposit")
-    context = Withdraw(view)
-    assert await client.submit(context) == Committed(51)
-    assert context.position == 50
+    command = Withdraw(view)
+    assert await client.submit(command) == Committed(51)
+    assert command.position == 50
 
 
 @told(with_view, given=3)
@@ -89,7 +89,7 @@ async def test_many_that_ask_at_once_share_the_question(client: Client, fake: Fa
     assert questions == 1
 
 
-def test_what_the_handler_submits_itself_does_not_wait_for_the_handler() -> None:
+def test_what_the_view_submits_itself_does_not_wait_for_the_view() -> None:
     class Replies(View):
         client: Client
 
@@ -106,7 +106,7 @@ def test_what_the_handler_submits_itself_does_not_wait_for_the_handler() -> None
         await until(lambda: view.payloads() == [b"deposit", b"withdrawal"])
         assert view.outcome == Committed(1)
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_without_a_view_there_is_nothing_to_wait_for() -> None:
@@ -152,7 +152,7 @@ async def test_caught_up_lives_through_a_failover(client: Client, fake: FakeClus
     waiting = asyncio.create_task(client.caught_up())
     await asyncio.sleep(1)
     fake.partitions[0].end_session(move=True)
-    await until(lambda: client.describe()[0].mounts == 2 and client.describe()[0].is_ready)
+    await until(lambda: client.status()[0].mounts == 2 and client.status()[0].is_ready)
     assert not waiting.done()
     view.hold.set()
     await waiting
@@ -165,7 +165,7 @@ async def test_an_outcome_is_a_token_that_other_processes_wait_for(client: Clien
     assert isinstance(outcome, Committed)
     assert outcome.partition == 0
     other = View()
-    async with Client("s0:1", connect=fake.connect, handler=other) as there:
+    async with Client("s0:1", connect=fake.connect, view=other) as there:
         await there.applied(Token.parse(str(outcome.token)))
         assert other.payloads() == [b"a"]
         await there.applied(outcome)
@@ -226,24 +226,24 @@ async def test_a_submit_that_is_cancelled_after_it_was_sent_is_told_what_became_
 ) -> None:
     await client.caught_up()
     fake.partitions[0].is_holding = True
-    context = Increment(view)
-    submitting = asyncio.create_task(client.submit(context))
+    command = Increment(view)
+    submitting = asyncio.create_task(client.submit(command))
     await until(lambda: fake.partitions[0].log)
     submitting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await submitting
-    assert context.story == []
+    assert command.story == []
     fake.partitions[0].commit()
-    await until(lambda: len(context.story) == 2)
-    assert context.story == [Committed(0), ("applied", 0)]
+    await until(lambda: len(command.story) == 2)
+    assert command.story == [Committed(0), ("applied", 0)]
 
 
 @told(with_view, given=3)
 async def test_a_submit_that_is_cancelled_with_its_outcome_at_the_door_is_told(
     client: Client, fake: FakeCluster, view: View
 ) -> None:
-    context = Increment(view)
-    submitting = asyncio.create_task(client.submit(context))
+    command = Increment(view)
+    submitting = asyncio.create_task(client.submit(command))
     settle = client._lines[0].outbox.committed
 
     def committed(frame: Any) -> None:
@@ -253,8 +253,8 @@ async def test_a_submit_that_is_cancelled_with_its_outcome_at_the_door_is_told(
     client._lines[0].outbox.committed = committed  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await submitting
-    await until(lambda: len(context.story) == 2)
-    assert context.story == [Committed(0), ("applied", 0)]
+    await until(lambda: len(command.story) == 2)
+    assert command.story == [Committed(0), ("applied", 0)]
 
 
 @told(with_view, given=3, cluster=FakeCluster(format=1))
@@ -277,7 +277,7 @@ class Slow(Increment):
         super().__init__(view)
         self.is_told = asyncio.Event()
 
-    async def on_completion(self, outcome: object) -> None:
+    async def on_completion(self, outcome: object) -> None:  # type: ignore[override]
         self.is_told.set()
         await asyncio.sleep(100)
 
@@ -288,16 +288,16 @@ async def test_what_was_not_sent_is_taken_back(client: Client, fake: FakeCluster
     fake.partitions[0].is_holding = True
     before = asyncio.create_task(client.append(b"x", partition=0))
     await until(lambda: fake.partitions[0].log)
-    context = Increment(view)
-    submitting = asyncio.create_task(client.submit(context))
-    await until(lambda: context.builds)
+    command = Increment(view)
+    submitting = asyncio.create_task(client.submit(command))
+    await until(lambda: command.builds)
     submitting.cancel()
     fake.partitions[0].is_holding = False
     fake.partitions[0].commit()
     await before
     await client.flush()
     await asyncio.sleep(5)
-    assert (context.story, len(fake.partitions[0].log)) == ([], 1)
+    assert (command.story, len(fake.partitions[0].log)) == ([], 1)
 
 
 # -- what makes no sense -----------------------------------------------------------------------------------------------
@@ -322,27 +322,27 @@ async def test_a_build_that_forgets_to_return_is_no_refusal(client: Client, fake
 
 
 @told(with_view, given=3)
-async def test_a_mark_above_the_end_of_the_log_is_refused_and_stops_nobody(
+async def test_a_position_above_the_end_of_the_log_is_refused_and_stops_nobody(
     client: Client, fake: FakeCluster, view: View
 ) -> None:
     class Claims(Increment):
         def build(self, builder: Builder) -> bool:
-            builder.mark = 500
+            builder.position = 500
             return super().build(builder)
 
     lock = [write_lock("a")]
     for work in (
-        client.append(b"x", partition=0, locks=lock, mark=1000),
-        client.append_many([b"x"], partition=0, mark=1000),
-        client.append_group([b"x"], partition=0, mark=1000),
+        client.append(b"x", partition=0, locks=lock, position=1000),
+        client.append_many([b"x"], partition=0, position=1000),
+        client.append_group([b"x"], partition=0, position=1000),
         client.submit(Claims(view)),
     ):
         with pytest.raises(BadArgument, match=r"the mark \d+ is above the end of partition 0"):
             await work
-    assert await client.append(b"y", partition=0, locks=lock, mark=-1) == Committed(0)
+    assert await client.append(b"y", partition=0, locks=lock, position=-1) == Committed(0)
     fake.partitions[0].write(b"elsewhere")
-    assert await client.append(b"z", partition=0, locks=lock, mark=await client.high_water_mark(0)) == Committed(2)
-    assert client.describe()[0].mounts == 1
+    assert await client.append(b"z", partition=0, locks=lock, position=await client.end_position(0)) == Committed(2)
+    assert client.status()[0].mounts == 1
 
 
 # -- stopped -----------------------------------------------------------------------------------------------------------
@@ -357,4 +357,4 @@ def test_who_waits_for_a_partition_that_stops_is_told_why() -> None:
         for found in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(found, PartitionParked), found
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
