@@ -33,10 +33,9 @@ _CODE = re.compile(r"\bW[0-9]{4}\b")
 class _TextFormatter(logging.Formatter):
     """A message is one line. A caller whose words are in it must not write lines of its own, or hide something."""
 
-    converter = time.gmtime
-
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-8s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = super().formatMessage(record)
