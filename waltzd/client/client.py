@@ -322,8 +322,8 @@ class Client(Reading):
             NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided; or the
                 view did not become fresh.
             TooLarge: The payload or the number of locks is above the limits of the server.
-            BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to be
-                compared with; this client has no view to wait for.
+            BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to
+                be compared with; this client has no view to wait for.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
