@@ -1,7 +1,7 @@
 """Waltz: a distributed write-ahead log. This package is the library of applications, tools and daemons.
 
 An application imports from here: `Client` or `BlockingClient`, the outcomes `Committed`, `Rejected` and `Unknown`, locks,
-and what it implements itself (`Handler`, `TransactionContext`). Beside it stand `waltzd.sql`, views in databases,
+and what it implements itself (`View`, `Command`). Beside it stand `waltzd.sql`, views in databases,
 `waltzd.testing`, a cluster within a test, and `waltzd.errors`. A name is loaded when it is first used, so that a tool
 which needs a part of the library does not load the rest."""
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from waltzd.client.client import Client as Client
     from waltzd.client.pending import Outcomes as Outcomes
     from waltzd.client.settings import ClientSettings as ClientSettings
+    from waltzd.client.status import ClientStatus as ClientStatus
+    from waltzd.client.status import PartitionStatus as PartitionStatus
     from waltzd.client.view import Builder as Builder
+    from waltzd.client.view import Command as Command
     from waltzd.client.view import Decision as Decision
     from waltzd.client.view import Declined as Declined
-    from waltzd.client.view import Handler as Handler
     from waltzd.client.view import Serializer as Serializer
     from waltzd.client.view import Transaction as Transaction
-    from waltzd.client.view import TransactionContext as TransactionContext
+    from waltzd.client.view import View as View
     from waltzd.errors import WaltzError as WaltzError
     from waltzd.protocol.batches import FeedMode as FeedMode
     from waltzd.protocol.locks import Committed as Committed
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import Outcome as Outcome
     from waltzd.protocol.locks import Reason as Reason
     from waltzd.protocol.locks import Rejected as Rejected
+    from waltzd.protocol.locks import Token as Token
     from waltzd.protocol.locks import Unknown as Unknown
     from waltzd.protocol.locks import append_lock as append_lock
     from waltzd.protocol.locks import read_lock as read_lock
@@ -40,14 +43,15 @@ _MODULES = {
     "client.client": ("Client",),
     "client.pending": ("Outcomes",),
     "client.settings": ("ClientSettings",),
+    "client.status": ("ClientStatus", "PartitionStatus"),
     "client.view": (
         "Builder",
+        "Command",
         "Decision",
         "Declined",
-        "Handler",
         "Serializer",
         "Transaction",
-        "TransactionContext",
+        "View",
     ),
     "errors": ("WaltzError",),
     "protocol.batches": ("FeedMode",),
@@ -58,6 +62,7 @@ _MODULES = {
         "Outcome",
         "Reason",
         "Rejected",
+        "Token",
         "Unknown",
         "append_lock",
         "read_lock",

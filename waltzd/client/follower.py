@@ -1,10 +1,10 @@
-"""The feed of one partition on its way to the application's handler, one call at a time, each id exactly next.
+"""The feed of one partition on its way to the application's view, one call at a time, each id exactly next.
 
 What waits here is bounded by the credit of the mount. A feed is cut anywhere, a group is not: its beginning is held until
 the rest is there, and `applied` never stands inside a group. A transaction that cannot be applied stands in the way of
-those behind it, on purpose: it is tried again with growing pauses, each failure is reported with its id, or the partition
-is parked when the application says so. Probes of operators are passed: `applied` goes over them, and the handler's mark
-need not."""
+those behind it, on purpose: it is tried again with growing pauses, or the partition is parked when the application says so.
+A failure that lasts is logged with its traceback once, then counted at growing intervals, and `failing` says so meanwhile.
+Probes of operators are passed: `applied` goes over them, and the view's position need not."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from waltzd.client.view import Decision, Handler, Transaction, end_of_part
+from waltzd.client.view import Decision, Transaction, View, end_of_part
 from waltzd.errors import BadArgument, PartitionParked
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.quorum import EMPTY
@@ -30,6 +33,21 @@ PAUSE_MIN, PAUSE_MAX = 0.1, 10.0
 TURN = 64
 """So many transactions are applied before other tasks on the loop have their turn."""
 _log = logging.getLogger("waltz.client")
+
+
+_INSIDE: ContextVar[tuple[Follower, int] | None] = ContextVar("waltz call of a view", default=None)
+"""Which call of an application this code runs in."""
+
+
+@dataclass(frozen=True)
+class Failing:
+    """What a view fails on, again and again."""
+
+    id: int
+    error: Exception
+    """The last one."""
+    since: datetime
+    tries: int
 
 
 class _Stopped(Exception):
@@ -57,16 +75,18 @@ def shielded(call: Call) -> Call:
     return shielded_call
 
 
-async def ask_mark(handler: Handler, call: Call, partition: int) -> int:
-    mark = await call(handler.mark, partition)
-    if not isinstance(mark, int) or mark < EMPTY:
-        raise BadArgument(f"the handler says that its mark of partition {partition} is {mark!r}: no integer from -1 on")
-    return mark
+async def ask_position(view: View, call: Call, partition: int) -> int:
+    position = await call(view.position, partition)
+    if not isinstance(position, int) or position < EMPTY:
+        raise BadArgument(
+            f"the view says that its position of partition {partition} is {position!r}: no integer from -1 on"
+        )
+    return position
 
 
-async def introduce(handler: Any, call: Call, cluster: UUID) -> None:
-    """A handler that wants to know it is told which cluster this is: what it keeps may come from another one."""
-    opened = getattr(handler, "opened", None)
+async def introduce(view: Any, call: Call, cluster: UUID) -> None:
+    """A view that wants to know it is told which cluster this is: what it keeps may come from another one."""
+    opened = getattr(view, "opened", None)
     if callable(opened):
         await call(opened, cluster)
 
@@ -80,20 +100,21 @@ async def tell(partition: int, call: Call, listener: Callable[[Any], object], ou
 
 
 class Follower:
-    def __init__(
-        self, partition: int, handler: Handler, *, call: Call, batch_max: int, consumed: Callable[[int], None]
-    ) -> None:
+    def __init__(self, partition: int, view: View, *, call: Call, batch_max: int, consumed: Callable[[int], None]) -> None:
         """`consumed`: called with the size that `put` was given, when that is applied."""
         self.applied = EMPTY
+        self.failing: Failing | None = None
+        self._calls = 0
+        self._is_calling = False
         self._handed = EMPTY
-        """The highest id that the handler has taken; a probe may stand behind it."""
+        """The highest id that the view has taken; a probe may stand behind it."""
         self._partition = partition
-        self._handler = handler
-        self._call = shielded(call)
+        self._view = view
+        self._call_shielded = shielded(call)
         self._batch_max = batch_max
         self._consumed = consumed
-        self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(handler, "apply_batch", None)
-        self._takes_probes = bool(getattr(handler, "takes_probes", False))
+        self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(view, "apply_batch", None)
+        self._takes_probes = bool(getattr(view, "takes_probes", False))
         self._inbox: deque[tuple[int, Load, bool]] = deque()
         self._held: list[Transaction] = []
         """The beginning of a group whose rest has not come."""
@@ -102,6 +123,21 @@ class Follower:
         self._count = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._announcements: list[tuple[int, int, Callable[[int], Any]]] = []
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._calls += 1
+        self._is_calling = True
+        _INSIDE.set((self, self._calls))
+        try:
+            return await self._call_shielded(function, *arguments)
+        finally:
+            self._is_calling = False
+
+    @property
+    def is_called_from_here(self) -> bool:
+        """Whether this very code is called by the follower, which waits for it: then it must not wait for the follower."""
+        inside = _INSIDE.get()
+        return self._is_calling and inside is not None and inside[0] is self and inside[1] == self._calls
 
     # -- from the feed
 
@@ -148,9 +184,9 @@ class Follower:
 
     # -- applying
 
-    async def run(self, mark: int) -> None:
+    async def run(self, position: int) -> None:
         """Until `stop`; ends with `PartitionParked` when the application gives up."""
-        self.applied = self._handed = mark
+        self.applied = self._handed = position
         try:
             while True:
                 await self._make_announcements()
@@ -171,7 +207,7 @@ class Follower:
             raise _Stopped
 
     def _next(self) -> tuple[int, list[Transaction]]:
-        """What came next and may be applied, with its size; for a handler that takes several at once, as many as it
+        """What came next and may be applied, with its size; for a view that takes several at once, as many as it
         takes: while it was busy, they came in small pieces."""
         size, load, goes_on = self._inbox.popleft()
         found = load()
@@ -209,8 +245,8 @@ class Follower:
                 await self._call(self._apply_batch, part)
             except Exception as error:  # noqa: BLE001  # the application's code
                 _log.warning("%s could not be applied together: %r; applying them one by one", _names(part), error)
-                mark = await self._persist(part[0], self._ask_mark)
-                await self._apply_each([transaction for transaction in part if transaction.id > mark])
+                position = await self._persist(part[0], self._ask_position)
+                await self._apply_each([transaction for transaction in part if transaction.id > position])
             await self._took(part[-1].id)
             start = stop
 
@@ -225,25 +261,27 @@ class Follower:
             else:
                 for number, transaction in enumerate(group, start + 1):
                     self._check()
-                    await self._persist(transaction, self._handler.apply, transaction)
+                    await self._persist(transaction, self._view.apply, transaction)
                     if number % TURN == 0:
                         await asyncio.sleep(0)
             await self._took(group[-1].id)
             start = stop
 
     async def _apply_group(self, group: list[Transaction]) -> None:
-        """What the handler has not taken of it, together."""
+        """What the view has not taken of it, together."""
         assert self._apply_batch is not None
-        mark = await self._ask_mark()
-        rest = [transaction for transaction in group if transaction.id > mark]
+        position = await self._ask_position()
+        rest = [transaction for transaction in group if transaction.id > position]
         if rest:
             await self._call(self._apply_batch, rest)
 
-    async def _ask_mark(self) -> int:
-        mark = await ask_mark(self._handler, self._call, self._partition)
-        if mark < self._handed:
-            raise BadArgument(f"the handler's mark of partition {self._partition} went back from {self._handed} to {mark}")
-        return mark
+    async def _ask_position(self) -> int:
+        position = await ask_position(self._view, self._call, self._partition)
+        if position < self._handed:
+            raise BadArgument(
+                f"the view's position of partition {self._partition} went back from {self._handed} to {position}"
+            )
+        return position
 
     async def _took(self, id: int) -> None:
         self._handed = id
@@ -273,17 +311,37 @@ class Follower:
         pause = PAUSE_MIN
         while True:
             try:
-                return await self._call(function, *arguments)
+                found = await self._call(function, *arguments)
+                self._works(transaction)
+                return found
             except Exception as error:
+                self._fails(transaction, error)
                 if await self._decide(transaction, error) is Decision.PARK:
                     raise PartitionParked(
                         f"{_names([transaction])} could not be applied: {error!r}",
                         partition=self._partition,
                         id=transaction.id,
                     ) from error
-                _log.warning("%s could not be applied: %r; trying again in %.1f s", _names([transaction]), error, pause)
             await self._pause(pause)
             pause = min(2 * pause, PAUSE_MAX)
+
+    def _fails(self, transaction: Transaction, error: Exception) -> None:
+        """Log it where that says something new: another error, or twice as many tries."""
+        before = self.failing
+        if before is None or before.id != transaction.id:
+            before = Failing(transaction.id, error, datetime.now(UTC), 0)
+        tries = before.tries + 1
+        self.failing = Failing(transaction.id, error, before.since, tries)
+        if tries == 1 or type(error) is not type(before.error):
+            _log.warning("%s could not be applied; trying again", _names([transaction]), exc_info=error)
+        elif tries.bit_count() == 1:
+            since = f"{before.since:%Y-%m-%d %H:%M:%S} UTC"
+            _log.warning("%s could not be applied %d times since %s: %r", _names([transaction]), tries, since, error)
+
+    def _works(self, transaction: Transaction) -> None:
+        if self.failing is not None:
+            _log.warning("the view has taken %s after %d failures", _names([transaction]), self.failing.tries)
+            self.failing = None
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -294,13 +352,16 @@ class Follower:
         raise _Stopped
 
     async def _decide(self, transaction: Transaction, error: Exception) -> Decision:
-        failed = getattr(self._handler, "failed", None)
+        failed = getattr(self._view, "failed", None)
         if failed is None:
             return Decision.RETRY
         try:
-            decision: Decision = await self._call(failed, transaction, error)
+            decision: object = await self._call(failed, transaction, error)
         except Exception:  # noqa: BLE001  # the application's code
-            _log.exception("`failed` of the handler failed as well, on %s", _names([transaction]))
+            _log.exception("`failed` of the view failed as well, on %s", _names([transaction]))
+            return Decision.PARK
+        if not isinstance(decision, Decision):
+            _log.error("`failed` of the view returned %r, on %s: it returns a Decision", decision, _names([transaction]))
             return Decision.PARK
         return decision
 
