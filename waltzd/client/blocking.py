@@ -24,7 +24,7 @@ from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Wait
 from waltzd.client.view import (
@@ -40,7 +40,6 @@ from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Token
 from waltzd.protocol.quorum import EMPTY
-from waltzd.wire.servers import ServerClient
 
 T = TypeVar("T")
 
@@ -107,7 +106,8 @@ class BlockingClient:
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
         threads: int = 32,
     ) -> None:
         """All arguments but the last are those of `Client`. Functions of the view are plain or `async`.
@@ -116,7 +116,7 @@ class BlockingClient:
             threads: How many views may be at work at once, each for another partition.
 
         Raises:
-            BadArgument: As of `Client`, or this process was forked from one that had a client.
+            BadArgument, BadConfig: As of `Client`; or this process was forked from one that had a client.
         """
         self._thread = loop_thread()
         self._threads = threads
@@ -132,6 +132,7 @@ class BlockingClient:
             serializer=serializer,
             partitioner=partitioner,
             settings=settings,
+            tls=tls,
             connect=connect,
         )
         self._client._call = self._call_on_pool

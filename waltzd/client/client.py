@@ -6,6 +6,7 @@ talks to servers only, never to the coordinator."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -19,7 +20,7 @@ from waltzd.client.partition import Line
 from waltzd.client.pending import Bundle, Group, Outcomes, no_outcomes, request
 from waltzd.client.reading import Reader
 from waltzd.client.routes import Connect, Routes, addresses_of, some
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Submits, Wait, mark_of
 from waltzd.client.view import (
@@ -37,6 +38,7 @@ from waltzd.client.waiting import Waiting
 from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.locks import Lock, Outcome
+from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
@@ -72,7 +74,8 @@ class Client(Feeding, Waiting):
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """Nothing is connected before `open`.
 
@@ -86,10 +89,12 @@ class Client(Feeding, Waiting):
             partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
                 language, so that all clients agree.
             settings: Deadlines and limits.
-            connect: How a server is reached. `LocalCluster.connect` reaches one in the same process.
+            tls: The certificate of this application, where the cluster wants one; else connections are in plain text.
+            connect: How a server is reached, in the place of `tls`. `LocalCluster.connect` reaches one in the same process.
 
         Raises:
-            BadArgument: An address is no `host:port`, or `feed` and `view` do not fit each other.
+            BadArgument: An address is no `host:port`; `feed` and `view`, or `tls` and `connect`, do not fit each other.
+            BadConfig: The files of `tls` are missing, or do not belong together.
         """
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)
@@ -102,7 +107,11 @@ class Client(Feeding, Waiting):
         self._serializer, self._partitioner = serializer, partitioner
         self._call: Call = call_here
         seconds, introduction = self.settings.call_seconds, self.settings.introduction
-        self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
+        if tls is not None and connect is not None:
+            raise BadArgument("a server is reached either with `tls` or by `connect`")
+        self._routes = Routes(
+            addresses_of(servers), connect or _connect_with(tls), call_seconds=seconds, introduction=introduction
+        )
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._lines: dict[int, Line] = {}
@@ -587,3 +596,10 @@ class Client(Feeding, Waiting):
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
         return ClientStatus(self._lines[partition].status() for partition in self._active)
+
+
+def _connect_with(tls: Tls | None) -> Connect:
+    if tls is None:
+        return ServerClient
+    certificate, key, ca = [os.fspath(path) for path in (tls.certificate, tls.key, tls.ca)]
+    return partial(ServerClient, tls=wire_tls.Tls(certificate, key, ca, role=None))
