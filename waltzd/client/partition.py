@@ -349,8 +349,8 @@ class Line:
         failing = self._follower.failing if self._follower is not None else None
         why = f"; the view fails: {failing.error!r}" if failing is not None else ""
         return NotApplied(
-            f"after {seconds:.3g} seconds the view has applied partition {self.partition} up to {self.position}, and not "
-            f"{id} yet{why}",
+            f"after {round(seconds, 2):g} seconds the view has applied partition {self.partition} up to {self.position}, "
+            f"and not {id} yet{why}",
             partition=self.partition,
             position=self.position,
         )

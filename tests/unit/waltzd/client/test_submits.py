@@ -337,7 +337,7 @@ async def test_a_position_above_the_end_of_the_log_is_refused_and_stops_nobody(
         client.append_group([b"x"], partition=0, position=1000),
         client.submit(Claims(view)),
     ):
-        with pytest.raises(BadArgument, match=r"the mark \d+ is above the end of partition 0"):
+        with pytest.raises(BadArgument, match=r"the position \d+ is above the end of partition 0"):
             await work
     assert await client.append(b"y", partition=0, locks=lock, position=-1) == Committed(0)
     fake.partitions[0].write(b"elsewhere")
