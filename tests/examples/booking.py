@@ -1,0 +1,153 @@
+"""A hotel's booking service on asyncio, in as many instances as one likes: nobody gets a room for a night that is taken.
+
+Each instance keeps a view of its own in memory, which the log fills again after every start. The WRITE lock of a room's
+night decides between two instances that want it at once; all nights of a room are in one partition, because locks hold
+within one partition only. A request that is sent again with the same `Idempotency-Key` is answered as the first time. What
+a guest has booked is shown by every instance to who brings the header `Waltz-Seen` of the booking along.
+
+    python -m tests.examples.booking --servers 127.0.0.1:55180 --port 8000
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from typer import Option
+
+from waltzd import Builder, Client, Committed, Declined, Transaction, TransactionContext, WaltzError, write_lock
+
+BOOKED = 1
+"""The header of our transactions: other applications write into the same partitions."""
+SEEN = "Waltz-Seen"
+WAIT_SECONDS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Booking:
+    room: str
+    night: str
+    guest: str
+    request: str
+
+
+class Hotel:
+    """The view: who has which room in which night."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[str, dict[str, Booking]] = defaultdict(dict)
+        self._marks: dict[int, int] = {}
+        self._moved = asyncio.Condition()
+
+    def mark(self, partition: int) -> int:
+        return self._marks.get(partition, -1)
+
+    async def apply(self, transaction: Transaction) -> None:
+        if transaction.header == BOOKED:
+            booking = Booking(**json.loads(transaction.payload))
+            self.rooms[booking.room][booking.night] = booking
+        async with self._moved:
+            self._marks[transaction.partition] = transaction.id
+            self._moved.notify_all()
+
+    async def reached(self, partition: int, id: int) -> None:
+        async with asyncio.timeout(WAIT_SECONDS), self._moved:
+            await self._moved.wait_for(lambda: self.mark(partition) >= id)
+
+
+class Book(TransactionContext):
+    """Take the room for the night, unless it is taken."""
+
+    def __init__(self, hotel: Hotel, booking: Booking) -> None:
+        self._hotel = hotel
+        self._booking = booking
+        self.key = booking.room
+
+    def build(self, builder: Builder) -> bool:
+        wanted = self._booking
+        if wanted.night in self._hotel.rooms[wanted.room]:
+            return False
+        builder.header = BOOKED
+        builder.data = json.dumps(asdict(wanted)).encode()
+        builder.locks = [write_lock(f"night.{wanted.room}.{wanted.night}")]
+        return True
+
+
+class Service:
+    """What is asked over HTTP. An answer of 503 says: try it again, with the same key."""
+
+    def __init__(self, client: Client, hotel: Hotel) -> None:
+        self._client = client
+        self._hotel = hotel
+
+    async def book(self, request: Request) -> Response:
+        key = request.headers.get("Idempotency-Key")
+        try:
+            asked = await request.json()
+            booking = Booking(room=asked["room"], night=asked["night"], guest=asked["guest"], request=key or "")
+        except (ValueError, KeyError, TypeError):
+            raise HTTPException(400, "a booking is an object with room, night and guest") from None
+        if not key:
+            raise HTTPException(400, "say by an Idempotency-Key which request it is")
+        match await self._client.submit(Book(self._hotel, booking)):
+            case Committed(id):
+                partition = self._client.partition_of(booking.room)
+                return JSONResponse(asdict(booking), 201, {SEEN: f"{partition}:{id}"})
+            case Declined():
+                found = self._hotel.rooms[booking.room][booking.night]
+                return JSONResponse(asdict(found), 201 if found.request == key else 409)
+            case outcome:
+                raise HTTPException(503, f"not known to be booked: {outcome}")
+
+    async def show(self, request: Request) -> Response:
+        partition, _, id = request.headers.get(SEEN, "").partition(":")
+        if partition.isdecimal() and id.isdecimal():  # what comes from outside may be anything
+            try:
+                await self._hotel.reached(int(partition), int(id))
+            except TimeoutError:
+                raise HTTPException(503, "this instance has not seen it yet") from None
+        nights = self._hotel.rooms.get(request.path_params["room"], {})
+        return JSONResponse({night: booking.guest for night, booking in sorted(nights.items())})
+
+
+async def unavailable(_: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 503)
+
+
+def application(client: Client, hotel: Hotel) -> Starlette:
+    """`client` feeds `hotel`; it is opened and closed with the application, on its loop."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
+
+    service = Service(client, hotel)
+    routes = [Route("/bookings", service.book, methods=["POST"]), Route("/rooms/{room}", service.show)]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={WaltzError: unavailable})
+
+
+def main(
+    *,
+    servers: Annotated[str, Option(help="Addresses of servers, with commas between them.")],
+    port: Annotated[int, Option(help="Where the service listens.")],
+) -> None:
+    """Serve until the process is told to end."""
+    hotel = Hotel()
+    uvicorn.run(application(Client(servers, handler=hotel), hotel), port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    typer.run(main)
