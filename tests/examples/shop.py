@@ -9,7 +9,6 @@ the same `Idempotency-Key` is found among the movements, and nothing is moved tw
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
@@ -171,7 +170,7 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with BlockingClient(servers, handler=shop.view) as client:
         run_simple("127.0.0.1", port, application(client, shop), threaded=True)
-    asyncio.run(shop.view.close())
+    shop.view.close_blocking()
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_flasks_test_client_runs_two_processes_of_a_shop(blocking_waltz_cluster:
         assert (move(here, "t", -3).status_code, move(here, "u", "some").status_code) == (409, 400)
         assert there.get("/stock/tea", headers={shop.SEEN: "nonsense"}).json == {"quantity": 2}
     for each in shops:
-        asyncio.run(each.view.close())
+        each.view.close_blocking()
         each.engine.dispose()
 
 
