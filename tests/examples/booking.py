@@ -43,11 +43,16 @@ class Booking:
     request: str
 
 
+def seen(partition: int, id: int) -> str:
+    return f"{partition}:{id}"
+
+
 class Hotel:
     """The view: who has which room in which night."""
 
     def __init__(self) -> None:
-        self.rooms: dict[str, dict[str, Booking]] = defaultdict(dict)
+        self.rooms: dict[str, dict[str, tuple[Booking, str]]] = defaultdict(dict)
+        """By room and night, with what tells a guest's next request where the booking is."""
         self._marks: dict[int, int] = {}
         self._moved = asyncio.Condition()
 
@@ -57,7 +62,7 @@ class Hotel:
     async def apply(self, transaction: Transaction) -> None:
         if transaction.header == BOOKED:
             booking = Booking(**json.loads(transaction.payload))
-            self.rooms[booking.room][booking.night] = booking
+            self.rooms[booking.room][booking.night] = booking, seen(transaction.partition, transaction.id)
         async with self._moved:
             self._marks[transaction.partition] = transaction.id
             self._moved.notify_all()
@@ -103,11 +108,11 @@ class Service:
             raise HTTPException(400, "say by an Idempotency-Key which request it is")
         match await self._client.submit(Book(self._hotel, booking)):
             case Committed(id):
-                partition = self._client.partition_of(booking.room)
-                return JSONResponse(asdict(booking), 201, {SEEN: f"{partition}:{id}"})
+                where = seen(self._client.partition_of(booking.room), id)
+                return JSONResponse({"night": booking.night}, 201, {SEEN: where})
             case Declined():
-                found = self._hotel.rooms[booking.room][booking.night]
-                return JSONResponse(asdict(found), 201 if found.request == key else 409)
+                found, where = self._hotel.rooms[booking.room][booking.night]
+                return JSONResponse({"night": found.night}, 201 if found.request == key else 409, {SEEN: where})
             case outcome:
                 raise HTTPException(503, f"not known to be booked: {outcome}")
 
@@ -119,7 +124,7 @@ class Service:
             except TimeoutError:
                 raise HTTPException(503, "this instance has not seen it yet") from None
         nights = self._hotel.rooms.get(request.path_params["room"], {})
-        return JSONResponse({night: booking.guest for night, booking in sorted(nights.items())})
+        return JSONResponse({night: booking.guest for night, (booking, _) in sorted(nights.items())})
 
 
 async def unavailable(_: Request, error: Exception) -> Response:

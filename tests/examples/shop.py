@@ -33,7 +33,6 @@ from waltzd import (
     WaltzError,
     write_lock,
 )
-from waltzd.errors import NotApplied
 from waltzd.sql import SqlView, sqlite
 
 MOVED = 2
@@ -56,7 +55,13 @@ MOVEMENTS = sa.Table(
     sa.Column("request", sa.String(100), primary_key=True),
     sa.Column("article", sa.String(100), nullable=False),
     sa.Column("quantity", sa.BigInteger, nullable=False),
+    sa.Column("seen", sa.String(40), nullable=False),
 )
+
+
+def seen(partition: int, id: int) -> str:
+    """What tells the next request of a customer where a movement is."""
+    return f"{partition}:{id}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ def apply(connection: Connection, transaction: Transaction) -> None:
     if transaction.header != MOVED:
         return
     movement = json.loads(transaction.payload)
-    connection.execute(sa.insert(MOVEMENTS).values(movement))
+    connection.execute(sa.insert(MOVEMENTS).values(**movement, seen=seen(transaction.partition, transaction.id)))
     is_it = STOCK.c.article == movement["article"]
     moved = sa.update(STOCK).where(is_it).values(quantity=STOCK.c.quantity + movement["quantity"])
     if connection.execute(moved).rowcount == 0:
@@ -89,9 +94,10 @@ class Shop:
         with self.engine.connect() as connection:
             return connection.scalar(sa.select(STOCK.c.quantity).where(STOCK.c.article == article)) or 0
 
-    def is_done(self, request: str) -> bool:
+    def done(self, request: str) -> sa.Row[Any] | None:
+        """The movement of this request, if the database has it."""
         with self.engine.connect() as connection:
-            return connection.scalar(sa.select(MOVEMENTS.c.request).where(MOVEMENTS.c.request == request)) is not None
+            return connection.execute(sa.select(MOVEMENTS).where(MOVEMENTS.c.request == request)).one_or_none()
 
 
 class Move(TransactionContext):
@@ -104,7 +110,7 @@ class Move(TransactionContext):
 
     def build(self, builder: Builder) -> bool:
         wanted = self._movement
-        if self._shop.is_done(wanted.request) or self._shop.quantity(wanted.article) + wanted.quantity < 0:
+        if self._shop.done(wanted.request) or self._shop.quantity(wanted.article) + wanted.quantity < 0:
             return False
         builder.header = MOVED
         builder.data = json.dumps(asdict(wanted)).encode()
@@ -121,38 +127,44 @@ def application(client: BlockingClient, shop: Shop) -> Flask:
         key, asked = request.headers.get("Idempotency-Key", ""), request.get_json(silent=True)
         quantity = asked.get("quantity") if isinstance(asked, dict) else None
         if not isinstance(quantity, int) or abs(quantity) > QUANTITY_MAX or not NAME.fullmatch(article):
-            return answer(400, {"detail": "say the quantity, of an article"})
+            return answer(400, detail="say the quantity, of an article")
         if not NAME.fullmatch(key):
-            return answer(400, {"detail": "say by an Idempotency-Key which request it is"})
+            return answer(400, detail="say by an Idempotency-Key which request it is")
         movement = Movement(request=key, article=article, quantity=quantity)
         match client.submit(Move(shop, movement)):
             case Committed(id):
-                return answer(201, asdict(movement), {SEEN: f"{client.partition_of(article)}:{id}"})
-            case Declined() if shop.is_done(key):
-                return answer(201, asdict(movement))
+                return answer(201, {SEEN: seen(client.partition_of(article), id)})
+            case Declined() if found := shop.done(key):
+                return answer(201, {SEEN: found.seen})
             case Declined():
-                return answer(409, {"quantity": shop.quantity(article)})
+                return answer(409, quantity=shop.quantity(article))
             case outcome:
-                return answer(503, {"detail": f"not known to be moved: {outcome}"})
+                return answer(503, detail=f"not known to be moved: {outcome}")
 
     @app.get("/stock/<article>")
-    def show(article: str) -> Response:
+    def stock(article: str) -> Response:
+        wait()
+        return answer(200, quantity=shop.quantity(article))
+
+    @app.get("/movements/<key>")
+    def movement(key: str) -> Response:
+        wait()
+        found = shop.done(key)
+        return answer(404) if found is None else answer(200, article=found.article, quantity=found.quantity)
+
+    def wait() -> None:
         partition, _, id = request.headers.get(SEEN, "").partition(":")
         if partition.isdecimal() and id.isdecimal():  # what comes from outside may be anything
-            try:
-                shop.view.wait_blocking(int(id), partition=int(partition), timeout=WAIT_SECONDS)
-            except NotApplied as error:
-                return unavailable(error)
-        return answer(200, {"quantity": shop.quantity(article)})
+            shop.view.wait_blocking(int(id), partition=int(partition), timeout=WAIT_SECONDS)
 
     @app.errorhandler(WaltzError)
     def unavailable(error: WaltzError) -> Response:
-        return answer(503, {"detail": str(error)})
+        return answer(503, detail=str(error))
 
     return app
 
 
-def answer(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def answer(status: int, headers: Mapping[str, str] | None = None, **body: Any) -> Response:
     found = jsonify(body)
     found.status_code = status
     found.headers.update(headers or {})

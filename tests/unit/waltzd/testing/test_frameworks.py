@@ -34,7 +34,7 @@ def test_starlettes_test_client_runs_two_instances(blocking_waltz_cluster: Block
         cluster.kill_owner(int(seen[booking.SEEN].partition(":")[0]))
         assert other.post("/bookings", json=WISH, headers=GUEST).status_code == 201, "it is the same request"
         late = other.post("/bookings", json={**WISH, "guest": "Bob"}, headers={"Idempotency-Key": "b"})
-        assert (late.status_code, late.json()["guest"]) == (409, "Ada")
+        assert late.status_code == 409
         assert one.post("/bookings", json=WISH).status_code == 400
         assert one.post("/bookings", json=["101"], headers=GUEST).status_code == 400
     with instance() as restarted:
@@ -62,7 +62,9 @@ def test_flasks_test_client_runs_two_processes_of_a_shop(blocking_waltz_cluster:
         assert move(there, "s", -3).status_code == 201, "the lock was tried again"
         cluster.kill_owner(int(seen[shop.SEEN].partition(":")[0]))
         again = move(here, "s", -3)
-        assert (again.status_code, again.headers.get(shop.SEEN)) == (201, None), "it is the same request"
+        assert again.status_code == 201, "it is the same request"
+        told = here.get("/movements/s", headers={shop.SEEN: again.headers[shop.SEEN]})
+        assert told.json == {"article": "tea", "quantity": -3}
         assert (move(here, "t", -3).status_code, move(here, "u", "some").status_code) == (409, 400)
         assert there.get("/stock/tea", headers={shop.SEEN: "nonsense"}).json == {"quantity": 2}
     for each in shops:
