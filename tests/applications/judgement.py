@@ -74,7 +74,7 @@ def _answered(log: list[Event], users: Users) -> list[str]:
     for told, found in ((users.booked, in_log), (users.moved, in_shop)):
         wrong += [f"{key} was confirmed as {what}; the log has {found.get(key)}" for key, what in told.items()
                   if found.get(key) != what]  # fmt: skip
-        wrong += [f"{key} is in the log, and was never confirmed" for key in found if key not in told]
+        wrong += [f"{key} is in the log, and was never confirmed" for key in found if key not in told.keys() | users.open]
     return wrong + [f"{key} was refused, and is in the log" for key in users.refused if key in counts]
 
 

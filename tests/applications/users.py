@@ -1,8 +1,8 @@
 """Guests of the hotel and customers of the shop, who ask until they are answered, and remember what they were told.
 
-A request keeps its key however often it is sent. An instance that is dead, or answers with a 503, is left for the other
-one. What was answered is checked at once where it can be: who was told that something is done sees it, at the other
-instance, too."""
+A request keeps its key however often it is sent; some are sent to both instances at once, as by a double click. An instance
+that is dead, or answers with a 503, is left for the other one. What was answered is checked at once where it can be: who
+was told that something is done sees it, at the other instance, too."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.examples import booking, shop
 USERS = 4
 """Of each application."""
 ROOMS, ARTICLES = ("101", "102", "103", "201"), ("tea", "milk", "honey")
+DOUBLE_CLICKS = 0.2
 SECONDS_MAX = 60
 """Of one HTTP request: longer than a fail-over."""
 
@@ -33,7 +34,9 @@ class Users:
         self.moved: dict[str, tuple[str, int]] = {}
         """By key, the article and the quantity."""
         self.refused: set[str] = set()
-        """Keys of what was answered with 409."""
+        """Keys of what was answered with 409, each time that it was sent."""
+        self.open: set[str] = set()
+        """Keys of what was answered with 409, and was not answered another time: the answer that is missing may be yes."""
         self.unseen: list[str] = []
         """What an instance did not show although it had been told where it is."""
         self.sent = 0
@@ -80,10 +83,9 @@ class Users:
         self._nights += pick.random() < 0.3
         room, night = pick.choice(ROOMS), f"night {self._nights - pick.randrange(3)}"
         wish = {"room": room, "night": night, "guest": key}
-        answer, name = await self._ask(web, key, pick, BOOKING, "/bookings", wish)
-        if answer.status_code == 409:
-            self.refused.add(key)
+        if (found := await self._ask(web, key, pick, BOOKING, "/bookings", wish)) is None:
             return
+        answer, name = found
         self.booked[key] = room, night, key
         shown = await self._look(web, _other(BOOKING, name), f"/rooms/{room}", booking.SEEN, answer)
         if shown is not None and shown.get(night) != key:
@@ -92,10 +94,9 @@ class Users:
     async def _customer(self, key: str, pick: random.Random, web: httpx2.AsyncClient) -> None:
         article, quantity = pick.choice(ARTICLES), pick.choice((5, -1, -2, -3))
         wish = {"quantity": quantity}
-        answer, name = await self._ask(web, key, pick, SHOP, f"/stock/{article}", wish)
-        if answer.status_code == 409:
-            self.refused.add(key)
+        if (found := await self._ask(web, key, pick, SHOP, f"/stock/{article}", wish)) is None:
             return
+        answer, name = found
         self.moved[key] = article, quantity
         shown = await self._look(web, _other(SHOP, name), f"/movements/{key}", shop.SEEN, answer)
         if shown is not None and shown != {"article": article, "quantity": quantity}:
@@ -109,19 +110,32 @@ class Users:
         instances: Sequence[str],
         path: str,
         body: Mapping[str, object],
-    ) -> tuple[httpx2.Response, str]:
-        """The answer that says yes or no, and who gave it."""
+    ) -> tuple[httpx2.Response, str] | None:
+        """The answer that says yes, and who gave it; None when the answer is no."""
+        is_all_answered = True
         while True:
-            name = pick.choice(instances)
-            self.sent += 1
-            self.pending[key] = name
-            with contextlib.suppress(httpx2.TransportError):
-                answer = await web.post(self._services.url(name) + path, json=body, headers={"Idempotency-Key": key})
-                if answer.status_code in (201, 409):
-                    del self.pending[key]
-                    return answer, name
-                assert answer.status_code == 503, f"{name} answers {answer.status_code}: {answer.text}"
+            names = pick.sample(instances, 2 if pick.random() < DOUBLE_CLICKS else 1)
+            self.pending[key] = " and ".join(names)
+            answers = await asyncio.gather(*[self._post(web, key, name, path, body) for name in names])
+            is_all_answered &= None not in answers
+            yes = [(answer, name) for answer, name in zip(answers, names, strict=True) if answer and answer.is_success]
+            if yes or any(answers):
+                del self.pending[key]
+                if not yes:
+                    (self.refused if is_all_answered else self.open).add(key)
+                return yes[0] if yes else None
             await asyncio.sleep(pick.uniform(0.05, 0.2))
+
+    async def _post(
+        self, web: httpx2.AsyncClient, key: str, name: str, path: str, body: Mapping[str, object]
+    ) -> httpx2.Response | None:
+        """The answer that says yes or no, if there is one."""
+        self.sent += 1
+        with contextlib.suppress(httpx2.TransportError):
+            answer = await web.post(self._services.url(name) + path, json=body, headers={"Idempotency-Key": key})
+            assert answer.status_code in (201, 409, 503), f"{name} answers {answer.status_code}: {answer.text}"
+            return None if answer.status_code == 503 else answer
+        return None
 
     async def _look(
         self, web: httpx2.AsyncClient, name: str, path: str, header: str, told: httpx2.Response
