@@ -37,7 +37,7 @@ async def judge(services: Services, users: Users) -> list[str]:
     ends: dict[int, int] = {}
     async with Client(services.cluster.servers) as client:
         for partition in client.partitions:
-            ends[partition] = await client.high_water_mark(partition)
+            ends[partition] = await client.end_position(partition)
             found = await client.read_some(partition, 0, ends[partition]) if ends[partition] >= 0 else []
             log += [Event(partition, one.id, one.header, json.loads(one.payload)) for one in found]
         rooms = {event.body["room"]: client.partition_of(event.body["room"]) for event in _of(log, booking.BOOKED)}

@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from typer import Option
 
-from waltzd import Builder, Client, Committed, Declined, Transaction, TransactionContext, WaltzError, write_lock
+from waltzd import Builder, Client, Command, Committed, Declined, Transaction, WaltzError, write_lock
 
 BOOKED = 1
 """The header of our transactions: other applications write into the same partitions."""
@@ -56,7 +56,7 @@ class Hotel:
         self._marks: dict[int, int] = {}
         self._moved = asyncio.Condition()
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return self._marks.get(partition, -1)
 
     async def apply(self, transaction: Transaction) -> None:
@@ -69,10 +69,10 @@ class Hotel:
 
     async def reached(self, partition: int, id: int) -> None:
         async with asyncio.timeout(WAIT_SECONDS), self._moved:
-            await self._moved.wait_for(lambda: self.mark(partition) >= id)
+            await self._moved.wait_for(lambda: self.position(partition) >= id)
 
 
-class Book(TransactionContext):
+class Book(Command):
     """Take the room for the night, unless it is taken."""
 
     def __init__(self, hotel: Hotel, booking: Booking) -> None:
@@ -85,7 +85,7 @@ class Book(TransactionContext):
         if wanted.night in self._hotel.rooms[wanted.room]:
             return False
         builder.header = BOOKED
-        builder.data = json.dumps(asdict(wanted)).encode()
+        builder.payload = json.dumps(asdict(wanted)).encode()
         builder.locks = [write_lock(f"night.{wanted.room}.{wanted.night}")]
         return True
 
@@ -151,7 +151,7 @@ def main(
 ) -> None:
     """Serve until the process is told to end."""
     hotel = Hotel()
-    uvicorn.run(application(Client(servers, handler=hotel), hotel), port=port, log_level="warning")
+    uvicorn.run(application(Client(servers, view=hotel), hotel), port=port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Index:
         if connection.execute("SELECT cluster FROM origin").fetchall() != [(str(cluster),)]:
             raise ForeignCluster("this index was made from another cluster")
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         found = self._connection.execute("SELECT mark FROM marks WHERE partition = ?", (partition,)).fetchone()
         return found[0] if found else -1
 
@@ -79,7 +79,7 @@ async def follow(servers: str, index: Index) -> None:
     """Until the process is told to end."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    async with Client(servers, handler=index):
+    async with Client(servers, view=index):
         await ended.wait()
 
 

@@ -26,10 +26,10 @@ from werkzeug.serving import run_simple
 from waltzd import (
     BlockingClient,
     Builder,
+    Command,
     Committed,
     Declined,
     Transaction,
-    TransactionContext,
     WaltzError,
     write_lock,
 )
@@ -100,7 +100,7 @@ class Shop:
             return connection.execute(sa.select(MOVEMENTS).where(MOVEMENTS.c.request == request)).one_or_none()
 
 
-class Move(TransactionContext):
+class Move(Command):
     """Deliver or sell, unless that was done already, or there is too little."""
 
     def __init__(self, shop: Shop, movement: Movement) -> None:
@@ -113,7 +113,7 @@ class Move(TransactionContext):
         if self._shop.done(wanted.request) or self._shop.quantity(wanted.article) + wanted.quantity < 0:
             return False
         builder.header = MOVED
-        builder.data = json.dumps(asdict(wanted)).encode()
+        builder.payload = json.dumps(asdict(wanted)).encode()
         builder.locks = [write_lock(f"stock.{wanted.article}")]
         return True
 
@@ -180,7 +180,7 @@ def main(
     """Serve until the process is told to end."""
     shop = Shop(sa.create_engine(database) if "://" in database else sqlite(database))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with BlockingClient(servers, handler=shop.view) as client:
+    with BlockingClient(servers, view=shop.view) as client:
         run_simple("127.0.0.1", port, application(client, shop), threaded=True)
     shop.view.close_blocking()
 

@@ -24,7 +24,7 @@ def test_starlettes_test_client_runs_two_instances(blocking_waltz_cluster: Block
 
     def instance() -> TestClient:
         hotel = booking.Hotel()
-        return TestClient(booking.application(cluster.asyncio_client(handler=hotel), hotel))
+        return TestClient(booking.application(cluster.asyncio_client(view=hotel), hotel))
 
     with instance() as one, instance() as other:
         first = one.post("/bookings", json=WISH, headers=GUEST)
@@ -46,7 +46,7 @@ def test_flasks_test_client_runs_two_processes_of_a_shop(blocking_waltz_cluster:
     """The processes share a database, and a client each."""
     cluster = blocking_waltz_cluster
     shops = [shop.Shop(sqlite(str(tmp_path / "shop.db"))) for _ in range(2)]
-    with cluster.client(handler=shops[0].view) as one, cluster.client(handler=shops[1].view) as other:
+    with cluster.client(view=shops[0].view) as one, cluster.client(view=shops[1].view) as other:
         here, there = (
             shop.application(client, each).test_client() for client, each in zip((one, other), shops, strict=True)
         )
