@@ -138,11 +138,11 @@ async def _shops(services: Services, log: list[Event], seen: list[str]) -> list[
 
 
 async def _index(services: Services, log: list[Event], ends: dict[int, int]) -> list[str]:
-    """What is in the index, when its marks are those of the log."""
+    """What is in the index, when its positions are those of the log."""
     with closing(sqlite3.connect(services.index, timeout=30)) as connection:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while dict(connection.execute("SELECT partition, mark FROM marks")) != ends:
+                while dict(connection.execute("SELECT partition, position FROM positions")) != ends:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             return [f"the indexer does not come to {ends}"]

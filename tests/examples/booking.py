@@ -53,18 +53,18 @@ class Hotel:
     def __init__(self) -> None:
         self.rooms: dict[str, dict[str, tuple[Booking, str]]] = defaultdict(dict)
         """By room and night, with what tells a guest's next request where the booking is."""
-        self._marks: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         self._moved = asyncio.Condition()
 
     def position(self, partition: int) -> int:
-        return self._marks.get(partition, -1)
+        return self._positions.get(partition, -1)
 
     async def apply(self, transaction: Transaction) -> None:
         if transaction.header == BOOKED:
             booking = Booking(**json.loads(transaction.payload))
             self.rooms[booking.room][booking.night] = booking, seen(transaction.partition, transaction.id)
         async with self._moved:
-            self._marks[transaction.partition] = transaction.id
+            self._positions[transaction.partition] = transaction.id
             self._moved.notify_all()
 
     async def reached(self, partition: int, id: int) -> None:

@@ -25,7 +25,7 @@ from waltzd.errors import ForeignCluster
 
 SCHEMA = """
     CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (partition UNINDEXED, id UNINDEXED, text);
-    CREATE TABLE IF NOT EXISTS marks (partition INTEGER PRIMARY KEY, mark INTEGER NOT NULL);
+    CREATE TABLE IF NOT EXISTS positions (partition INTEGER PRIMARY KEY, position INTEGER NOT NULL);
     CREATE TABLE IF NOT EXISTS origin (cluster TEXT NOT NULL);
 """
 
@@ -44,7 +44,7 @@ class Index:
             raise ForeignCluster("this index was made from another cluster")
 
     def position(self, partition: int) -> int:
-        found = self._connection.execute("SELECT mark FROM marks WHERE partition = ?", (partition,)).fetchone()
+        found = self._connection.execute("SELECT position FROM positions WHERE partition = ?", (partition,)).fetchone()
         return found[0] if found else -1
 
     def apply(self, transaction: Transaction) -> None:
@@ -55,7 +55,7 @@ class Index:
         rows = [(one.partition, one.id, text_of(one.payload)) for one in transactions]
         with self._connection as connection:
             connection.executemany("INSERT INTO words VALUES (?, ?, ?)", rows)
-            connection.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (last.partition, last.id))
+            connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?)", (last.partition, last.id))
 
     def search(self, words: str) -> list[tuple[int, int]]:
         """Partitions and ids, in the order of the log."""
