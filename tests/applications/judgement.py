@@ -50,7 +50,6 @@ async def judge(services: Services, users: Users) -> list[str]:
         *await _hotels(services, log, {room: f"{partition}:{ends[partition]}" for room, partition in rooms.items()}),
         *await _shops(services, log, [f"{partition}:{end}" for partition, end in ends.items() if end >= 0]),
         *await _index(services, log, {partition: end for partition, end in ends.items() if end >= 0}),
-        *services.complaints(),
     ]
 
 

@@ -4,8 +4,10 @@ the booking service, two of the shop on one database, and the indexer."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +35,8 @@ class Services:
         self.database = database or str(folder / "shop.db")
         self.index = str(folder / "index.db")
         taken = {port for ports in self.cluster.local.blueprint.ports.values() for port in ports}
-        self._ports = dict(zip((*BOOKING, *SHOP), free_ports(len(taken), taken), strict=False))
+        seed = zlib.crc32(os.fsencode(folder))  # another run looks elsewhere, and takes no port whose instance is dead
+        self._ports = dict(zip((*BOOKING, *SHOP), free_ports(seed, taken), strict=False))
         self.processes = {name: self._process(name) for name in (*BOOKING, *SHOP, INDEXER)}
 
     def _process(self, name: str) -> Daemon:
@@ -78,6 +81,13 @@ class Services:
                 assert time.monotonic() < deadline, f"{name} does not answer: {self.processes[name].words()}"
                 await asyncio.sleep(0.05)
 
+    def stop(self) -> list[str]:
+        """The applications are told to end; what was wrong with their ends, and with their lives."""
+        for process in self.processes.values():
+            process.ask_to_end()
+        wrong = [f"{name} had to be killed" for name, one in self.processes.items() if not one.wait_end(PATIENCE_SECONDS)]
+        return wrong + self._tracebacks()
+
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
@@ -101,8 +111,8 @@ class Services:
         await self.cluster.heal()
         await self.answer()
 
-    def complaints(self) -> list[str]:
-        """Tracebacks in the logs of the applications: what is killed around them is no surprise to a client."""
+    def _tracebacks(self) -> list[str]:
+        """What is killed around a client is no surprise to it."""
         found = []
         for process in self.processes.values():
             text = process.log.read_text(encoding="utf-8", errors="replace")

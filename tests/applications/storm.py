@@ -68,7 +68,7 @@ async def _storm(services: Services, seed: int, rounds: int | None, seconds: flo
             await services.heal()
             await users.more(each)
             report.rounds.append(names)
-    report.problems = await judge(services, users)
+    report.problems = [*await judge(services, users), *services.stop()]
     report.figures = (
         f"{len(users.booked)} bookings, {len(users.moved)} movements, {len(users.refused)} refused, "
         f"{users.sent} requests, {users.shown} looked at elsewhere"

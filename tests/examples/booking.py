@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -135,7 +135,7 @@ def application(client: Client, hotel: Hotel) -> Starlette:
     """`client` feeds `hotel`; it is opened and closed with the application, on its loop."""
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         async with client:
             yield
 
