@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
@@ -339,6 +339,36 @@ class Routes:
             await self._discard(address, held)
 
 
+class SharedQuestion(Generic[T]):
+    """A question that many ask at once, asked once for all of them. One that is under way may be too old for who comes now:
+    those are told by the next one."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._running: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def ask(self) -> T:
+        """An answer that is not older than this call. A cancelled one of others does not cancel it."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._running), name="waltz shared question")
+            self._next.add_done_callback(_take_note)
+        return await asyncio.shield(self._next)
+
+    async def _after(self, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._running, self._next = self._next, None
+        return await self._ask()
+
+    def cancel(self) -> None:
+        """Those who wait are cancelled, too."""
+        for task in (self._running, self._next):
+            if task is not None:
+                task.cancel()
+        self._running = self._next = None
+
+
 async def _patiently(
     attempt: Callable[[], Awaitable[T]], seconds: float, failed: Callable[[str], str], *identity: int
 ) -> T:
@@ -374,7 +404,7 @@ def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _take_note(lookup: asyncio.Task[None]) -> None:
+def _take_note(lookup: asyncio.Task[Any]) -> None:
     """All who waited may have gone; asyncio would report a failure that was never looked at."""
     if not lookup.cancelled():
         lookup.exception()

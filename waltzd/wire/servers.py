@@ -125,7 +125,7 @@ class ServerClient(Caller):
         """Its mounts end with it."""
         for connection in self._connections:
             connection.lose(CannotConnect("the client was closed"))
-        await super().close()
+        await self._channel.close(orderly=True)
 
     def _no_frames(self, streams: str, error: WaltzError) -> None:
         """gRPC got through where frames did not."""
