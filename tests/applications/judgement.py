@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from tests.applications.services import BOOKING, PATIENCE_SECONDS, SHOP, Services
 from tests.applications.users import Users
 from tests.examples import booking, shop
-from waltzd import Client
+from waltzd import Client, Token
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ async def judge(services: Services, users: Users) -> list[str]:
         *_answered(log, users),
         *_overbooked(log),
         *_oversold(log),
-        *await _hotels(services, log, {room: f"{partition}:{ends[partition]}" for room, partition in rooms.items()}),
-        *await _shops(services, log, [f"{partition}:{end}" for partition, end in ends.items() if end >= 0]),
+        *await _hotels(services, log, {room: str(Token(partition, ends[partition])) for room, partition in rooms.items()}),
+        *await _shops(services, log, [str(Token(partition, end)) for partition, end in ends.items() if end >= 0]),
         *await _index(services, log, {partition: end for partition, end in ends.items() if end >= 0}),
     ]
 
@@ -114,7 +114,7 @@ async def _shops(services: Services, log: list[Event], seen: list[str]) -> list[
     for event in events:
         stock[event.body["article"]] += event.body["quantity"]
     movements = {
-        (event.body["request"], event.body["article"], event.body["quantity"], f"{event.partition}:{event.id}")
+        (event.body["request"], event.body["article"], event.body["quantity"], str(Token(event.partition, event.id)))
         for event in events
     }
     wrong = []

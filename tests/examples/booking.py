@@ -10,7 +10,6 @@ a guest has booked is shown by every instance to who brings the header `Waltz-Se
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -27,7 +26,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from typer import Option
 
-from waltzd import Builder, Client, Command, Committed, Declined, Transaction, WaltzError, write_lock
+from waltzd import Builder, Client, Command, Committed, Declined, Token, Transaction, WaltzError, write_lock
+from waltzd.errors import BadArgument, BeyondLog
 
 BOOKED = 1
 """The header of our transactions: other applications write into the same partitions."""
@@ -43,33 +43,23 @@ class Booking:
     request: str
 
 
-def seen(partition: int, id: int) -> str:
-    return f"{partition}:{id}"
-
-
 class Hotel:
     """The view: who has which room in which night."""
 
     def __init__(self) -> None:
-        self.rooms: dict[str, dict[str, tuple[Booking, str]]] = defaultdict(dict)
-        """By room and night, with what tells a guest's next request where the booking is."""
+        self.rooms: dict[str, dict[str, tuple[Booking, Token]]] = defaultdict(dict)
+        """By room and night, with the token for a guest's next request."""
         self._positions: dict[int, int] = {}
-        self._moved = asyncio.Condition()
 
     def position(self, partition: int) -> int:
         return self._positions.get(partition, -1)
 
-    async def apply(self, transaction: Transaction) -> None:
+    def apply(self, transaction: Transaction) -> None:
         if transaction.header == BOOKED:
             booking = Booking(**json.loads(transaction.payload))
-            self.rooms[booking.room][booking.night] = booking, seen(transaction.partition, transaction.id)
-        async with self._moved:
-            self._positions[transaction.partition] = transaction.id
-            self._moved.notify_all()
-
-    async def reached(self, partition: int, id: int) -> None:
-        async with asyncio.timeout(WAIT_SECONDS), self._moved:
-            await self._moved.wait_for(lambda: self.position(partition) >= id)
+            token = Token(transaction.partition, transaction.id)
+            self.rooms[booking.room][booking.night] = booking, token
+        self._positions[transaction.partition] = transaction.id
 
 
 class Book(Command):
@@ -107,28 +97,25 @@ class Service:
         if not key:
             raise HTTPException(400, "say by an Idempotency-Key which request it is")
         match await self._client.submit(Book(self._hotel, booking)):
-            case Committed(id):
-                where = seen(self._client.partition_of(booking.room), id)
-                return JSONResponse({"night": booking.night}, 201, {SEEN: where})
+            case Committed() as committed:
+                return JSONResponse({"night": booking.night}, 201, {SEEN: str(committed.token)})
             case Declined():
-                found, where = self._hotel.rooms[booking.room][booking.night]
-                return JSONResponse({"night": found.night}, 201 if found.request == key else 409, {SEEN: where})
+                found, token = self._hotel.rooms[booking.room][booking.night]
+                return JSONResponse({"night": found.night}, 201 if found.request == key else 409, {SEEN: str(token)})
             case outcome:
                 raise HTTPException(503, f"not known to be booked: {outcome}")
 
     async def show(self, request: Request) -> Response:
-        partition, _, id = request.headers.get(SEEN, "").partition(":")
-        if partition.isdecimal() and id.isdecimal():  # what comes from outside may be anything
-            try:
-                await self._hotel.reached(int(partition), int(id))
-            except TimeoutError:
-                raise HTTPException(503, "this instance has not seen it yet") from None
+        if SEEN in request.headers:
+            await self._client.applied(Token.parse(request.headers[SEEN]), timeout=WAIT_SECONDS)
         nights = self._hotel.rooms.get(request.path_params["room"], {})
         return JSONResponse({night: booking.guest for night, (booking, _) in sorted(nights.items())})
 
 
-async def unavailable(_: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, 503)
+async def refuse(_: Request, error: Exception) -> Response:
+    """What Waltz raises: what somebody asked for makes no sense, or it can be tried again."""
+    status = 400 if isinstance(error, BadArgument | BeyondLog) else 503
+    return JSONResponse({"detail": str(error)}, status)
 
 
 def application(client: Client, hotel: Hotel) -> Starlette:
@@ -141,7 +128,7 @@ def application(client: Client, hotel: Hotel) -> Starlette:
 
     service = Service(client, hotel)
     routes = [Route("/bookings", service.book, methods=["POST"]), Route("/rooms/{room}", service.show)]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={WaltzError: unavailable})
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={WaltzError: refuse})
 
 
 def main(

@@ -29,10 +29,12 @@ from waltzd import (
     Command,
     Committed,
     Declined,
+    Token,
     Transaction,
     WaltzError,
     write_lock,
 )
+from waltzd.errors import BadArgument, BeyondLog
 from waltzd.sql import SqlView, sqlite
 
 MOVED = 2
@@ -55,13 +57,8 @@ MOVEMENTS = sa.Table(
     sa.Column("request", sa.String(100), primary_key=True),
     sa.Column("article", sa.String(100), nullable=False),
     sa.Column("quantity", sa.BigInteger, nullable=False),
-    sa.Column("seen", sa.String(40), nullable=False),
+    sa.Column("token", sa.String(40), nullable=False),
 )
-
-
-def seen(partition: int, id: int) -> str:
-    """What tells the next request of a customer where a movement is."""
-    return f"{partition}:{id}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,8 @@ def apply(connection: Connection, transaction: Transaction) -> None:
     if transaction.header != MOVED:
         return
     movement = json.loads(transaction.payload)
-    connection.execute(sa.insert(MOVEMENTS).values(**movement, seen=seen(transaction.partition, transaction.id)))
+    token = str(Token(transaction.partition, transaction.id))
+    connection.execute(sa.insert(MOVEMENTS).values(**movement, token=token))
     is_it = STOCK.c.article == movement["article"]
     moved = sa.update(STOCK).where(is_it).values(quantity=STOCK.c.quantity + movement["quantity"])
     if connection.execute(moved).rowcount == 0:
@@ -132,10 +130,10 @@ def application(client: BlockingClient, shop: Shop) -> Flask:
             return answer(400, detail="say by an Idempotency-Key which request it is")
         movement = Movement(request=key, article=article, quantity=quantity)
         match client.submit(Move(shop, movement)):
-            case Committed(id):
-                return answer(201, {SEEN: seen(client.partition_of(article), id)})
+            case Committed() as committed:
+                return answer(201, {SEEN: str(committed.token)})
             case Declined() if found := shop.done(key):
-                return answer(201, {SEEN: found.seen})
+                return answer(201, {SEEN: found.token})
             case Declined():
                 return answer(409, quantity=shop.quantity(article))
             case outcome:
@@ -153,13 +151,13 @@ def application(client: BlockingClient, shop: Shop) -> Flask:
         return answer(404) if found is None else answer(200, article=found.article, quantity=found.quantity)
 
     def wait() -> None:
-        partition, _, id = request.headers.get(SEEN, "").partition(":")
-        if partition.isdecimal() and id.isdecimal():  # what comes from outside may be anything
-            shop.view.wait_blocking(int(id), partition=int(partition), timeout=WAIT_SECONDS)
+        if SEEN in request.headers:
+            client.applied(Token.parse(request.headers[SEEN]), timeout=WAIT_SECONDS)
 
     @app.errorhandler(WaltzError)
-    def unavailable(error: WaltzError) -> Response:
-        return answer(503, detail=str(error))
+    def refuse(error: WaltzError) -> Response:
+        """What somebody asked for makes no sense, or it can be tried again."""
+        return answer(400 if isinstance(error, BadArgument | BeyondLog) else 503, detail=str(error))
 
     return app
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.examples import booking, shop
-from waltzd import Committed
+from waltzd import Committed, Token
 from waltzd.sql import sqlite
 from waltzd.testing import BlockingCluster
 
@@ -31,7 +31,7 @@ def test_starlettes_test_client_runs_two_instances(blocking_waltz_cluster: Block
         assert first.status_code == 201
         seen = {booking.SEEN: first.headers[booking.SEEN]}
         assert other.get("/rooms/101", headers=seen).json() == {"2026-12-24": "Ada"}
-        cluster.kill_owner(int(seen[booking.SEEN].partition(":")[0]))
+        cluster.kill_owner(Token.parse(seen[booking.SEEN]).partition)
         assert other.post("/bookings", json=WISH, headers=GUEST).status_code == 201, "it is the same request"
         late = other.post("/bookings", json={**WISH, "guest": "Bob"}, headers={"Idempotency-Key": "b"})
         assert late.status_code == 409
@@ -58,15 +58,17 @@ def test_flasks_test_client_runs_two_processes_of_a_shop(blocking_waltz_cluster:
         assert delivered.status_code == 201
         seen = {shop.SEEN: delivered.headers[shop.SEEN]}
         assert there.get("/stock/tea", headers=seen).json == {"quantity": 5}
-        cluster.force_next_lock_failure(int(seen[shop.SEEN].partition(":")[0]))
+        cluster.force_next_lock_failure(Token.parse(seen[shop.SEEN]).partition)
         assert move(there, "s", -3).status_code == 201, "the lock was tried again"
-        cluster.kill_owner(int(seen[shop.SEEN].partition(":")[0]))
+        cluster.kill_owner(Token.parse(seen[shop.SEEN]).partition)
         again = move(here, "s", -3)
         assert again.status_code == 201, "it is the same request"
         told = here.get("/movements/s", headers={shop.SEEN: again.headers[shop.SEEN]})
         assert told.json == {"article": "tea", "quantity": -3}
         assert (move(here, "t", -3).status_code, move(here, "u", "some").status_code) == (409, 400)
-        assert there.get("/stock/tea", headers={shop.SEEN: "nonsense"}).json == {"quantity": 2}
+        assert there.get("/stock/tea", headers=seen).json == {"quantity": 2}
+        for nonsense in ("nonsense", "0-1000000", "99-0"):
+            assert there.get("/stock/tea", headers={shop.SEEN: nonsense}).status_code == 400
     for each in shops:
         each.view.close_blocking()
         each.engine.dispose()
