@@ -94,8 +94,8 @@ class Service:
             booking = Booking(room=asked["room"], night=asked["night"], guest=asked["guest"], request=key or "")
         except (ValueError, KeyError, TypeError):
             raise HTTPException(400, "a booking is an object with room, night and guest") from None
-        if not key:
-            raise HTTPException(400, "say by an Idempotency-Key which request it is")
+        if not key or not all(isinstance(text, str) for text in asdict(booking).values()):
+            raise HTTPException(400, "room, night and guest are texts, and an Idempotency-Key says which request it is")
         match await self._client.submit(Book(self._hotel, booking)):
             case Committed() as committed:
                 return JSONResponse({"night": booking.night}, 201, {SEEN: str(committed.token)})
