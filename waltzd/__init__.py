@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from waltzd.client.blocking import BlockingClient as BlockingClient
     from waltzd.client.client import Client as Client
     from waltzd.client.pending import Outcomes as Outcomes
+    from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings
     from waltzd.client.status import ClientStatus as ClientStatus
     from waltzd.client.status import PartitionStatus as PartitionStatus
@@ -42,6 +43,7 @@ _MODULES = {
     "client.blocking": ("BlockingClient",),
     "client.client": ("Client",),
     "client.pending": ("Outcomes",),
+    "client.position_file": ("PositionFile",),
     "client.settings": ("ClientSettings",),
     "client.status": ("ClientStatus", "PartitionStatus"),
     "client.view": (

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import datetime
@@ -17,6 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from uuid import UUID
 
 from waltzd.client.client import Client, Partitions
 from waltzd.client.follower import call_here
@@ -38,6 +39,7 @@ from waltzd.client.view import (
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Token
+from waltzd.protocol.quorum import EMPTY
 from waltzd.wire.servers import ServerClient
 
 T = TypeVar("T")
@@ -186,6 +188,11 @@ class BlockingClient:
         return self._client.cluster
 
     @property
+    def cluster_key(self) -> UUID:
+        """The key of the cluster, which no other cluster has."""
+        return self._client.cluster_key
+
+    @property
     def partition_count(self) -> int:
         """How many partitions the cluster has."""
         return self._client.partition_count
@@ -298,9 +305,9 @@ class BlockingClient:
         """Whether something that was submitted has no outcome yet."""
         return self._client.has_pending
 
-    def flush(self, seconds: float | None = None) -> None:
+    def flush(self, *, timeout: float | None = None) -> None:
         """As `Client.flush`."""
-        self._thread.run(self._client.flush(seconds))
+        self._thread.run(self._client.flush(timeout=timeout))
 
     def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
         """As `Client.caught_up`."""
@@ -344,6 +351,28 @@ class BlockingClient:
                 partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
             )
         )
+
+    def scan(
+        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
+    ) -> Generator[Transaction, None, None]:
+        """As `Client.scan`."""
+        return self._each(partial(self._client._scan, partition, after=after, to=to, with_locks=with_locks))
+
+    def feed(self, partition: int, *, after: int) -> Generator[Transaction, None, None]:
+        """As `Client.feed`. It ends at once when the code breaks off, and when another thread closes the client."""
+        return self._each(partial(self._client._feed_batches, partition, after=after))
+
+    def _each(self, begin: Callable[[], AsyncGenerator[Sequence[Transaction], None]]) -> Generator[Transaction, None, None]:
+        batches: AsyncGenerator[Sequence[Transaction], None] = self._thread.run(call_here(begin))
+
+        async def following() -> Sequence[Transaction] | None:
+            return await anext(batches, None)
+
+        try:
+            while (batch := self._thread.run(following())) is not None:
+                yield from batch
+        finally:  # without waiting for it: this may be collected on the thread of the loop
+            asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
 
     def fetch(self, transaction: Transaction) -> bytes:
         """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""

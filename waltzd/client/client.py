@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
+from uuid import UUID
 
+from waltzd.client.feeding import Arrivals, Feeding
 from waltzd.client.follower import Call, call_here, introduce
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line
 from waltzd.client.pending import Bundle, Group, Outcomes, no_outcomes, request
-from waltzd.client.reading import Reader, Reading
+from waltzd.client.reading import Reader
 from waltzd.client.routes import Connect, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings
 from waltzd.client.status import ClientStatus
@@ -32,16 +33,17 @@ from waltzd.client.view import (
     encoded,
     partition_by_hash,
 )
-from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
+from waltzd.client.waiting import Waiting
+from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
-from waltzd.protocol.locks import Committed, Lock, Outcome, Token, token_of
+from waltzd.protocol.locks import Lock, Outcome
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client(Reading):
+class Client(Feeding, Waiting):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
@@ -104,6 +106,7 @@ class Client(Reading):
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._lines: dict[int, Line] = {}
+        self._feeds: dict[Line, Arrivals] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
         self._registration: Registration | None = None
@@ -112,7 +115,6 @@ class Client(Reading):
         """That it lives on, while it is open."""
         self._submits = Submits(self.settings, serializer)
         self._stops: list[asyncio.Future[None]] = []
-        """Of those who wait for a partition to be stopped."""
 
     # -- life
 
@@ -151,7 +153,10 @@ class Client(Reading):
         try:
             async with self._changing:
                 active, self._active = self._active, ()
-                await asyncio.gather(*[self._lines[partition].deactivate(reason) for partition in active])
+                for arrivals in self._feeds.values():  # or they would wait for who iterates
+                    arrivals.end()
+                ending = [*[self._lines[partition] for partition in active], *self._feeds]
+                await asyncio.gather(*[line.deactivate(reason) for line in ending])
                 await self._submits.close()
         finally:
             self._tell_stops()
@@ -179,6 +184,11 @@ class Client(Reading):
     def cluster(self) -> str:
         """The name of the cluster."""
         return self._routes.topology.cluster
+
+    @property
+    def cluster_key(self) -> UUID:
+        """The key of the cluster, which no other cluster has."""
+        return self._routes.topology.cluster_key
 
     @property
     def topology(self) -> Topology:
@@ -245,19 +255,31 @@ class Client(Reading):
 
     def _line_of(self, partition: int) -> Line:
         if partition not in self._lines:
-            self._lines[partition] = Line(
-                partition,
-                routes=self._routes,
-                settings=self.settings,
-                feed=self._feed,
-                view=self._view,
-                serializer=self._serializer,
-                call=self._call,
-                fetch=self._fetch,
-                seen=self._seen,
-            )
+            self._lines[partition] = self._new_line(partition, self._feed, self._view, self._call)
             self._lines[partition].on_stop = self._tell_stops
         return self._lines[partition]
+
+    def _new_line(self, partition: int, feed: FeedMode, view: View | None, call: Call) -> Line:
+        return Line(
+            partition,
+            routes=self._routes,
+            settings=self.settings,
+            feed=feed,
+            view=view,
+            serializer=self._serializer,
+            call=call,
+            fetch=self._fetch,
+            seen=self._seen,
+        )
+
+    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> Line:
+        registration = await self._routes.register(self.settings.submit_seconds)
+        self._check_open()
+        line = self._new_line(partition, FeedMode.RECORDS, arrivals, call_here)
+        line.on_stop = arrivals.end
+        self._feeds[line] = arrivals
+        await line.activate(registration)
+        return line
 
     def _check_number(self, partition: int) -> None:
         if not hasattr(partition, "__index__") or not 0 <= partition < self.partition_count:
@@ -553,120 +575,6 @@ class Client(Reading):
         if (partition is None) == (key is None):
             raise BadArgument("name either the partition or the key of a transaction")
         return partition if partition is not None else self.partition_of(key)
-
-    # -- waiting
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether something that was submitted has no outcome yet."""
-        return bool(self._submits.under_way) or any(self._lines[partition].outbox.rows for partition in self._active)
-
-    async def flush(self, seconds: float | None = None) -> None:
-        """Wait until everything that was submitted before has an outcome.
-
-        Args:
-            seconds: How long to wait; `submit_seconds` if it is not given.
-
-        Raises:
-            CannotConnect: Something is still undecided then. It stays under way, and its own caller is told.
-        """
-        self._check_loop()
-        if not self.has_pending:
-            return
-        limit = self.settings.submit_seconds if seconds is None else seconds
-        waits = [self._lines[partition].drained() for partition in self._active]
-        try:
-            async with asyncio.timeout(limit):
-                await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.under_way])
-        except TimeoutError:
-            undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
-            raise CannotConnect(
-                f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
-            ) from None
-
-    async def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
-        """Wait until the view has applied all that was committed when this was called, by any client.
-
-        Args:
-            partition: Of this one only; of all that this client has, if it is not given.
-            timeout: How many seconds to wait; `submit_seconds` if it is not given.
-
-        Raises:
-            NotApplied: The time is over, and the view is not there yet; the message says whether the view fails.
-            CannotConnect: The owner did not say in time what is committed.
-            BadArgument: This client has no view, so there is no view.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: A partition was stopped; see `status`.
-        """
-        self._check_loop()
-        self._check_open()
-        lines = [self._line(each) for each in (self._active if partition is None else (partition,))]
-        seconds = self.settings.submit_seconds if timeout is None else timeout
-        waits = [asyncio.create_task(line.caught_up(seconds)) for line in lines]
-        try:
-            await asyncio.gather(*waits)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-
-    async def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
-        """Wait until this client's view has a transaction, whoever wrote it: then a read of the view shows it.
-
-        Args:
-            token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself.
-            timeout: How many seconds to wait; `submit_seconds` if it is not given.
-
-        Raises:
-            NotApplied: The time is over. The transaction is committed all the same, and the view will have it.
-            BeyondLog: The log has no such transaction: the token is of another cluster, or made up.
-            CannotConnect: The owner did not say in time whether there is such a transaction.
-            BadArgument: It is no token, there is no such partition, or this client has no view.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
-        """
-        self._check_loop()
-        token = token_of(token)
-        seconds = self.settings.submit_seconds if timeout is None else timeout
-        await self._line(token.partition).applied(token.id, seconds)
-
-    async def wait_stopped(self, *, timeout: float | None = None) -> None:
-        """Wait until a partition is stopped by an error, and raise that: a service that must not live on without its view
-        waits for this beside its work. Returns when the client is closed.
-
-        Args:
-            timeout: Return after so many seconds; wait for ever, if it is not given.
-
-        Raises:
-            PartitionParked, ClientAhead, Superseded, WaltzError: Why a partition was stopped, also before this call.
-            ClientClosed: The client is not open.
-
-        Example:
-            ```python
-            async with asyncio.TaskGroup() as group:
-                group.create_task(client.wait_stopped())
-                group.create_task(serve())
-            ```
-        """
-        self._check_loop()
-        self._check_open()
-        try:
-            async with asyncio.timeout(timeout):
-                while self._closed is None:
-                    for partition in self._active:
-                        if (stopped := self._lines[partition].stopped) is not None:
-                            raise copy(stopped)
-                    bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._stops.append(bell)
-                    await bell
-        except TimeoutError:
-            return
-
-    def _tell_stops(self) -> None:
-        bells, self._stops = self._stops, []
-        for bell in bells:
-            if not bell.done():
-                bell.set_result(None)
 
     # -- inside
 

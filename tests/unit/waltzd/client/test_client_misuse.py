@@ -194,7 +194,7 @@ async def test_what_names_no_partition_no_id_and_no_feed(client: Client, fake: F
             await client.read(0, wrong)
     with pytest.raises(BadArgument, match="FeedMode"):
         Client("s0:1", view=View(), feed="heads")  # type: ignore[arg-type]
-    await client.flush(0)
+    await client.flush(timeout=0)
 
 
 def stop() -> bool:
