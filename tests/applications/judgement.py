@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from tests.applications.services import BOOKING, PATIENCE_SECONDS, SHOP, Services
 from tests.applications.users import Users
 from tests.examples import booking, shop
-from waltzd import Client, Token
+from waltzd import Client, PositionFile, Token
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ async def _shops(services: Services, log: list[Event], seen: list[str]) -> list[
 
 async def _index(services: Services, log: list[Event], ends: dict[int, int]) -> list[str]:
     """What is in the index, when its positions are those of the log."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while PositionFile(f"{services.index}.position", services.cluster.key).positions != ends:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        return [f"the indexer does not come to {ends}"]
     with closing(sqlite3.connect(services.index, timeout=30)) as connection:
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while dict(connection.execute("SELECT partition, position FROM positions")) != ends:
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            return [f"the indexer does not come to {ends}"]
         found = connection.execute("SELECT partition, id, text FROM words ORDER BY partition, id").fetchall()
         night = connection.execute("SELECT partition, id FROM words WHERE text MATCH '\"night 0\"'").fetchall()
     words = [(event.partition, event.id, " ".join(map(str, event.body.values()))) for event in log]
