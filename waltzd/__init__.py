@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from waltzd.client.pending import Outcomes as Outcomes
     from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings
+    from waltzd.client.settings import Tls as Tls
     from waltzd.client.status import ClientStatus as ClientStatus
     from waltzd.client.status import PartitionStatus as PartitionStatus
     from waltzd.client.view import Builder as Builder
@@ -44,7 +45,7 @@ _MODULES = {
     "client.client": ("Client",),
     "client.pending": ("Outcomes",),
     "client.position_file": ("PositionFile",),
-    "client.settings": ("ClientSettings",),
+    "client.settings": ("ClientSettings", "Tls"),
     "client.status": ("ClientStatus", "PartitionStatus"),
     "client.view": (
         "Builder",

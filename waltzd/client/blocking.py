@@ -24,7 +24,7 @@ from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Wait
 from waltzd.client.view import (
@@ -40,7 +40,6 @@ from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Token
 from waltzd.protocol.quorum import EMPTY
-from waltzd.wire.servers import ServerClient
 
 T = TypeVar("T")
 
@@ -107,7 +106,8 @@ class BlockingClient:
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
         threads: int = 32,
     ) -> None:
         """All arguments but the last are those of `Client`. Functions of the view are plain or `async`.
@@ -116,7 +116,7 @@ class BlockingClient:
             threads: How many views may be at work at once, each for another partition.
 
         Raises:
-            BadArgument: As of `Client`, or this process was forked from one that had a client.
+            BadArgument, BadConfig: As of `Client`; or this process was forked from one that had a client.
         """
         self._thread = loop_thread()
         self._threads = threads
@@ -132,6 +132,7 @@ class BlockingClient:
             serializer=serializer,
             partitioner=partitioner,
             settings=settings,
+            tls=tls,
             connect=connect,
         )
         self._client._call = self._call_on_pool
@@ -154,11 +155,11 @@ class BlockingClient:
 
     # -- life
 
-    def open(self) -> None:
+    def open(self, *, timeout: float | None = None) -> None:
         """As `Client.open`."""
         if self._is_shut:
             self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-view"), False
-        self._thread.run(self._client.open())
+        self._thread.run(self._client.open(timeout=timeout))
 
     def close(self) -> None:
         """As `Client.close`. The client may be opened again."""
@@ -206,9 +207,9 @@ class BlockingClient:
         """As `Client.partition_of`."""
         return self._client.partition_of(key)
 
-    def set_partitions(self, partitions: Partitions) -> None:
+    def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """As `Client.set_partitions`."""
-        self._thread.run(self._client.set_partitions(partitions))
+        self._thread.run(self._client.set_partitions(partitions, timeout=timeout))
 
     # -- writing
 
@@ -249,13 +250,21 @@ class BlockingClient:
         header: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Outcome:
         """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
         view was: the view is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
         _check_position(position, locks)
         return self._ask(
-            self._client.append, payload, partition=partition, key=key, header=header, locks=locks, position=position
+            self._client.append,
+            payload,
+            partition=partition,
+            key=key,
+            header=header,
+            locks=locks,
+            position=position,
+            timeout=timeout,
         )
 
     def append_many(
@@ -267,12 +276,20 @@ class BlockingClient:
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Outcomes:
         """As `Client.append_many`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_position(position, [lock for some in each or () for lock in some])
         return self._ask(
-            self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, position=position
+            self._client.append_many,
+            payloads,
+            partition=partition,
+            key=key,
+            headers=headers,
+            locks=each,
+            position=position,
+            timeout=timeout,
         )
 
     def append_group(
@@ -284,6 +301,7 @@ class BlockingClient:
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Outcome:
         """As `Client.append_group`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
@@ -296,6 +314,7 @@ class BlockingClient:
             headers=headers,
             locks=each,
             position=position,
+            timeout=timeout,
         )
 
     # -- waiting
@@ -323,17 +342,17 @@ class BlockingClient:
 
     # -- reading
 
-    def end_position(self, partition: int, *, confirmed: bool = True) -> int:
+    def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
         """As `Client.end_position`."""
-        return self._thread.run(self._client.end_position(partition, confirmed=confirmed))
+        return self._thread.run(self._client.end_position(partition, confirmed=confirmed, timeout=timeout))
 
-    def position_at(self, partition: int, time: datetime | int) -> int:
+    def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
         """As `Client.position_at`."""
-        return self._thread.run(self._client.position_at(partition, time))
+        return self._thread.run(self._client.position_at(partition, time, timeout=timeout))
 
-    def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
+    def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction:
         """As `Client.read`."""
-        return self._thread.run(self._client.read(partition, id, with_locks=with_locks))
+        return self._thread.run(self._client.read(partition, id, with_locks=with_locks, timeout=timeout))
 
     def read_some(
         self,
@@ -344,11 +363,18 @@ class BlockingClient:
         from_time: datetime | int | None = None,
         until_time: datetime | int | None = None,
         with_locks: bool = False,
+        timeout: float | None = None,
     ) -> list[Transaction]:
         """As `Client.read_some`."""
         return self._thread.run(
             self._client.read_some(
-                partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
+                partition,
+                first_id,
+                last_id,
+                from_time=from_time,
+                until_time=until_time,
+                with_locks=with_locks,
+                timeout=timeout,
             )
         )
 

@@ -6,6 +6,7 @@ talks to servers only, never to the coordinator."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -19,9 +20,9 @@ from waltzd.client.partition import Line
 from waltzd.client.pending import Bundle, Group, Outcomes, no_outcomes, request
 from waltzd.client.reading import Reader
 from waltzd.client.routes import Connect, Routes, addresses_of, some
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
-from waltzd.client.submits import Submits, Wait, mark_of
+from waltzd.client.submits import Submits, Wait, deadline_of, mark_of
 from waltzd.client.view import (
     Command,
     Declined,
@@ -37,6 +38,7 @@ from waltzd.client.waiting import Waiting
 from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.locks import Lock, Outcome
+from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
@@ -72,7 +74,8 @@ class Client(Feeding, Waiting):
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """Nothing is connected before `open`.
 
@@ -86,10 +89,12 @@ class Client(Feeding, Waiting):
             partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
                 language, so that all clients agree.
             settings: Deadlines and limits.
-            connect: How a server is reached. `LocalCluster.connect` reaches one in the same process.
+            tls: The certificate of this application, where the cluster wants one; else connections are in plain text.
+            connect: How a server is reached, in the place of `tls`. `LocalCluster.connect` reaches one in the same process.
 
         Raises:
-            BadArgument: An address is no `host:port`, or `feed` and `view` do not fit each other.
+            BadArgument: An address is no `host:port`; `feed` and `view`, or `tls` and `connect`, do not fit each other.
+            BadConfig: The files of `tls` are missing, or do not belong together.
         """
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)
@@ -102,7 +107,11 @@ class Client(Feeding, Waiting):
         self._serializer, self._partitioner = serializer, partitioner
         self._call: Call = call_here
         seconds, introduction = self.settings.call_seconds, self.settings.introduction
-        self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
+        if tls is not None and connect is not None:
+            raise BadArgument("a server is reached either with `tls` or by `connect`")
+        self._routes = Routes(
+            addresses_of(servers), connect or _connect_with(tls), call_seconds=seconds, introduction=introduction
+        )
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._lines: dict[int, Line] = {}
@@ -118,14 +127,17 @@ class Client(Feeding, Waiting):
 
     # -- life
 
-    async def open(self) -> None:
+    async def open(self, *, timeout: float | None = None) -> None:
         """Find the cluster, and begin with the partitions that were asked for.
 
         They become ready by themselves: `open` does not wait for a partition whose owner is away. A client without
         partitions can only read.
 
+        Args:
+            timeout: How many seconds to look for the cluster; `submit_seconds` if it is not given.
+
         Raises:
-            CannotConnect: No server answered within `submit_seconds`, or none gave out a client id.
+            CannotConnect: No server answered in time, or none gave out a client id.
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
             BadArgument: The client is open already, a partition does not exist, or the view's position makes no sense.
@@ -135,7 +147,7 @@ class Client(Feeding, Waiting):
             raise BadArgument("the client is open already")
         self._loop = asyncio.get_running_loop()
         clock = self._loop.time
-        deadline = clock() + self.settings.submit_seconds
+        deadline = clock() + (self.settings.submit_seconds if timeout is None else timeout)
         try:
             await self._routes.open(deadline - clock())
             self._routes.keep_fresh()
@@ -205,7 +217,7 @@ class Client(Feeding, Waiting):
         """The partitions that this client has."""
         return self._active
 
-    async def set_partitions(self, partitions: Partitions) -> None:
+    async def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """Have these partitions and no others.
 
         A partition that goes away finishes what is under way first. For one that comes, the view is asked for its position.
@@ -213,6 +225,7 @@ class Client(Feeding, Waiting):
 
         Args:
             partitions: `"all"`, or numbers.
+            timeout: How many seconds to ask for a client id; `submit_seconds` if it is not given.
 
         Raises:
             BadArgument: A partition does not exist, or the view's position makes no sense.
@@ -220,7 +233,7 @@ class Client(Feeding, Waiting):
             ClientClosed: The client is not open.
             Exception: What the view's `opened` or `position` raises.
         """
-        await self._set_partitions(partitions, self.settings.submit_seconds)
+        await self._set_partitions(partitions, self.settings.submit_seconds if timeout is None else timeout)
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
         self._check_loop()
@@ -335,13 +348,14 @@ class Client(Feeding, Waiting):
                 just opened knows nothing. Those that the view makes itself, and waits for, are not.
             wait: `"applied"`: return when this client's view has the transaction; then `is_applied` of the outcome is True.
                 When it takes longer than `timeout`, the outcome is returned all the same: it is committed.
-            timeout: How many seconds to wait for the view, before and after; `submit_seconds` if it is not given.
+            timeout: How many seconds this call may take in all, with the waiting for the view. Without it, each attempt and
+                each waiting has `submit_seconds`. What was sent by then and has no outcome is `Unknown`.
 
         Returns:
             The outcome of the last attempt, or `Declined` when `build` returned False.
 
         Raises:
-            NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided; or the
+            NotSent: The partition took nothing in time: its owner is away, or too much is undecided; or the
                 view did not become fresh.
             TooLarge: The payload or the number of locks is above the limits of the server.
             BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to
@@ -447,6 +461,7 @@ class Client(Feeding, Waiting):
         header: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
@@ -458,13 +473,15 @@ class Client(Feeding, Waiting):
             locks: See `read_lock`, `write_lock` and `append_lock`.
             position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
                 later transaction marked them. The default is `position(partition)` at the moment of this call.
+            timeout: How many seconds this call may take; `submit_seconds` if it is not given. What was sent by then and has
+                no outcome is `Unknown`, what was not sent is `NotSent`.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
 
         Raises:
             BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
-            NotSent: The partition took nothing for `submit_seconds`.
+            NotSent: The partition took nothing in time.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
@@ -472,7 +489,8 @@ class Client(Feeding, Waiting):
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
         position = mark_of(line, position, locks)
-        return line.send(1, position, request(position, encoded(payload, self._serializer), checked_header(header), locks))
+        made = request(position, encoded(payload, self._serializer), checked_header(header), locks)
+        return line.send(1, position, made, deadline_of(timeout))
 
     def append_many(
         self,
@@ -483,6 +501,7 @@ class Client(Feeding, Waiting):
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, Outcomes]:
         """Append many transactions to one partition, in this order, with one `await` for all of them.
 
@@ -496,13 +515,14 @@ class Client(Feeding, Waiting):
             headers: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
             position: As of `append`, for all of them.
+            timeout: As of `append`.
 
         Returns:
             An awaitable of `Outcomes`: columns with a row for each payload.
 
         Raises:
             BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
-            NotSent: The partition took nothing for `submit_seconds`.
+            NotSent: The partition took nothing in time.
             TooLarge: One payload, or its number of locks, is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
@@ -510,7 +530,7 @@ class Client(Feeding, Waiting):
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             return no_outcomes()
-        return line.send(len(data), position, partial(Bundle, position, data, headers, each))
+        return line.send(len(data), position, partial(Bundle, position, data, headers, each), deadline_of(timeout))
 
     def append_group(
         self,
@@ -521,6 +541,7 @@ class Client(Feeding, Waiting):
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
@@ -533,6 +554,7 @@ class Client(Feeding, Waiting):
             headers: As of `append_many`.
             locks: As of `append_many`.
             position: As of `append_many`.
+            timeout: As of `append`.
 
         Returns:
             An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
@@ -546,7 +568,7 @@ class Client(Feeding, Waiting):
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
-        return line.send(len(data), position, partial(Group, position, data, headers, each))
+        return line.send(len(data), position, partial(Group, position, data, headers, each), deadline_of(timeout))
 
     def _columns(
         self,
@@ -587,3 +609,10 @@ class Client(Feeding, Waiting):
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
         return ClientStatus(self._lines[partition].status() for partition in self._active)
+
+
+def _connect_with(tls: Tls | None) -> Connect:
+    if tls is None:
+        return ServerClient
+    certificate, key, ca = [os.fspath(path) for path in (tls.certificate, tls.key, tls.ca)]
+    return partial(ServerClient, tls=wire_tls.Tls(certificate, key, ca, role=None))

@@ -53,19 +53,21 @@ class Submits:
             raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
         if fresh or wait == "applied":
             line.check_view()
-        seconds = self._settings.submit_seconds if timeout is None else timeout
+        clock = asyncio.get_running_loop().time
+        deadline = deadline_of(timeout)
         self._count += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.under_way[done] = None
         try:
             if fresh or (fresh is None and line.is_cold):
-                await _freshen(line, seconds)
-            outcome = await self._attempt(line, commands, call, later, is_group)
+                await _freshen(line, self._settings.submit_seconds if timeout is None else timeout)
+            outcome = await self._attempt(line, commands, call, later, is_group, deadline)
         finally:
             del self.under_way[done]
             done.set_result(None)
         await self._tell(line, list(enumerate(commands)), call, later, outcome)
         if wait == "applied" and isinstance(outcome, Committed):
+            seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
             try:
                 await line.applied(outcome.ids[-1], seconds)
             except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
@@ -74,14 +76,21 @@ class Submits:
         return outcome
 
     async def _attempt(
-        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
+        self,
+        line: Line,
+        commands: Sequence[Command],
+        call: Call,
+        later: Call,
+        is_group: bool,
+        deadline: float | None,
     ) -> Outcome | Declined:
         """As often as it takes, and as is allowed."""
+        clock = asyncio.get_running_loop().time
         number, attempt = self._count, 0
         while True:
             attempt += 1
-            epoch = await line.ready_epoch()
-            outcome = await self._build_and_send(line, commands, call, later, is_group)
+            epoch = await line.ready_epoch(deadline)
+            outcome = await self._build_and_send(line, commands, call, later, is_group, deadline)
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.LOST:
@@ -89,20 +98,26 @@ class Submits:
                     await tell(line.partition, call, command.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
-            if attempt >= self._settings.attempts_max:
+            if attempt >= self._settings.attempts_max or (deadline is not None and clock() >= deadline):
                 return outcome
             if outcome.reason is not Reason.LOST:
                 try:
-                    await line.seen(outcome.conflict_id, epoch)
+                    await line.seen(outcome.conflict_id, epoch, deadline)
                 except TimeoutError:
                     return outcome
             if attempt > 1:
                 await asyncio.sleep(pause_seconds(attempt - 2, line.mount.client or 0, line.partition, number))
 
     async def _build_and_send(
-        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
+        self,
+        line: Line,
+        commands: Sequence[Command],
+        call: Call,
+        later: Call,
+        is_group: bool,
+        deadline: float | None,
     ) -> Outcome | Declined:
-        await line.enter(len(commands))
+        await line.enter(len(commands), deadline)
         try:
             positions: list[int] = []
             builders: list[Builder] = []
@@ -113,9 +128,10 @@ class Submits:
                 positions.append(mark_of(line, builder.position if line.has_view else None, builder.locks))
                 builders.append(builder)
             if (highest := max(positions)) > line.mount.known:
-                await line.prove(highest)
+                await line.prove(highest, deadline)
             make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
-            waiter: asyncio.Future[Outcome] = line.add(make, partial(self._tell_later, line, commands, later))
+            told = partial(self._tell_later, line, commands, later)
+            waiter: asyncio.Future[Outcome] = line.add(make, told, deadline)
         finally:
             line.leave(len(commands))
         try:
@@ -166,6 +182,15 @@ class Submits:
         for task in list(self._telling):
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """On the clock of the loop; None leaves it to the settings."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout > 0:
+        raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
+    return asyncio.get_running_loop().time() + timeout
 
 
 async def _freshen(line: Line, seconds: float) -> None:

@@ -862,7 +862,7 @@ def test_no_server_at_all_is_said_with_the_addresses() -> None:
 
     async def work() -> None:
         client = Client("s0:1,s1:1", connect=fake.connect, settings=SETTINGS)
-        with pytest.raises(CannotConnect, match=r"20 seconds: no server answers \(s0:1: s0:1 is down; s1:1"):
+        with pytest.raises(CannotConnect, match=r"20 seconds: no server answers \(s0:1 is down; s1:1"):
             await client.open()
         assert fake.open_ports == 0
 
