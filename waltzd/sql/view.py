@@ -257,7 +257,7 @@ class SqlView(Generic[T]):
 
     async def close(self) -> None:
         """Wait for what is under way, and end the threads. The engine stays open: it is the application's."""
-        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self.close_blocking)
 
     async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         loop = asyncio.get_running_loop()
@@ -312,6 +312,10 @@ class SqlView(Generic[T]):
                 if wait.is_late:
                     raise wait.error()
                 time.sleep(wait.pause())
+
+    def close_blocking(self) -> None:
+        """As `close`, for a thread without a loop: after the `BlockingClient` that the view belongs to was closed."""
+        self._threads.shutdown()
 
     def apply_all(self, transactions: Sequence[T]) -> None:
         """Apply transactions of one partition, with consecutive ids. What the view contains already is skipped.
