@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from waltzd import BlockingClient, Client
@@ -51,11 +51,13 @@ class _Marked(ast.NodeTransformer):
 
 
 @contextmanager
-def page(name: str, cluster: Any = None, *, after: str = "") -> Iterator[SimpleNamespace]:
+def page(name: str, cluster: Any = None, *, after: str = "", only: range = range(100)) -> Iterator[ModuleType]:
     """What a page defines. With a `LocalCluster` or a `BlockingCluster`, its clients reach that one.
 
-    At the end every function of the page must have been entered. `after`: the page whose example it goes on with."""
-    names: dict[str, Any] = {"__name__": f"docs.{name}"}
+    At the end every function of the page must have been entered. `after`: the page whose example it goes on with.
+    `only`: of these blocks, where a page has two examples; others are run all the same."""
+    found = ModuleType(f"docs.{name}")
+    names = found.__dict__
     for code in blocks(after) if after else ():
         exec(compile(code, f"{after}.md", "exec", dont_inherit=True), names)
     missing: dict[tuple[int, int, int], str] = {}
@@ -63,13 +65,11 @@ def page(name: str, cluster: Any = None, *, after: str = "") -> Iterator[SimpleN
     for number, code in enumerate(blocks(name)):
         marked = _Marked(number)
         tree = ast.fix_missing_locations(marked.visit(ast.parse(code)))
-        missing |= marked.functions
+        missing |= marked.functions if number in only else {}
         exec(compile(tree, f"{name}.md", "exec", dont_inherit=True), names)
     if cluster is not None:
         for kind in (Client, BlockingClient):
             if kind.__name__ in names:
                 names[kind.__name__] = partial(kind, connect=cluster.connect)
-    found = SimpleNamespace()
-    found.__dict__ = names
     yield found
     assert not missing, f"no test calls {', '.join(missing.values())} of {name}.md"

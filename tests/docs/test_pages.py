@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from tests.docs.page import DOCS, blocks, page
-from waltzd import Committed, Declined, Rejected, Unknown
+from waltzd import BlockingClient, Committed, Declined, Rejected, Unknown
 from waltzd.errors import NotSent
 from waltzd.sql import sqlite
 from waltzd.testing import BlockingCluster, LocalCluster
@@ -95,7 +95,10 @@ def test_idempotency() -> None:
                     *[shown.place(other, others, "ada", "k1", "tea") for _ in range(3)],
                 )
                 assert [answer["goods"] for answer in answers] == ["tea"] * 6
-                assert len(await cluster.log(client.partition_of("ada"))) == 1
+                partition = client.partition_of("ada")
+                assert len(await cluster.log(partition)) == 1
+                assert [await shown.pay(other, "ada", "k3", 5) for _ in range(2)] == [Committed(1)] * 2
+                assert await shown.pay(client, "ada", "k3", 5) == Committed(1)
             silent = SimpleNamespace(submit=lambda command: unknown())
             assert await shown.place(silent, orders, "ada", "k2", "tea") is None
 
@@ -119,7 +122,7 @@ def test_web_service(blocking_waltz_cluster: BlockingCluster, monkeypatch: pytes
             answers = {}
             for outcome in (Rejected(1), Unknown(), NotSent("the owner is away")):  # type: ignore[arg-type]
 
-                async def submit(command: Any, outcome: Any = outcome) -> Any:
+                async def submit(command: Any, *, timeout: float, outcome: Any = outcome) -> Any:
                     if isinstance(outcome, Exception):
                         raise outcome
                     return outcome
@@ -144,12 +147,69 @@ def test_health(blocking_waltz_cluster: BlockingCluster, monkeypatch: pytest.Mon
                 break
         assert ready.json()[0]["lag"] == 0
 
+        async def live() -> None:
+            async with cluster.asyncio_client(view=shown.Count()) as client:
+                await shown.work_while_it_lives(client, asyncio.sleep(0))
+
+        asyncio.run(live())
+
+
+@pytest.mark.waltz(partitions=2)
+def test_read_your_writes(blocking_waltz_cluster: BlockingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second part of the page is tried with a database in test_sql_pages.py."""
+    cluster = blocking_waltz_cluster
+    monkeypatch.setenv("WALTZ_SERVERS", ",".join(cluster.servers))
+    with page("how-to/read-your-writes", cluster, after="how-to/sql-views", only=range(2)) as shown:
+        with TestClient(shown.app) as here:
+            cluster.suspend_feed()
+            written = here.post("/notes?text=hello")
+            seen = {"Waltz-Seen": written.headers["Waltz-Seen"]}
+            assert here.get("/notes", headers=seen).status_code == 503
+            cluster.resume_feed()
+            with TestClient(shown.app) as there:
+                assert there.get("/notes", headers=seen).json() == ["hello"]
+                for nonsense in ("nonsense", "0-999"):
+                    assert there.get("/notes", headers={"Waltz-Seen": nonsense}).status_code == 400
+
+        async def note() -> list[str]:
+            notes = shown.Notes()
+            async with cluster.asyncio_client(view=notes) as client:
+                return await shown.note(client, notes, "again")  # type: ignore[no-any-return]
+
+        assert "again" in asyncio.run(note())
+
 
 def test_one_instance() -> None:
     async def story(cluster: LocalCluster) -> None:
         with page("how-to/one-instance", cluster) as shown:
             async with shown.only_one(cluster.servers) as client:
                 assert isinstance(await client.append(b"hello", partition=0), Committed)
+
+    LocalCluster().run(story)
+
+
+def test_follow_the_log(tmp_path: Path) -> None:
+    added: list[bytes] = []
+
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/follow-the-log", cluster) as shown:
+            async with cluster.client() as client:
+                await client.append_many([b"one", b"two"], partition=0)
+                for expected in (2, 3):
+                    following = asyncio.create_task(
+                        shown.follow(cluster.servers, lambda one: added.append(one.payload), tmp_path / "position")
+                    )
+                    await until(lambda expected=expected, following=following: len(added) >= expected or following.done())
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+                    await client.append(b"three", partition=0)
+                assert set(added) == {b"one", b"two", b"three"}
+                assert await shown.count_since(client, 0) == 4
+            assert await asyncio.to_thread(read, shown, cluster) == ["one", "two", "three", "three"]
+
+    def read(shown: Any, cluster: LocalCluster) -> list[str]:
+        with BlockingClient(cluster.servers, connect=cluster.connect) as client:
+            return shown.lines(client)  # type: ignore[no-any-return]
 
     LocalCluster().run(story)
 

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from tests.docs.page import DOCS, page
 from tests.unit.fake_server import FakeCluster
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.view import Transaction
@@ -32,104 +33,118 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def open_accounts(engine: Engine, table: sa.Table, **row: int) -> None:
-    with engine.begin() as connection:
-        connection.execute(sa.insert(table), [{"number": number, **row} for number in range(4)])
+def fast_view(engine: Engine) -> SqlView[Transaction]:
+    with page(FIRST, only=range(0)) as shown:
+        return shown.fast_view(engine)  # type: ignore[no-any-return]
 
 
 def change(number: int, balance: int) -> bytes:
     return json.dumps({"number": number, "balance": balance}).encode()
 
 
-def test_who_wrote_reads_it_in_another_process(engine: Engine, tmp_path: Path) -> None:
-    names = page()
-    names["tables"].create_all(engine)
-    open_accounts(engine, names["accounts"], balance=0)
+def test_the_first_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
 
     async def story(cluster: LocalCluster) -> None:
-        applying, waiting = (
-            names["with_dead_letters"](engine),
-            names["with_dead_letters"](sqlite(str(tmp_path / "bank.db"))),
-        )
-        headers: dict[str, str] = {}
-        async with cluster.client(view=applying) as client:
-            cluster.suspend_feed()
-            outcome = await names["write"](client, 3, 100, headers)
-            assert headers == {"Waltz-Seen": f"{client.partition_of(3)}-0"}
-            reading = asyncio.create_task(names["read"](waiting, engine, 3, headers))
-            assert await names["read"](waiting, engine, 3, {"Waltz-Seen": "nonsense"}) == 0
-            cluster.resume_feed()
-            assert (outcome, await reading) == (Committed(0), 100)
-            headers = {"Waltz-Seen": headers["Waltz-Seen"] + "000"}
-        for view in (applying, waiting):
+        with page("how-to/sql-views", cluster) as shown:
+            for _ in range(2):
+                await shown.main(cluster.servers)
+            engine = sqlite("bank.db")
+            assert shown.balance_of(engine, 7) == 200
+            view = shown.fast_view(sqlite("fast.db"))
+            async with cluster.client(view=view) as client:
+                await client.caught_up()
             await view.close()
+            assert shown.balance_of(sqlite("fast.db"), 7) == 200
+
+    LocalCluster().run(story)
+    assert capsys.readouterr().out.startswith("Committed(id=0")
+
+
+def test_who_wrote_reads_it_in_another_process(engine: Engine, tmp_path: Path) -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/read-your-writes", after=FIRST, only=range(2, 3)) as shown:
+            applying, waiting = [
+                SqlView(one, shown.apply, name="accounts", tables=shown.tables)
+                for one in (engine, sqlite(str(tmp_path / "bank.db")))
+            ]
+            async with cluster.client(view=applying) as client:
+                cluster.suspend_feed()
+                outcome = await client.append(change(3, 100), key=3)
+                assert isinstance(outcome, Committed)
+                seen = str(outcome.token)
+                reading = asyncio.create_task(shown.balance_since(waiting, engine, 3, seen))
+                assert await shown.balance_since(waiting, engine, 3, "nonsense") == 0
+                cluster.resume_feed()
+                assert await reading == 100
+                assert await shown.balance_since(waiting, engine, 3, f"{seen}9") is None
+            for view in (applying, waiting):
+                await view.close()
 
     LocalCluster(partitions=2).run(story)
 
 
 def test_a_second_view_is_built_beside_the_first_and_compared(engine: Engine) -> None:
-    names = page()
-    for metadata in (names["tables"], names["new_tables"]):
-        metadata.create_all(engine)
-    open_accounts(engine, names["accounts"], balance=0)
-    open_accounts(engine, names["new_accounts"], cents=0)
-
     async def story(cluster: LocalCluster) -> None:
-        old, new = names["fast_view"](engine), names["new_view"](engine)
-        async with cluster.client(view=old) as client:
-            for number in range(4):
-                partition = client.partition_of(number)
-                outcome = await client.append(change(number, 10 + number), partition=partition)
+        with page("how-to/rebuild-a-view", after=FIRST) as shown:
+            old, new = shown.fast_view(engine), shown.new_view(engine)
+            async with cluster.client(view=old) as client:
+                for number in range(4):
+                    outcome = await client.append(change(number, 10 + number), key=number)
+                    assert isinstance(outcome, Committed)
+                    await client.applied(outcome)
+                async with cluster.client(view=new):
+                    await shown.level(old, new)
+                    assert shown.differences(engine) == set()
+                    assert old.read_positions() == new.read_positions()
+                with engine.begin() as connection:
+                    connection.execute(sa.text("UPDATE accounts_2 SET cents = 1 WHERE number = 2"))
+                assert shown.differences(engine) == {(2, 1200), (2, 1)}
+                outcome = await client.append(change(1, 7), partition=0)
                 assert isinstance(outcome, Committed)
-                await old.wait(outcome, partition=partition)
-            async with cluster.client(view=new):
-                await names["level"](old, new)
-                assert names["differences"](engine) == set()
-                assert old.read_positions() == new.read_positions()
-            with engine.begin() as connection:
-                connection.execute(sa.update(names["new_accounts"]).where(sa.text("number = 2")).values(cents=1))
-            assert names["differences"](engine) == {(2, 1200), (2, 1)}
-            outcome = await client.append(change(1, 7), partition=0)
-            await old.wait(outcome, partition=0)
-            assert names["differences"](engine) is None, "the old one is ahead"
-        for view in (old, new):
-            await view.close()
+                await client.applied(outcome)
+                assert shown.differences(engine) is None, "the old one is ahead"
+            for view in (old, new):
+                await view.close()
+            shown.forget(engine, "accounts", shown.tables)
+            assert not sa.inspect(engine).has_table("accounts")
+            assert shown.new_view(engine).read_positions() != {}
+            assert shown.fast_view(engine).read_positions() == {}
 
     LocalCluster(partitions=2).run(story)
 
 
 def test_a_dead_letter_is_revived_once(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    names = page()
-    names["tables"].create_all(engine)
-    open_accounts(engine, names["accounts"], balance=0)
-
     async def story(cluster: LocalCluster) -> None:
-        view = names["with_dead_letters"](engine)
-        async with cluster.client(view=view) as client:
-            await client.append(change(0, 5), partition=0)
-            await client.append(b"hello", partition=0)
-            await client.append(change(1, 6), partition=0)
-            await view.wait(2, partition=0, timeout=60)
-            with engine.connect() as connection:
-                assert connection.execute(sa.text("SELECT id FROM waltz_dead_letters")).all() == [(1,)]
-            names["apply"] = names["revive"].__globals__["apply"] = lambda connection, transaction: connection.execute(
-                sa.update(names["accounts"])
-                .where(names["accounts"].c.number == 0)
-                .values(balance=names["accounts"].c.balance + len(transaction.payload))
-            )
-            for _ in range(2):
-                await names["revive"](client, engine, 0, 1)
-        await view.close()
-        with engine.connect() as connection:
-            assert connection.scalar(sa.text("SELECT balance FROM accounts WHERE number = 0")) == 5 + len(b"hello")
+        with page("how-to/poison", after=FIRST) as shown:
+            totals = shown.CarefulTotals()
+            view = shown.with_dead_letters(engine)
+            async with cluster.client(view=view) as client, cluster.client(view=totals) as other:
+                for payload in (b'{"number": 0, "balance": 5, "amount": 5}', b"hello", b'{"number": 1, "balance": 6}'):
+                    await client.append(payload, partition=0)
+                await view.wait(2, partition=0, timeout=60)
+                await other.caught_up()
+                assert totals.total == 5
+                assert totals.failed(None, OSError()) is not totals.failed(None, ValueError())
+                with engine.connect() as connection:
+                    assert connection.execute(sa.text("SELECT id FROM waltz_dead_letters")).all() == [(1,)]
+                shown.apply = lambda connection, transaction: connection.execute(
+                    sa.text("UPDATE accounts SET balance = balance + 1 WHERE number = 0")
+                )
+                for _ in range(2):
+                    await shown.revive(client, engine, 0, 1)
+            await view.close()
+            assert shown.balance_of(engine, 0) == 6
 
     LocalCluster().run(story)
-    assert "accounts: 1 transactions from 1 of partition 0: applying transaction 1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "accounts: 1 transactions from 1 of partition 0: applying transaction 1" in said
+    assert "left out: transaction 1 of partition 0" in said
 
 
 def test_the_tables_of_the_page_are_those_that_are_made(engine: Engine, tmp_path: Path) -> None:
     by_hand = sqlite(str(tmp_path / "by-hand.db"))
-    (text,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+    (text,) = re.findall(r"```sql\n(.*?)```", (DOCS / f"{FIRST}.md").read_text(encoding="utf-8"), re.DOTALL)
     with by_hand.begin() as connection:
         for statement in text.split(";"):
             if statement.strip():
@@ -153,7 +168,7 @@ def test_the_tables_of_the_page_are_those_that_are_made(engine: Engine, tmp_path
 
 
 def test_a_wait_for_what_was_not_committed_is_refused(engine: Engine) -> None:
-    view = page()["fast_view"](engine)
+    view = fast_view(engine)
     with pytest.raises(BadArgument, match="only what is committed"):
         asyncio.run(view.wait(None, partition=0))
 
@@ -191,14 +206,14 @@ def test_a_view_that_was_filled_from_another_cluster_stops_the_client_at_once(en
     """Seen before: the first ids of the other log were left out without a word."""
 
     async def fill(cluster: LocalCluster) -> None:
-        view = page()["fast_view"](engine)
+        view = fast_view(engine)
         async with cluster.client(view=view) as client:
             await client.append(change(0, 5), partition=0)
             await view.wait(0, partition=0, timeout=60)
         await view.close()
 
     async def come_from_elsewhere(cluster: LocalCluster) -> None:
-        view = page()["fast_view"](engine)
+        view = fast_view(engine)
         with pytest.raises(ForeignCluster, match="'accounts' in this database comes from cluster"):
             async with cluster.client(view=view):
                 raise AssertionError
@@ -209,8 +224,8 @@ def test_a_view_that_was_filled_from_another_cluster_stops_the_client_at_once(en
 
 
 def test_a_blocking_client_keeps_a_view_and_waits_for_it(engine: Engine) -> None:
-    names, fake = page(), FakeCluster(partitions=2)
-    view = names["fast_view"](engine)
+    fake = FakeCluster(partitions=2)
+    view = fast_view(engine)
     with BlockingClient("s0:1", connect=fake.connect, view=view) as client:
         partition = client.partition_of(3)
         outcome = client.append(change(3, 5), partition=partition)
