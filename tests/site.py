@@ -23,11 +23,12 @@ API = {
     "Clients": ("waltzd.Client", "waltzd.BlockingClient", "waltzd.ClientSettings", "waltzd.Serializer"),
     "Transactions": (
         *("waltzd.Transaction", "waltzd.TransactionContext", "waltzd.FeedMode", "waltzd.Handler", "waltzd.Builder"),
-        *("waltzd.Decision", "waltzd.Declined"),
+        "waltzd.Decision",
     ),
     "Locks and outcomes": (
         *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
-        *("waltzd.Outcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
+        *("waltzd.Outcome", "waltzd.AppendOutcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Declined"),
+        *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
     ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
     "Testing": ("waltzd.testing.LocalCluster",),

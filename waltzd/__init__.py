@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from waltzd.client.settings import ClientSettings as ClientSettings
     from waltzd.client.view import Builder as Builder
     from waltzd.client.view import Decision as Decision
-    from waltzd.client.view import Declined as Declined
     from waltzd.client.view import Handler as Handler
     from waltzd.client.view import Serializer as Serializer
     from waltzd.client.view import Transaction as Transaction
     from waltzd.client.view import TransactionContext as TransactionContext
     from waltzd.errors import WaltzError as WaltzError
     from waltzd.protocol.batches import FeedMode as FeedMode
+    from waltzd.protocol.locks import AppendOutcome as AppendOutcome
     from waltzd.protocol.locks import Committed as Committed
+    from waltzd.protocol.locks import Declined as Declined
     from waltzd.protocol.locks import Lock as Lock
     from waltzd.protocol.locks import LoggedLock as LoggedLock
     from waltzd.protocol.locks import Outcome as Outcome
@@ -43,7 +44,6 @@ _MODULES = {
     "client.view": (
         "Builder",
         "Decision",
-        "Declined",
         "Handler",
         "Serializer",
         "Transaction",
@@ -52,7 +52,9 @@ _MODULES = {
     "errors": ("WaltzError",),
     "protocol.batches": ("FeedMode",),
     "protocol.locks": (
+        "AppendOutcome",
         "Committed",
+        "Declined",
         "Lock",
         "LoggedLock",
         "Outcome",

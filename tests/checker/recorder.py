@@ -20,7 +20,6 @@ from waltzd.client.follower import call_here, introduce
 from waltzd.client.view import (
     Builder,
     Decision,
-    Declined,
     Handler,
     Partitioner,
     Transaction,
@@ -29,7 +28,7 @@ from waltzd.client.view import (
 )
 from waltzd.format.checksum import crc32
 from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, LockColumns, Run, heads
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.locks import AppendOutcome, Committed, Declined, Lock, Mode, Outcome, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 
 
@@ -96,10 +95,10 @@ class Recorder:
         recorded = _RecordedHandler(handler, self)
         return _RecordedBatchHandler(handler, self) if hasattr(handler, "apply_batch") else recorded
 
-    async def append(self, client: Any, data: bytes, *, partition: int, header: int = 0) -> Outcome:
+    async def append(self, client: Any, data: bytes, *, partition: int, header: int = 0) -> AppendOutcome:
         """The client's short form, without locks: what it had seen does not matter then."""
         attempt = self.invoked(Builder(EMPTY), partition, data, header, ())
-        outcome: Outcome = await client.append(data, partition=partition, header=header)
+        outcome: AppendOutcome = await client.append(data, partition=partition, header=header)
         self.returned(attempt, outcome)
         return outcome
 
@@ -131,7 +130,7 @@ class Recorder:
         self.writer.invoked(operation)
         return operation
 
-    def returned(self, operation: Operation, outcome: Outcome, number: int = 0) -> None:
+    def returned(self, operation: Operation, outcome: AppendOutcome, number: int = 0) -> None:
         """`number`: of the transaction in its group."""
         operation.returned = self.clock()
         match outcome:
@@ -184,7 +183,7 @@ class _RecordedContext(TransactionContext):
         self._close(rejected)
         return self._inner.on_lock_failure(rejected)
 
-    def on_completion(self, outcome: Outcome | Declined) -> object:
+    def on_completion(self, outcome: Outcome) -> object:
         if not isinstance(outcome, Declined):
             self._close(outcome)
         return self._inner.on_completion(outcome)
@@ -192,7 +191,7 @@ class _RecordedContext(TransactionContext):
     def on_application(self, id: int) -> object:
         return self._inner.on_application(id)
 
-    def _close(self, outcome: Outcome) -> None:
+    def _close(self, outcome: AppendOutcome) -> None:
         attempt, self._open = self._open, None
         if attempt is not None:
             self._recorder.returned(attempt, outcome, self._number)

@@ -16,7 +16,7 @@ from pathlib import Path
 from waltzd import Client, Lock
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
-from waltzd.protocol.locks import Committed, Mode, Outcome, Reason, Rejected
+from waltzd.protocol.locks import AppendOutcome, Committed, Mode, Reason, Rejected
 
 PAYLOAD_BYTES_MAX = 1 << 30
 """Beyond what any record can be; the servers have a limit of their own."""
@@ -28,7 +28,7 @@ _LOCK = re.compile(r"(?P<mode>[a-z]+):(?P<name>.+):(?P<id>-?[0-9]{1,20})", re.DO
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
     partition: int
-    outcome: Outcome
+    outcome: AppendOutcome
     size: int
     """Of all its payloads."""
     client: int

@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from waltzd.client.client import Client, Partitions
 from waltzd.client.follower import call_here
@@ -25,7 +25,7 @@ from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
-    Declined,
+    E,
     Handler,
     Partitioner,
     Serializer,
@@ -35,7 +35,7 @@ from waltzd.client.view import (
 )
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Lock, Mode, Outcome
+from waltzd.protocol.locks import AppendOutcome, Lock, Mode, Outcome
 from waltzd.wire.servers import ServerClient
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def loop_thread() -> _LoopThread:
     return _started
 
 
-class BlockingClient:
+class BlockingClient(Generic[E]):
     """`Client` for applications without an event loop: the same calls, and each blocks until it has its result.
 
     Use it as a context manager. All methods may be called from any thread. The handler runs on threads of the client, for
@@ -97,10 +97,10 @@ class BlockingClient:
         self,
         servers: str | Sequence[str],
         *,
-        handler: Handler | None = None,
+        handler: Handler[E] | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
-        serializer: Serializer | None = None,
+        serializer: Serializer[E] | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
         connect: Connect = ServerClient,
@@ -120,7 +120,7 @@ class BlockingClient:
         self._pool = ThreadPoolExecutor(threads, "waltz-handler")
         self._left_behind: dict[int, Future[Any]] = {}
         """By partition, the call of the handler that still runs although it was cancelled."""
-        self._client = Client(
+        self._client: Client[E] = Client(
             servers,
             handler=handler,
             feed=feed,
@@ -203,12 +203,12 @@ class BlockingClient:
 
     # -- writing
 
-    def submit(self, context: TransactionContext) -> Outcome | Declined:
+    def submit(self, context: TransactionContext[E]) -> Outcome:
         """As `Client.submit`. The context's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
         return caller.serve(self._client.submit_with(caller.call, context))
 
-    def submit_group(self, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
+    def submit_group(self, contexts: Sequence[TransactionContext[E]]) -> Outcome:
         """As `Client.submit_group`. The contexts' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
         return caller.serve(self._client.submit_group_with(caller.call, contexts))
@@ -219,14 +219,14 @@ class BlockingClient:
 
     def append(
         self,
-        data: Any,
+        data: E,
         *,
         partition: int | None = None,
         key: Any = None,
         header: int = 0,
         locks: Iterable[Lock] = (),
         mark: int | None = None,
-    ) -> Outcome:
+    ) -> AppendOutcome:
         """As `Client.append`, but with a READ or WRITE lock `mark` must be given, and must have been read before the view
         was: the handler is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
@@ -235,7 +235,7 @@ class BlockingClient:
 
     def append_many(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
@@ -252,14 +252,14 @@ class BlockingClient:
 
     def append_group(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         mark: int | None = None,
-    ) -> Outcome:
+    ) -> AppendOutcome:
         """As `Client.append_group`; `mark` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_mark(mark, [lock for some in each or () for lock in some])
@@ -288,7 +288,7 @@ class BlockingClient:
         """As `Client.mark_at`."""
         return self._thread.run(self._client.mark_at(partition, time))
 
-    def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
+    def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction[E]:
         """As `Client.read`."""
         return self._thread.run(self._client.read(partition, id, with_locks=with_locks))
 
@@ -301,7 +301,7 @@ class BlockingClient:
         from_time: datetime | int | None = None,
         until_time: datetime | int | None = None,
         with_locks: bool = False,
-    ) -> list[Transaction]:
+    ) -> list[Transaction[E]]:
         """As `Client.read_some`."""
         return self._thread.run(
             self._client.read_some(
@@ -309,7 +309,7 @@ class BlockingClient:
             )
         )
 
-    def data(self, transaction: Transaction) -> bytes:
+    def data(self, transaction: Transaction[Any]) -> bytes:
         """As `Transaction.data`: the payload of a transaction, also of one that was fed as a head."""
         return self._thread.run(transaction.data())
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Generic, Literal, Self, TypeAlias
 
 from waltzd.client.follower import Call, call_here, introduce, tell
 from waltzd.client.mount import Seen
@@ -22,7 +22,7 @@ from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds, s
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
     Builder,
-    Declined,
+    E,
     Handler,
     Partitioner,
     Serializer,
@@ -36,15 +36,17 @@ from waltzd.client.view import (
 )
 from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
+from waltzd.protocol.locks import AppendOutcome, Committed, Declined, Lock, Mode, Outcome, Reason, Rejected
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client:
+class Client(Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
+
+    A `Client[E]` has values of the type E, which its serializer makes payloads of; a plain `Client` has bytes.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
     after a fail-over, and feeds the `handler`, if there is one. All calls belong to the event loop that opened it.
@@ -66,10 +68,10 @@ class Client:
         self,
         servers: str | Sequence[str],
         *,
-        handler: Handler | None = None,
+        handler: Handler[E] | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
-        serializer: Serializer | None = None,
+        serializer: Serializer[E] | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
         connect: Connect = ServerClient,
@@ -288,7 +290,7 @@ class Client:
 
     # -- writing
 
-    async def submit(self, context: TransactionContext) -> Outcome | Declined:
+    async def submit(self, context: TransactionContext[E]) -> Outcome:
         """Append the transaction that a context builds, and build it again where that may help.
 
         `context.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
@@ -311,11 +313,11 @@ class Client:
         """
         return await self.submit_with(self._call, context)
 
-    async def submit_with(self, call: Call, context: TransactionContext) -> Outcome | Declined:
+    async def submit_with(self, call: Call, context: TransactionContext[E]) -> Outcome:
         """As `submit`, with another way to call the context's functions."""
         return await self._submit(call, (context,), is_group=False)
 
-    async def submit_group(self, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
+    async def submit_group(self, contexts: Sequence[TransactionContext[E]]) -> Outcome:
         """Append the transactions of several contexts as one group: all of them are in the log, in a row, or none is.
 
         Every context builds against the view as it is before the group; what the others build is not in it. When a lock of
@@ -338,11 +340,11 @@ class Client:
         """
         return await self.submit_group_with(self._call, contexts)
 
-    async def submit_group_with(self, call: Call, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
+    async def submit_group_with(self, call: Call, contexts: Sequence[TransactionContext[E]]) -> Outcome:
         """As `submit_group`, with another way to call the contexts' functions."""
         return await self._submit(call, tuple(contexts), is_group=True)
 
-    async def _submit(self, call: Call, contexts: Sequence[TransactionContext], *, is_group: bool) -> Outcome | Declined:
+    async def _submit(self, call: Call, contexts: Sequence[TransactionContext[E]], *, is_group: bool) -> Outcome:
         line = self._line(self._partition_of(contexts))
         async with self._counted():
             outcome = await self._attempt(line, contexts, call, is_group)
@@ -352,7 +354,7 @@ class Client:
                 line.announce(outcome.id + number, context.on_application)
         return outcome
 
-    def _partition_of(self, contexts: Sequence[TransactionContext]) -> int:
+    def _partition_of(self, contexts: Sequence[TransactionContext[E]]) -> int:
         count, found = self.partition_count, set()
         for context in contexts:
             partition = context.partition(count)
@@ -361,9 +363,7 @@ class Client:
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
 
-    async def _attempt(
-        self, line: Line, contexts: Sequence[TransactionContext], call: Call, is_group: bool
-    ) -> Outcome | Declined:
+    async def _attempt(self, line: Line, contexts: Sequence[TransactionContext[E]], call: Call, is_group: bool) -> Outcome:
         """As often as it takes, and as is allowed."""
         attempt = 0
         while True:
@@ -388,20 +388,20 @@ class Client:
                 await asyncio.sleep(pause_seconds(attempt - 2, self.client_id, line.partition, self._submit_count))
 
     async def _build_and_send(
-        self, line: Line, contexts: Sequence[TransactionContext], call: Call, is_group: bool
-    ) -> Outcome | Declined:
+        self, line: Line, contexts: Sequence[TransactionContext[E]], call: Call, is_group: bool
+    ) -> Outcome:
         await line.enter(len(contexts))
         try:
             marks: list[int] = []
-            builders: list[Builder] = []
+            builders: list[Builder[E]] = []
             for context in contexts:
-                builder = Builder(line.mark, self._serializer)
+                builder: Builder[E] = Builder(line.mark, self._serializer)
                 if not await call(context.build, builder):
                     return Declined()
                 marks.append(self._checked_mark(line, builder.mark if line.has_view else None, builder.locks))
                 builders.append(builder)
             make = group_of(marks, builders) if is_group else request_of(marks[0], builders[0])
-            waiter: asyncio.Future[Outcome] = line.add(make)
+            waiter: asyncio.Future[AppendOutcome] = line.add(make)
         finally:
             line.leave(len(contexts))
         return await waiter
@@ -419,14 +419,14 @@ class Client:
 
     def append(
         self,
-        data: Any,
+        data: E,
         *,
         partition: int | None = None,
         key: Any = None,
         header: int = 0,
         locks: Iterable[Lock] = (),
         mark: int | None = None,
-    ) -> Coroutine[Any, Any, Outcome]:
+    ) -> Coroutine[Any, Any, AppendOutcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
         Args:
@@ -455,7 +455,7 @@ class Client:
 
     def append_many(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
@@ -493,14 +493,14 @@ class Client:
 
     def append_group(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         mark: int | None = None,
-    ) -> Coroutine[Any, Any, Outcome]:
+    ) -> Coroutine[Any, Any, AppendOutcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
         When the lock of one fails, the group is rejected. The partition has to write format 1.
@@ -529,7 +529,7 @@ class Client:
 
     def _columns(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         partition: int | None,
         key: Any,
         headers: Sequence[int] | None,
@@ -640,7 +640,7 @@ class Client:
         self._check_reading(partition)
         return await self._reader.mark_at(partition, time)
 
-    async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
+    async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction[E]:
         """One committed transaction by its id. Needs no handler and no partitions of one's own.
 
         Args:
@@ -664,7 +664,7 @@ class Client:
         from_time: datetime | int | None = None,
         until_time: datetime | int | None = None,
         with_locks: bool = False,
-    ) -> list[Transaction]:
+    ) -> list[Transaction[E]]:
         """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
 
         At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be
@@ -689,7 +689,7 @@ class Client:
             partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
         )
 
-    async def _fetch(self, transaction: Transaction) -> bytes:
+    async def _fetch(self, transaction: Transaction[Any]) -> bytes:
         return (await self.read(transaction.partition, transaction.id)).payload
 
     # -- for people

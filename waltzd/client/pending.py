@@ -21,7 +21,7 @@ from waltzd.errors import BadFrame, NeedsBatches, TooLarge, WaltzError
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import U8, U64, AppendBatch, Limits
-from waltzd.protocol.locks import Committed, Lock, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 
 LOCK_BYTES = 9
@@ -74,7 +74,7 @@ class Outcomes:
         """How many are in the log."""
         return int(np.count_nonzero(self.reasons == IS_COMMITTED))
 
-    def __getitem__(self, row: int) -> Outcome:
+    def __getitem__(self, row: int) -> AppendOutcome:
         reason = int(self.reasons[row])
         if reason == IS_COMMITTED:
             return Committed(int(self.ids[row]))
@@ -118,7 +118,7 @@ class Request:
     def rest_bytes(self) -> int:
         return self.bytes
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: AppendOutcome) -> None:
         if not self.waiter.done():
             self.waiter.set_result(outcome)
 
@@ -211,7 +211,7 @@ class Bundle:
         if self._undecided == 0 and not self.waiter.done():
             self.waiter.set_result(self._result())
 
-    def _result(self) -> Outcomes | Outcome:
+    def _result(self) -> Outcomes | AppendOutcome:
         return self._outcomes
 
     def refuse(self, error: WaltzError) -> None:
@@ -247,7 +247,7 @@ class Group(Bundle):
         self.place = int(ids[0] - rows[0])
         super().committed(rows, ids)
 
-    def _result(self) -> Outcome:
+    def _result(self) -> AppendOutcome:
         first = self._outcomes[0]
         return Committed(first.id, self.rows) if isinstance(first, Committed) else first
 

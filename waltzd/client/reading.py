@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from datetime import datetime
+from typing import Any
 
 from waltzd.client.mount import Seen
 from waltzd.client.routes import Routes
@@ -17,7 +18,7 @@ READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
 
 
 class Reader:
-    def __init__(self, routes: Routes, serializer: Serializer | None, seen: Seen, *, seconds: float) -> None:
+    def __init__(self, routes: Routes, serializer: Serializer[Any] | None, seen: Seen, *, seconds: float) -> None:
         """`seconds`: how long an owner is asked, through a fail-over."""
         self._routes = routes
         self._serializer = serializer
@@ -42,7 +43,7 @@ class Reader:
         from_time: datetime | int | None,
         until_time: datetime | int | None,
         with_locks: bool,
-    ) -> list[Transaction]:
+    ) -> list[Transaction[Any]]:
         if (first_id is None) == (from_time is None) or (last_id is not None and until_time is not None):
             raise BadArgument(
                 "reading begins with a `first_id` or a `from_time`, and ends with a `last_id` or an `until_time`"

@@ -9,12 +9,11 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import islice, repeat
 from operator import index
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.batch import Flags
@@ -24,31 +23,45 @@ from waltzd.protocol.batches import PROBE_HEADER, HeadFeed
 from waltzd.protocol.locks import Lock, LoggedLock, Mode, Outcome, Rejected
 from waltzd.protocol.quorum import EMPTY
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    E = TypeVar("E", default=bytes)
+    E_co = TypeVar("E_co", covariant=True, default=bytes)
+    E_contra = TypeVar("E_contra", contravariant=True, default=bytes)
+else:  # Python 3.11 and 3.12 know no defaults, and need none
+    from typing import TypeVar
+
+    E, E_co, E_contra = TypeVar("E"), TypeVar("E_co", covariant=True), TypeVar("E_contra", contravariant=True)
+
 HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
 MARK_MAX = (1 << 63) - 1
 EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
-class Serializer(Protocol):
+class Serializer(Protocol[E]):
     """The application's own way between values and payloads: the argument `serializer` of a client.
+
+    `Serializer[E]` is for values of the type E, and makes its client a `Client[E]`: what such a client appends, builds,
+    reads and feeds are values of that type. Without a serializer, values are bytes. `waltzd.serializers` has some.
 
     Example:
         ```python
-        class Json:
-            def encode(self, value):
-                return json.dumps(value).encode()
+        class Text:
+            def encode(self, value: str) -> bytes:
+                return value.encode()
 
-            def decode(self, data):
-                return json.loads(data)
+            def decode(self, data: bytes) -> str:
+                return data.decode()
         ```
     """
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: E) -> bytes:
         """The payload of a value."""
         ...
 
-    def decode(self, data: bytes) -> Any:
-        """The value of a payload."""
+    def decode(self, data: bytes) -> E:
+        """The value of a payload. What it raises is raised by `Transaction.value`."""
         ...
 
 
@@ -70,7 +83,7 @@ def partition_by_hash(key: Any, count: int) -> int:
     return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big") % count
 
 
-def encoded(value: Any, serializer: Serializer | None) -> bytes:
+def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
     """The payload that stands for a value."""
     data = value if serializer is None else serializer.encode(value)
     if isinstance(data, bytes):
@@ -118,8 +131,9 @@ def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
 # -- what comes --------------------------------------------------------------------------------------------------------
 
 
-class Transaction:
-    """One committed transaction, as a handler is given it and as reads return it.
+class Transaction(Generic[E_co]):
+    """One committed transaction, as a handler is given it and as reads return it: `Transaction[E]` has a `value` of the
+    type E.
 
     Example:
         ```python
@@ -164,8 +178,8 @@ class Transaction:
         data_crc: int,
         request: tuple[int, int, int],
         payload: bytes | None,
-        fetch: Callable[[Transaction], Awaitable[bytes]] | None,
-        serializer: Serializer | None,
+        fetch: Callable[[Transaction[Any]], Awaitable[bytes]] | None,
+        serializer: Serializer[Any] | None,
         time_us: int | None = None,
         follows: bool = False,
         locks: tuple[LoggedLock, ...] | None = None,
@@ -203,9 +217,12 @@ class Transaction:
         return self._payload
 
     @property
-    def value(self) -> Any:
-        """The payload as the client's serializer decodes it; the bytes without a serializer. Raises as `payload`."""
-        return self.payload if self._serializer is None else self._serializer.decode(self.payload)
+    def value(self) -> E_co:
+        """The payload as the client's serializer decodes it; the bytes without a serializer. Raises as `payload`, and what
+        the serializer raises."""
+        payload: Any = self.payload
+        value: E_co = payload if self._serializer is None else self._serializer.decode(payload)
+        return value
 
     async def data(self) -> bytes:
         """The bytes, fetched from the owner and checked if they did not come with the feed.
@@ -223,7 +240,7 @@ class Transaction:
         return self._payload
 
 
-def transactions_of(run: Run, partition: int, serializer: Serializer | None) -> list[Transaction]:
+def transactions_of(run: Run, partition: int, serializer: Serializer[Any] | None) -> list[Transaction[Any]]:
     """The records of a run. Payloads are copied: a transaction that is kept must not keep the whole run."""
     raw, ends = bytes(run.data), run.bounds.tolist()
     rows = zip(heads(run).tolist(), ends, ends[1:], _times(run.times), _flags(run.follows), _locks(run.locks), strict=False)
@@ -249,9 +266,9 @@ def transactions_of(run: Run, partition: int, serializer: Serializer | None) -> 
 def transactions_of_heads(
     frame: HeadFeed,
     partition: int,
-    serializer: Serializer | None,
-    fetch: Callable[[Transaction], Awaitable[bytes]],
-) -> list[Transaction]:
+    serializer: Serializer[Any] | None,
+    fetch: Callable[[Transaction[Any]], Awaitable[bytes]],
+) -> list[Transaction[Any]]:
     """The same without payloads; `Transaction.data` fetches them."""
     rows = zip(frame.heads.tolist(), _times(frame.times), _flags(frame.follows), strict=False)
     return [
@@ -312,8 +329,10 @@ class Decision(enum.Enum):
     """Stop this partition in front of it, until `set_partitions` takes it out and in."""
 
 
-class Handler(Protocol):
+class Handler(Protocol[E_contra]):
     """An application's view of the log: the argument `handler` of a client. Each method may be plain or `async`.
+
+    `Handler[E]` takes transactions whose values have the type E.
 
     Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before `mark`
     is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at once, in
@@ -343,7 +362,7 @@ class Handler(Protocol):
         """The id of the last transaction in the view, -1 for an empty one. Asked whenever the partition is activated."""
         ...
 
-    def apply(self, transaction: Transaction) -> object:
+    def apply(self, transaction: Transaction[E_contra]) -> object:
         """Take a transaction into the view, together with its id, which `mark` must return from now on.
 
         Called for one transaction of a partition at a time, in the order of their ids. A handler that wants to take a
@@ -355,18 +374,13 @@ class Handler(Protocol):
 # -- what goes ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Declined:
-    """What `submit` returns when `TransactionContext.build` returned False: there was nothing to do, and nothing was
-    sent."""
-
-
-class Builder:
-    """A transaction in the making: what `TransactionContext.build` fills in (see there). `data` must be set."""
+class Builder(Generic[E_contra]):
+    """A transaction in the making: what `TransactionContext.build` fills in (see there). `data` must be set. `Builder[E]`
+    takes values of the type E."""
 
     __slots__ = ("_data", "_header", "_locks", "_serializer", "mark")
 
-    def __init__(self, mark: int, serializer: Serializer | None = None) -> None:
+    def __init__(self, mark: int, serializer: Serializer[Any] | None = None) -> None:
         self.mark = mark
         """The highest id that the view held when the building began: every checked lock is compared with it."""
         self._header = 0
@@ -400,12 +414,13 @@ class Builder:
         return self._data
 
     @data.setter
-    def data(self, value: Any) -> None:
+    def data(self, value: E_contra) -> None:
         self._data = encoded(value, self._serializer)
 
 
-class TransactionContext(ABC):
-    """One intention of the application, for as many attempts as it takes: the argument of `submit`.
+class TransactionContext(ABC, Generic[E_co]):
+    """One intention of the application, for as many attempts as it takes: the argument of `submit`. What a
+    `TransactionContext[E]` builds are values of the type E.
 
     Each method may be plain or `async`. Only `build` must be there.
 
@@ -432,7 +447,7 @@ class TransactionContext(ABC):
         return None
 
     @abstractmethod
-    def build(self, builder: Builder) -> bool | Awaitable[bool]:
+    def build(self, builder: Builder[E_co]) -> bool | Awaitable[bool]:
         """Look at the view as it is now and set data, header and locks.
 
         Called again for each attempt, so it must change nothing but the builder.
@@ -441,15 +456,15 @@ class TransactionContext(ABC):
             False when there is nothing to do.
         """
 
-    def on_lock_failure(self, rejected: Rejected) -> object:  # noqa: B027  # may be left out
+    def on_lock_failure(self, rejected: Rejected) -> object:  # may be left out
         """A lock failed; unless this was the last attempt, `build` is called again."""
 
-    def on_completion(self, outcome: Outcome | Declined) -> object:  # noqa: B027  # may be left out
+    def on_completion(self, outcome: Outcome) -> object:  # may be left out
         """`submit` is about to return this. Called once, and before `on_application`."""
 
-    def on_application(self, id: int) -> object:  # noqa: B027  # may be left out
+    def on_application(self, id: int) -> object:  # may be left out
         """The handler of this client has applied it."""
 
 
-def is_overridden(context: TransactionContext, name: str) -> bool:
+def is_overridden(context: TransactionContext[Any], name: str) -> bool:
     return getattr(type(context), name) is not getattr(TransactionContext, name)

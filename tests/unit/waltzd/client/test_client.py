@@ -18,7 +18,7 @@ from waltzd.client import reading
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Decision, Declined, Transaction, TransactionContext
+from waltzd.client.view import Builder, Decision, Transaction, TransactionContext
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
@@ -32,7 +32,7 @@ from waltzd.errors import (
     TooLarge,
 )
 from waltzd.protocol.batches import SEQUENCE_MAX, FeedMode
-from waltzd.protocol.locks import Committed, Reason, Rejected, Unknown, append_lock, read_lock, write_lock
+from waltzd.protocol.locks import Committed, Declined, Reason, Rejected, Unknown, append_lock, read_lock, write_lock
 
 
 class View:
@@ -94,7 +94,7 @@ SETTINGS = ClientSettings(submit_seconds=20, call_seconds=2, close_seconds=3)
 
 
 def with_client(
-    test: Callable[[Client, FakeCluster], Awaitable[Any]],
+    test: Callable[[Client[Any], FakeCluster], Awaitable[Any]],
     *,
     cluster: FakeCluster | None = None,
     **options: Any,
@@ -205,12 +205,12 @@ def test_a_serializer_and_a_partitioner_of_the_application() -> None:
         def mark(self, partition: int) -> int:
             return -1
 
-        def apply(self, transaction: Transaction) -> None:
+        def apply(self, transaction: Transaction[int]) -> None:
             self.total += transaction.value
 
     view = Sum()
 
-    async def test(client: Client, fake: FakeCluster) -> None:
+    async def test(client: Client[int], fake: FakeCluster) -> None:
         await client.append(17, key=1)
         await client.append(4, key=2)
         await until(lambda: view.total == 21)
@@ -714,7 +714,7 @@ def test_arguments_are_checked_before_anything_is_sent() -> None:
             with pytest.raises(BadArgument):
                 await client.append(b"x", **options)
         with pytest.raises(BadArgument, match="serializer"):
-            await client.append("text", partition=0)
+            await client.append("text", partition=0)  # type: ignore[arg-type]
         uneven: list[dict[str, Any]] = [{"headers": [1]}, {"locks": [[]]}, {"headers": [1, 1 << 31]}]
         for columns in uneven:
             with pytest.raises(BadArgument):

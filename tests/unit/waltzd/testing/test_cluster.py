@@ -279,7 +279,7 @@ class Recorded:
         submit = client.submit
 
         async def recorded_submit(context: TransactionContext) -> Outcome:
-            return await submit(recorder.context(context))  # type: ignore[return-value]
+            return await submit(recorder.context(context))
 
         client.submit = recorded_submit  # type: ignore[method-assign]
         return client
