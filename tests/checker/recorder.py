@@ -25,6 +25,7 @@ from waltzd.client.view import (
     Transaction,
     TransactionContext,
     partition_by_hash,
+    partition_of,
 )
 from waltzd.format.checksum import crc32
 from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, LockColumns, Run, heads
@@ -155,15 +156,14 @@ class _RecordedContext(TransactionContext):
     def __init__(self, inner: TransactionContext, recorder: Recorder, group: _Group | None = None, number: int = 0) -> None:
         self._group = group
         self._number = number
-        self.key = inner.key
+        self.key, self.locks = inner.key, inner.locks
         self._inner = inner
         self._recorder = recorder
         self._partition = 0
         self._open: Operation | None = None
 
     def partition(self, count: int) -> int | None:
-        chosen = self._inner.partition(count)
-        self._partition = self._recorder.partitioner(self._inner.key, count) if chosen is None else chosen
+        self._partition = partition_of(self._inner, self._recorder.partitioner, count)
         return self._partition
 
     async def build(self, builder: Builder) -> bool:

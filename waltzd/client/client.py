@@ -28,11 +28,14 @@ from waltzd.client.view import (
     Serializer,
     Transaction,
     TransactionContext,
+    builder_of,
     checked_header,
     checked_mark,
     encoded,
     is_overridden,
+    key_of,
     partition_by_hash,
+    partition_of,
 )
 from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
@@ -355,10 +358,7 @@ class Client(Generic[E]):
         return outcome
 
     def _partition_of(self, contexts: Sequence[TransactionContext[E]]) -> int:
-        count, found = self.partition_count, set()
-        for context in contexts:
-            partition = context.partition(count)
-            found.add(self._partitioner(context.key, count) if partition is None else partition)
+        found = {partition_of(context, self._partitioner, self.partition_count) for context in contexts}
         if len(found) != 1:
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
@@ -395,7 +395,7 @@ class Client(Generic[E]):
             marks: list[int] = []
             builders: list[Builder[E]] = []
             for context in contexts:
-                builder: Builder[E] = Builder(line.mark, self._serializer)
+                builder = builder_of(context, line.mark, self._serializer, self.partition_count)
                 if not await call(context.build, builder):
                     return Declined()
                 marks.append(self._checked_mark(line, builder.mark if line.has_view else None, builder.locks))
@@ -432,7 +432,7 @@ class Client(Generic[E]):
         Args:
             data: The payload: bytes, or what the serializer takes.
             partition: Which partition; or give `key`.
-            key: The partitioner makes a partition of it.
+            key: The partitioner makes a partition of it. With neither, the key is the name of the locks; see `Lock` why.
             header: 32 bits with a sign that travel beside the payload.
             locks: See `read_lock`, `write_lock` and `append_lock`.
             mark: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a later
@@ -448,8 +448,8 @@ class Client(Generic[E]):
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
         """
-        line = self._line(self._choose(partition, key))
         locks = tuple(locks)
+        line = self._line(self._choose(partition, key, locks))
         mark = self._checked_mark(line, mark, locks)
         return line.send(1, request(mark, encoded(data, self._serializer), checked_header(header), locks))
 
@@ -471,7 +471,7 @@ class Client(Generic[E]):
         Args:
             payloads: As `data` of `append`, one for each transaction.
             partition: Which partition; or give `key`.
-            key: The partitioner makes a partition of it.
+            key: As of `append`.
             headers: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
             mark: As of `append`, for all of them.
@@ -537,23 +537,24 @@ class Client(Generic[E]):
         mark: int | None,
     ) -> tuple[Line, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
         """The arguments of `append_many`, checked."""
-        line = self._line(self._choose(partition, key))
         for name, column in (("headers", headers), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
-        mark = self._checked_mark(line, mark, [lock for some in each or () for lock in some])
+        flat = [lock for some in each or () for lock in some]
+        line = self._line(self._choose(partition, key, flat))
+        mark = self._checked_mark(line, mark, flat)
         return line, mark, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
     def partition_of(self, key: Any) -> int:
         """The partition in which `append(…, key=key)` writes."""
         return self._partitioner(key, self.partition_count)
 
-    def _choose(self, partition: int | None, key: Any) -> int:
-        if (partition is None) == (key is None):
+    def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> int:
+        if partition is not None and key is not None:
             raise BadArgument("name either the partition or the key of a transaction")
-        return partition if partition is not None else self.partition_of(key)
+        return partition if partition is not None else self.partition_of(key_of(key, locks))
 
     def _checked_mark(self, line: Line, mark: int | None, locks: Sequence[Lock]) -> int:
         if mark is None:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from itertools import islice, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+from uuid import UUID
 
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.batch import Flags
@@ -71,16 +72,37 @@ Partitioner: TypeAlias = Callable[[Any, int], int]
 
 def partition_by_hash(key: Any, count: int) -> int:
     """The default partitioner. Any client in any language must compute the same: the first 8 bytes, big-endian, of BLAKE2b
-    over the key, modulo the number of partitions. Text is taken as UTF-8, an integer as its 8 bytes, big-endian."""
+    over the key, modulo the number of partitions. Text is taken as UTF-8, an integer as its 8 bytes, big-endian, a UUID
+    as the text that it is written as."""
     if isinstance(key, str):
         raw = key.encode()
     elif isinstance(key, int):
         raw = (key & (1 << 64) - 1).to_bytes(8, "big")
     elif isinstance(key, bytes):
         raw = key
+    elif isinstance(key, UUID):
+        raw = str(key).encode()
     else:
-        raise BadArgument(f"a key is text, bytes or an integer, not {type(key).__name__}: give another partitioner")
+        raise BadArgument(
+            f"a key is a text, bytes, an integer or a UUID, not {type(key).__name__}: give another partitioner"
+        )
     return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big") % count
+
+
+def key_of(key: Any, locks: Sequence[Lock]) -> Any:
+    """The key of a transaction that names no partition: its own, or else the name of its locks. So transactions that have
+    a lock in common meet in one partition, where locks hold."""
+    if key is not None:
+        return key
+    names = sorted({lock.name for lock in locks})
+    if not names:
+        raise BadArgument("name the partition of a transaction, its key, or locks: their name is the key then")
+    if len(names) > 1:
+        raise BadArgument(
+            f"locks hold within one partition, and the locks {', '.join(names)} do not say which",
+            next_step="name the partition, or a key that is the same for all transactions with one of these locks",
+        )
+    return names[0]
 
 
 def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
@@ -378,13 +400,21 @@ class Builder(Generic[E_contra]):
     """A transaction in the making: what `TransactionContext.build` fills in (see there). `data` must be set. `Builder[E]`
     takes values of the type E."""
 
-    __slots__ = ("_data", "_header", "_locks", "_serializer", "mark")
+    __slots__ = ("_data", "_header", "_home", "_locks", "_serializer", "mark")
 
-    def __init__(self, mark: int, serializer: Serializer[Any] | None = None) -> None:
+    def __init__(
+        self,
+        mark: int,
+        serializer: Serializer[Any] | None = None,
+        locks: Iterable[Lock] = (),
+        home: str | None = None,
+    ) -> None:
+        """`home`: the only name that its locks may have."""
         self.mark = mark
         """The highest id that the view held when the building began: every checked lock is compared with it."""
         self._header = 0
-        self._locks: tuple[Lock, ...] = ()
+        self._locks = tuple(locks)
+        self._home = home
         self._data: bytes | None = None
         self._serializer = serializer
 
@@ -399,12 +429,18 @@ class Builder(Generic[E_contra]):
 
     @property
     def locks(self) -> tuple[Lock, ...]:
-        """See `read_lock`, `write_lock` and `append_lock`; none if they are not set."""
+        """See `read_lock`, `write_lock` and `append_lock`; if they are not set, those of the context."""
         return self._locks
 
     @locks.setter
     def locks(self, locks: Iterable[Lock]) -> None:
-        self._locks = tuple(locks)
+        found = tuple(locks)
+        if self._home is not None and any(lock.name != self._home for lock in found):
+            raise BadArgument(
+                f"the context chose its partition by its locks' name, {self._home}, and now has locks of another name",
+                next_step="give it a key or a partition, the same for all transactions that have one of these locks",
+            )
+        self._locks = found
 
     @property
     def data(self) -> bytes:
@@ -428,22 +464,25 @@ class TransactionContext(ABC, Generic[E_co]):
         ```python
         class Withdraw(TransactionContext):
             def __init__(self, accounts, name, amount):
-                self.accounts, self.key, self.amount = accounts, name, amount
+                self.accounts, self.name, self.amount = accounts, name, amount
+                self.locks = [write_lock("account", name)]
 
             def build(self, builder):
-                if self.accounts[self.key] < self.amount:
+                if self.accounts[self.name] < self.amount:
                     return False
-                builder.data = b"%d" % self.amount
-                builder.locks = [write_lock(self.key)]
+                builder.data = b"%s %d" % (self.name, self.amount)
                 return True
         ```
     """
 
     key: Any = None
-    """What the client's partitioner makes a partition of."""
+    """What the client's partitioner makes a partition of. Without it that is the name of `locks`."""
+    locks: Sequence[Lock] = ()
+    """The locks of every attempt, unless `build` sets others. **They hold within one partition**, so transactions that
+    have a lock in common need the same key: locks that have the same name give it by themselves."""
 
     def partition(self, count: int) -> int | None:
-        """The partition, given how many there are; None leaves it to the client's partitioner and `key`."""
+        """The partition, given how many there are; None leaves it to the client's partitioner, and `key` or `locks`."""
         return None
 
     @abstractmethod
@@ -464,6 +503,18 @@ class TransactionContext(ABC, Generic[E_co]):
 
     def on_application(self, id: int) -> object:  # may be left out
         """The handler of this client has applied it."""
+
+
+def partition_of(context: TransactionContext[Any], partitioner: Partitioner, count: int) -> int:
+    """Where a context writes."""
+    partition = context.partition(count)
+    return partitioner(key_of(context.key, context.locks), count) if partition is None else partition
+
+
+def builder_of(context: TransactionContext[Any], mark: int, serializer: Serializer[Any] | None, count: int) -> Builder[Any]:
+    """For another attempt. Where the name of its locks chose the partition, no lock with another name can come in."""
+    is_placed = context.key is not None or context.partition(count) is not None
+    return Builder(mark, serializer, context.locks, None if is_placed else key_of(None, context.locks))
 
 
 def is_overridden(context: TransactionContext[Any], name: str) -> bool:
