@@ -30,6 +30,10 @@ API = {
         *("waltzd.Outcome", "waltzd.AppendOutcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Declined"),
         *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
     ),
+    "Serializers": (
+        *("waltzd.serializers.EventType", "waltzd.serializers.Json", "waltzd.serializers.JsonEvents"),
+        *("waltzd.serializers.PydanticEvents", "waltzd.serializers.MsgspecEvents"),
+    ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
     "Testing": ("waltzd.testing.LocalCluster",),
     "Errors": ("waltzd.errors",),

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from waltzd.client.view import Decision, E_contra, Transaction, end_of_part
-from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, NotApplied, ViewBehind, WaltzError
+from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, EventUnknown, NotApplied, ViewBehind, WaltzError
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.quorum import EMPTY
@@ -114,6 +114,7 @@ class SqlView(Generic[E_contra]):
             tries: How often a transaction is tried on which the function fails.
             dead_letters: What comes then. False: the partition stops in front of it (`PartitionParked`). True: the
                 transaction, with its whole group, is written down in the table `waltz_dead_letters`, and the view goes on.
+                Neither comes of an event that a newer program wrote (`EventUnknown`): it is tried until it is known.
             on_poison: `on_poison(poison)` is told of both, on a thread of this view. What it raises is logged.
             accept_rename: The function may have another name than the one that made the view so far.
             batch_max: How many transactions of the log go into one of the database.
@@ -437,6 +438,8 @@ class SqlView(Generic[E_contra]):
 
     def _put_aside(self, group: Part, error: ApplyFailed) -> int:
         """What has failed often enough becomes a dead letter, and the mark goes over it; else it is raised again."""
+        if isinstance(error.__cause__, EventUnknown):  # a newer program knows it, and may be at work beside this one
+            raise error
         partition, first = group[0].partition, group[0].id
         failing = self._failing.get(partition)
         if failing is None or failing.first != first:
