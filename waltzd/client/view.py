@@ -1,8 +1,8 @@
 """What an application sees of the log: transactions that come to it, and transactions that it makes.
 
-A handler keeps a view: it says where it stands, and applies each transaction once, in order (`waltzd.client.follower` hands
-them to it). A context makes a transaction: it looks at the view and says what should be written under which locks. Nothing
-here knows a connection."""
+A view says where it stands, and applies each transaction once, in order (`waltzd.client.follower` hands them to it). A
+command makes a transaction: it looks at the view and says what should be written under which locks. Nothing here knows a
+connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ else:  # Python 3.11 and 3.12 know no defaults, and need none
     E, E_co, E_contra = TypeVar("E"), TypeVar("E_co", covariant=True), TypeVar("E_contra", contravariant=True)
 
 HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
-MARK_MAX = (1 << 63) - 1
+POSITION_MAX = (1 << 63) - 1
 EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
@@ -52,8 +52,8 @@ class Serializer(Protocol[E]):
             def encode(self, value: str) -> bytes:
                 return value.encode()
 
-            def decode(self, data: bytes) -> str:
-                return data.decode()
+            def decode(self, payload: bytes) -> str:
+                return payload.decode()
         ```
     """
 
@@ -61,7 +61,7 @@ class Serializer(Protocol[E]):
         """The payload of a value."""
         ...
 
-    def decode(self, data: bytes) -> E:
+    def decode(self, payload: bytes) -> E:
         """The value of a payload. What it raises is raised by `Transaction.value`."""
         ...
 
@@ -107,12 +107,12 @@ def key_of(key: Any, locks: Sequence[Lock]) -> Any:
 
 def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
     """The payload that stands for a value."""
-    data = value if serializer is None else serializer.encode(value)
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise BadArgument(f"a payload is bytes, not {type(data).__name__}: give the client a serializer")
+    payload = value if serializer is None else serializer.encode(value)
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    raise BadArgument(f"a payload is bytes, not {type(payload).__name__}: give the client a serializer")
 
 
 def checked_header(header: int) -> int:
@@ -121,12 +121,12 @@ def checked_header(header: int) -> int:
     return _checked_integer(header, HEADER_MIN, HEADER_MAX, "a header has 32 bits with a sign; {} does not fit")
 
 
-def checked_mark(mark: int) -> int:
-    return _checked_integer(mark, EMPTY, MARK_MAX, "a mark is -1 or an id, not {}")
+def checked_position(position: int) -> int:
+    return _checked_integer(position, EMPTY, POSITION_MAX, "a position is -1 or an id, not {}")
 
 
 def checked_id(id: int) -> int:
-    return _checked_integer(id, 0, MARK_MAX, "ids start at 0; {} is none")
+    return _checked_integer(id, 0, POSITION_MAX, "ids start at 0; {} is none")
 
 
 def checked_time(time: datetime | int) -> int:
@@ -135,7 +135,9 @@ def checked_time(time: datetime | int) -> int:
         if time.utcoffset() is None:
             raise BadArgument(f"the time {time.isoformat()} has no time zone: `datetime.now(UTC)` is one that has")
         return max(0, (time - EPOCH) // MICROSECOND)
-    return _checked_integer(time, 0, MARK_MAX, "a time is a datetime with a time zone, or microseconds since 1970, not {}")
+    return _checked_integer(
+        time, 0, POSITION_MAX, "a time is a datetime with a time zone, or microseconds since 1970, not {}"
+    )
 
 
 def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
@@ -154,7 +156,7 @@ def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
 
 
 class Transaction(Generic[E_co]):
-    """One committed transaction, as a handler is given it and as reads return it: `Transaction[E]` has a `value` of the
+    """One committed transaction, as a view is given it and as reads return it: `Transaction[E]` has a `value` of the
     type E.
 
     Example:
@@ -168,7 +170,7 @@ class Transaction(Generic[E_co]):
         id: Its place there: 0, 1, 2, … without a gap.
         header: The 32 bits that were appended beside the payload.
         length: Bytes of the payload.
-        data_crc: CRC-32 of the payload.
+        payload_crc: CRC-32 of the payload.
         request: Which client asked for it: (client, generation, sequence), unique in its partition.
         time_us: When its owner took it, in microseconds since 1970; `time` is the same. It never falls within a partition.
             None for one that was written in format 0.
@@ -180,13 +182,13 @@ class Transaction(Generic[E_co]):
         "_fetch",
         "_payload",
         "_serializer",
-        "data_crc",
         "follows",
         "header",
         "id",
         "length",
         "locks",
         "partition",
+        "payload_crc",
         "request",
         "time_us",
     )
@@ -197,7 +199,7 @@ class Transaction(Generic[E_co]):
         id: int,
         header: int,
         length: int,
-        data_crc: int,
+        payload_crc: int,
         request: tuple[int, int, int],
         payload: bytes | None,
         fetch: Callable[[Transaction[Any]], Awaitable[bytes]] | None,
@@ -210,7 +212,7 @@ class Transaction(Generic[E_co]):
         self.id = id
         self.header = header
         self.length = length
-        self.data_crc = data_crc
+        self.payload_crc = payload_crc
         self.request = request
         self.time_us = time_us
         self.follows = follows
@@ -232,10 +234,10 @@ class Transaction(Generic[E_co]):
         """The bytes.
 
         Raises:
-            BadArgument: It was fed as a head (`FeedMode.HEADS`), and `data` was not awaited yet.
+            BadArgument: It was fed as a head (`FeedMode.HEADS`), and `fetch` was not awaited yet.
         """
         if self._payload is None:
-            raise BadArgument(f"the payload of {self!r} was not fed (FeedMode.HEADS): use `await transaction.data()`")
+            raise BadArgument(f"the payload of {self!r} was not fed (FeedMode.HEADS): use `await transaction.fetch()`")
         return self._payload
 
     @property
@@ -246,7 +248,7 @@ class Transaction(Generic[E_co]):
         value: E_co = payload if self._serializer is None else self._serializer.decode(payload)
         return value
 
-    async def data(self) -> bytes:
+    async def fetch(self) -> bytes:
         """The bytes, fetched from the owner and checked if they did not come with the feed.
 
         Raises:
@@ -255,10 +257,10 @@ class Transaction(Generic[E_co]):
         """
         if self._payload is None:
             assert self._fetch is not None
-            data = await self._fetch(self)
-            if len(data) != self.length or crc32(data) != self.data_crc:
+            payload = await self._fetch(self)
+            if len(payload) != self.length or crc32(payload) != self.payload_crc:
                 raise BadFrame(f"the payload of {self!r} is not the one that its head speaks of")
-            self._payload = data
+            self._payload = payload
         return self._payload
 
 
@@ -291,7 +293,7 @@ def transactions_of_heads(
     serializer: Serializer[Any] | None,
     fetch: Callable[[Transaction[Any]], Awaitable[bytes]],
 ) -> list[Transaction[Any]]:
-    """The same without payloads; `Transaction.data` fetches them."""
+    """The same without payloads; `Transaction.fetch` fetches them."""
     rows = zip(frame.heads.tolist(), _times(frame.times), _flags(frame.follows), strict=False)
     return [
         Transaction(
@@ -334,9 +336,9 @@ def end_of_part(transactions: Sequence[Grouped], start: int, most: int) -> int:
 
 
 class Decision(enum.Enum):
-    """What to do with a transaction that the handler could not apply: the answer of `failed`.
+    """What to do with a transaction that the view could not apply: the answer of `failed`.
 
-    It cannot be left out: a handler that wants to ignore a transaction returns from `apply`.
+    It cannot be left out: a view that wants to ignore a transaction returns from `apply`.
 
     Example:
         ```python
@@ -351,43 +353,43 @@ class Decision(enum.Enum):
     """Stop this partition in front of it, until `set_partitions` takes it out and in."""
 
 
-class Handler(Protocol[E_contra]):
-    """An application's view of the log: the argument `handler` of a client. Each method may be plain or `async`.
+class View(Protocol[E_contra]):
+    """What an application makes of the log: the argument `view` of a client. Each method may be plain or `async`.
 
-    `Handler[E]` takes transactions whose values have the type E.
+    `View[E]` takes transactions whose values have the type E.
 
-    Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before `mark`
-    is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at once, in
-    order, and a group always whole; when it fails, `mark` is asked how far it came. `failed(transaction, error)` returns
-    a `Decision` each time that `apply` failed; without it the answer is `RETRY`.
+    Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before
+    `position` is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at
+    once, in order, and a group always whole; when it fails, `position` is asked how far it came.
+    `failed(transaction, error)` returns a `Decision` each time that `apply` failed; without it the answer is `RETRY`.
 
     Probes that operators write (`waltzctl health`) are not handed on, so an id may be missing between two transactions. A
-    handler whose attribute `takes_probes` is true is given them, too: it must pass those with the header
+    view whose attribute `takes_probes` is true is given them, too: it must pass those with the header
     `waltzd.protocol.batches.PROBE_HEADER`.
 
     Example:
         ```python
         class Counter:
             def __init__(self):
-                self.marks, self.count = {}, 0
+                self.positions, self.count = {}, 0
 
-            def mark(self, partition):
-                return self.marks.get(partition, -1)
+            def position(self, partition):
+                return self.positions.get(partition, -1)
 
             def apply(self, transaction):
                 self.count += 1
-                self.marks[transaction.partition] = transaction.id
+                self.positions[transaction.partition] = transaction.id
         ```
     """
 
-    def mark(self, partition: int) -> int | Awaitable[int]:
+    def position(self, partition: int) -> int | Awaitable[int]:
         """The id of the last transaction in the view, -1 for an empty one. Asked whenever the partition is activated."""
         ...
 
     def apply(self, transaction: Transaction[E_contra]) -> object:
-        """Take a transaction into the view, together with its id, which `mark` must return from now on.
+        """Take a transaction into the view, together with its id, which `position` must return from now on.
 
-        Called for one transaction of a partition at a time, in the order of their ids. A handler that wants to take a
+        Called for one transaction of a partition at a time, in the order of their ids. A view that wants to take a
         group together has `apply_batch`.
         """
         ...
@@ -397,25 +399,25 @@ class Handler(Protocol[E_contra]):
 
 
 class Builder(Generic[E_contra]):
-    """A transaction in the making: what `TransactionContext.build` fills in (see there). `data` must be set. `Builder[E]`
+    """A transaction in the making: what `Command.build` fills in (see there). `payload` must be set. `Builder[E]`
     takes values of the type E."""
 
-    __slots__ = ("_data", "_header", "_home", "_locks", "_serializer", "mark")
+    __slots__ = ("_header", "_home", "_locks", "_payload", "_serializer", "position")
 
     def __init__(
         self,
-        mark: int,
+        position: int,
         serializer: Serializer[Any] | None = None,
         locks: Iterable[Lock] = (),
         home: str | None = None,
     ) -> None:
         """`home`: the only name that its locks may have."""
-        self.mark = mark
+        self.position = position
         """The highest id that the view held when the building began: every checked lock is compared with it."""
         self._header = 0
         self._locks = tuple(locks)
         self._home = home
-        self._data: bytes | None = None
+        self._payload: bytes | None = None
         self._serializer = serializer
 
     @property
@@ -429,7 +431,7 @@ class Builder(Generic[E_contra]):
 
     @property
     def locks(self) -> tuple[Lock, ...]:
-        """See `read_lock`, `write_lock` and `append_lock`; if they are not set, those of the context."""
+        """See `read_lock`, `write_lock` and `append_lock`; if they are not set, those of the command."""
         return self._locks
 
     @locks.setter
@@ -437,32 +439,32 @@ class Builder(Generic[E_contra]):
         found = tuple(locks)
         if self._home is not None and any(lock.name != self._home for lock in found):
             raise BadArgument(
-                f"the context chose its partition by its locks' name, {self._home}, and now has locks of another name",
+                f"the command chose its partition by its locks' name, {self._home}, and now has locks of another name",
                 next_step="give it a key or a partition, the same for all transactions that have one of these locks",
             )
         self._locks = found
 
     @property
-    def data(self) -> bytes:
+    def payload(self) -> bytes:
         """The payload. Set it to bytes, or to what the client's serializer takes."""
-        if self._data is None:
-            raise BadArgument("the context returned True and gave the transaction no data: set builder.data")
-        return self._data
+        if self._payload is None:
+            raise BadArgument("the command returned True and gave the transaction no payload: set builder.payload")
+        return self._payload
 
-    @data.setter
-    def data(self, value: E_contra) -> None:
-        self._data = encoded(value, self._serializer)
+    @payload.setter
+    def payload(self, value: E_contra) -> None:
+        self._payload = encoded(value, self._serializer)
 
 
-class TransactionContext(ABC, Generic[E_co]):
+class Command(ABC, Generic[E_co]):
     """One intention of the application, for as many attempts as it takes: the argument of `submit`. What a
-    `TransactionContext[E]` builds are values of the type E.
+    `Command[E]` builds are values of the type E.
 
     Each method may be plain or `async`. Only `build` must be there.
 
     Example:
         ```python
-        class Withdraw(TransactionContext):
+        class Withdraw(Command):
             def __init__(self, accounts, name, amount):
                 self.accounts, self.name, self.amount = accounts, name, amount
                 self.locks = [write_lock("account", name)]
@@ -470,7 +472,7 @@ class TransactionContext(ABC, Generic[E_co]):
             def build(self, builder):
                 if self.accounts[self.name] < self.amount:
                     return False
-                builder.data = b"%s %d" % (self.name, self.amount)
+                builder.payload = b"%s %d" % (self.name, self.amount)
                 return True
         ```
     """
@@ -487,7 +489,7 @@ class TransactionContext(ABC, Generic[E_co]):
 
     @abstractmethod
     def build(self, builder: Builder[E_co]) -> bool | Awaitable[bool]:
-        """Look at the view as it is now and set data, header and locks.
+        """Look at the view as it is now and set payload, header and locks.
 
         Called again for each attempt, so it must change nothing but the builder.
 
@@ -502,20 +504,20 @@ class TransactionContext(ABC, Generic[E_co]):
         """`submit` is about to return this. Called once, and before `on_application`."""
 
     def on_application(self, id: int) -> object:  # may be left out
-        """The handler of this client has applied it."""
+        """The view of this client has applied it."""
 
 
-def partition_of(context: TransactionContext[Any], partitioner: Partitioner, count: int) -> int:
-    """Where a context writes."""
-    partition = context.partition(count)
-    return partitioner(key_of(context.key, context.locks), count) if partition is None else partition
+def partition_of(command: Command[Any], partitioner: Partitioner, count: int) -> int:
+    """Where a command writes."""
+    partition = command.partition(count)
+    return partitioner(key_of(command.key, command.locks), count) if partition is None else partition
 
 
-def builder_of(context: TransactionContext[Any], mark: int, serializer: Serializer[Any] | None, count: int) -> Builder[Any]:
+def builder_of(command: Command[Any], position: int, serializer: Serializer[Any] | None, count: int) -> Builder[Any]:
     """For another attempt. Where the name of its locks chose the partition, no lock with another name can come in."""
-    is_placed = context.key is not None or context.partition(count) is not None
-    return Builder(mark, serializer, context.locks, None if is_placed else key_of(None, context.locks))
+    is_placed = command.key is not None or command.partition(count) is not None
+    return Builder(position, serializer, command.locks, None if is_placed else key_of(None, command.locks))
 
 
-def is_overridden(context: TransactionContext[Any], name: str) -> bool:
-    return getattr(type(context), name) is not getattr(TransactionContext, name)
+def is_overridden(command: Command[Any], name: str) -> bool:
+    return getattr(type(command), name) is not getattr(Command, name)

@@ -213,8 +213,8 @@ def test_a_view_waits_for_the_program_that_knows_an_event_and_puts_aside_what_no
     options: dict[str, Any] = {"tables": metadata, "tries": 2, "dead_letters": True, "on_poison": told.append}
     older, newer = SqlView(engine, apply, **options), SqlView(engine, apply, **options)
     for view in (older, newer):
-        view.prepare(UUID(int=1))
-        view.read_mark(0)
+        asyncio.run(view.opened(UUID(int=1)))
+        view.read_position(0)
 
     def feed(view: SqlView[Any], id: int, payload: bytes, version: int) -> Decision | None:
         transaction = fed(id, payload, plain(version))
@@ -231,7 +231,7 @@ def test_a_view_waits_for_the_program_that_knows_an_event_and_puts_aside_what_no
     assert told == []
     assert [feed(older, 1, b"nonsense", 2) for _ in range(2)] == [Decision.RETRY, None]
     assert [type(poison.error.__cause__) for poison in told] == [EventUnreadable]
-    assert older.read_mark(0) == 1
+    assert older.read_position(0) == 1
     engine.dispose()
 
 
