@@ -56,14 +56,14 @@ class Json(Generic[V]):
         """
         return _json(value)
 
-    def decode(self, data: bytes) -> V:
+    def decode(self, payload: bytes) -> V:
         """The value of a payload.
 
         Raises:
             EventUnreadable: It is no JSON.
         """
         try:
-            value: V = json.loads(data)
+            value: V = json.loads(payload)
         except ValueError as error:
             raise EventUnreadable(f"this payload is no JSON: {error}") from error
         return value
@@ -138,7 +138,7 @@ class _Events(ABC, Generic[E]):
             raise BadArgument(f"{type(value).__name__} is none of the event types of this serializer: {known}")
         return self._payload(kind, value)
 
-    def decode(self, data: bytes) -> E:
+    def decode(self, payload: bytes) -> E:
         """The event of a payload, in the version of today.
 
         Raises:
@@ -147,7 +147,7 @@ class _Events(ABC, Generic[E]):
             Exception: What a function of `upcasts` raises.
         """
         try:
-            name, version, content = self._open(data)
+            name, version, content = self._open(payload)
         except self._unreadable as error:
             raise EventUnreadable(f"this payload is no event: {_first_line(error)}") from error
         kind = self._by_name.get(name)
@@ -166,7 +166,7 @@ class _Events(ABC, Generic[E]):
     def _payload(self, kind: EventType[E], value: E) -> bytes: ...
 
     @abstractmethod
-    def _open(self, data: bytes) -> tuple[str, int, Any]:
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
         """Type, version and data of an envelope."""
 
     @abstractmethod
@@ -203,8 +203,8 @@ class JsonEvents(_Events[E]):
             raise BadArgument(f"a {type(value).__name__} cannot be written: {wrong}")
         return _json({"type": kind.name, "version": kind.version, "data": found})
 
-    def _open(self, data: bytes) -> tuple[str, int, Any]:
-        return _envelope(json.loads(data))
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
+        return _envelope(json.loads(payload))
 
     def _event(self, kind: EventType[E], version: int, content: Any) -> E:
         found = _upcast(kind, version, content)
@@ -254,8 +254,8 @@ class PydanticEvents(_Events[E]):
         body = self._adapters[kind.name].dump_json(value, by_alias=True)
         return b'{"type":%s,"version":%d,"data":%s}' % (_json(kind.name), kind.version, body)
 
-    def _open(self, data: bytes) -> tuple[str, int, Any]:
-        return _envelope(json.loads(data))
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
+        return _envelope(json.loads(payload))
 
     def _event(self, kind: EventType[E], version: int, content: Any) -> E:
         # As JSON again: a strict model takes a text for a date from JSON, and not from Python.
@@ -305,8 +305,8 @@ class MsgspecEvents(_Events[E]):
     def _payload(self, kind: EventType[E], value: E) -> bytes:
         return self._encode({"type": kind.name, "version": kind.version, "data": value})
 
-    def _open(self, data: bytes) -> tuple[str, int, Any]:
-        found = self._envelope.decode(data)
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
+        found = self._envelope.decode(payload)
         return _envelope({"type": found.type, "version": found.version, "data": found.data})
 
     def _event(self, kind: EventType[E], version: int, content: Any) -> E:

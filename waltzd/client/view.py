@@ -57,11 +57,11 @@ class Serializer(Protocol[E]):
         ```
     """
 
-    def encode(self, value: E) -> bytes:
+    def encode(self, value: E, /) -> bytes:
         """The payload of a value."""
         ...
 
-    def decode(self, payload: bytes) -> E:
+    def decode(self, payload: bytes, /) -> E:
         """The value of a payload. What it raises is raised by `Transaction.value`."""
         ...
 
@@ -382,11 +382,11 @@ class View(Protocol[E_contra]):
         ```
     """
 
-    def position(self, partition: int) -> int | Awaitable[int]:
+    def position(self, partition: int, /) -> int | Awaitable[int]:
         """The id of the last transaction in the view, -1 for an empty one. Asked whenever the partition is activated."""
         ...
 
-    def apply(self, transaction: Transaction[E_contra]) -> object:
+    def apply(self, transaction: Transaction[E_contra], /) -> object:
         """Take a transaction into the view, together with its id, which `position` must return from now on.
 
         Called for one transaction of a partition at a time, in the order of their ids. A view that wants to take a
