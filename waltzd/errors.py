@@ -80,7 +80,9 @@ class WaltzError(Exception):
     status: ClassVar[str] = "INTERNAL"
     """Of gRPC, for tools that know nothing of codes."""
     not_done: ClassVar[str] = ""
+    """What was not done, where an error says nothing else of it."""
     next_step: ClassVar[str] = ""
+    """What to do, likewise."""
 
     def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
         super().__init__(message)

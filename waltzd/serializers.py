@@ -91,9 +91,13 @@ class EventType(Generic[E_co]):
     """
 
     cls: type[E_co]
+    """The class of the program of today."""
     name: str
+    """By which the log knows it, for ever."""
     version: int = 1
+    """In which it is written from now on."""
     upcasts: Mapping[int, Upcast] = dataclasses.field(default_factory=dict)
+    """For each version before, what makes the next one of its data."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.cls, type):

@@ -54,8 +54,11 @@ class Lock:
     """
 
     name: str
+    """What stays together in one partition. Up to its first dot it is the namespace that a policy speaks of."""
     id: LockId = 0
+    """Which thing of that name: an integer, a text or a UUID."""
     mode: Mode = Mode.WRITE
+    """Whether it is checked, marked, or both."""
 
     def __post_init__(self) -> None:
         if type(self.mode) is not Mode:
@@ -74,6 +77,7 @@ class LoggedLock(NamedTuple):
     hash: int
     """The 64 bits of `Lock.hash`."""
     mode: Mode
+    """Whether it was checked, marked, or both."""
 
 
 def read_lock(name: str, id: LockId = 0) -> Lock:
@@ -163,6 +167,7 @@ class Committed:
     """
 
     id: int
+    """Its place in its partition; of a group, that of the first one."""
     count: int = 1
     """Of how many transactions: 1, or all those of a group."""
 
@@ -177,6 +182,7 @@ class Rejected:
     """The outcome of a transaction, or a group, that is not in the log and never will be."""
 
     reason: Reason
+    """Why."""
     conflict_id: int = -1
     """The view must hold this id before another attempt can succeed."""
     lock: int | None = None

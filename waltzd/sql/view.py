@@ -54,6 +54,7 @@ class Poison:
     view: str
     """The name of the view."""
     partition: int
+    """The partition that holds it."""
     id: int
     """Of the first one."""
     count: int
