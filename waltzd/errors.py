@@ -636,7 +636,7 @@ class EventUnreadable(WaltzError):
     the envelope of `type`, `version` and `data`, or its data does not fit its type. Another program wrote it, or the class
     of the event was changed without a new version."""
 
-    code = "W2087"
+    code = "W2089"
     not_done = "nothing was made of this payload"
     next_step = "give the event type a new version, and a function that brings older data up to it"
 

@@ -64,7 +64,7 @@ class Json(Generic[V]):
         """
         try:
             value: V = json.loads(payload)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EventUnreadable(f"this payload is no JSON: {error}") from error
         return value
 
@@ -117,7 +117,7 @@ class EventType(Generic[E_co]):
 class _Events(ABC, Generic[E]):
     """What the serializers of events share: the envelope is theirs, the form is that of a subclass."""
 
-    _unreadable: tuple[type[Exception], ...] = (ValueError,)
+    _unreadable: tuple[type[Exception], ...] = (ValueError, RecursionError)
     """What means that a payload cannot be read."""
 
     def __init__(self, *types: EventType[E]) -> None:
@@ -297,7 +297,7 @@ class MsgspecEvents(_Events[E]):
         if form not in self._forms:
             raise BadArgument(f"the form of events is one of {', '.join(self._forms)}, not {form!r}")
         super().__init__(*types)
-        self._unreadable = (spec.MsgspecError, ValueError)
+        self._unreadable = (spec.MsgspecError, ValueError, RecursionError)
         self._convert: Callable[[Any, type[E]], E] = spec.convert
         module = getattr(spec, form)
         self._encode: Callable[[Any], bytes] = module.encode

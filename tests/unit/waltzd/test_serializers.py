@@ -138,7 +138,16 @@ def test_what_a_newer_program_wrote_is_told_apart_from_what_is_broken(form: str)
         events.decode(written(form, "withdrawn", 1, {}))
     with pytest.raises(EventUnknown):
         make(2).decode(events.encode(event))
-    for payload in (b"", b"hello", b"\xff", b"[1]", b'{"type": "deposited"}', b"7", events.encode(event)[:-1]):
+    for payload in (
+        b"",
+        b"hello",
+        b"\xff",
+        b"[1]",
+        b'{"type": "deposited"}',
+        b"7",
+        b"[" * 100_000,
+        events.encode(event)[:-1],
+    ):
         with pytest.raises(EventUnreadable):
             events.decode(payload)
     for version, data in ((0, {}), ("1", {}), (True, {}), (3, {}), (3, []), (1, None), (3, {"account": 7, "amount": "7"})):
