@@ -20,15 +20,16 @@ PAGES = {"README.md": "index.md", "ARCHITECTURE.md": "architecture.md", "CHANGEL
 MENU = "documentation.md"
 
 API = {
-    "Clients": ("waltzd.Client", "waltzd.BlockingClient", "waltzd.ClientSettings", "waltzd.Serializer"),
+    "Clients": ("waltzd.Client", "waltzd.BlockingClient", "waltzd.ClientSettings", "waltzd.Tls", "waltzd.ClientStatus",
+        "waltzd.PartitionStatus", "waltzd.Serializer"),
     "Transactions": (
         *("waltzd.Transaction", "waltzd.Command", "waltzd.FeedMode", "waltzd.View", "waltzd.Builder"),
-        "waltzd.Decision",
+        "waltzd.Decision", "waltzd.PositionFile",
     ),
     "Locks and outcomes": (
         *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
         *("waltzd.Outcome", "waltzd.AppendOutcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Declined"),
-        *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
+        *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes", "waltzd.Token"),
     ),
     "Serializers": (
         *("waltzd.serializers.EventType", "waltzd.serializers.Json", "waltzd.serializers.JsonEvents"),

@@ -115,7 +115,7 @@ async def story(client: Client[Event], view: SqlView[Event], engine: sa.Engine) 
     paid = await client.append(Deposited("alice", 500), locks=[append_lock("account", "alice")])
     assert isinstance(paid, Committed)
     home = client.partition_of("account")
-    await view.wait(paid, partition=home)
+    await view.wait(paid)
     said = [told(await client.submit(Withdraw(engine, "alice", cents, "rent"))) for cents in (300, 300)]
     events = [(await client.read(home, id)).value for id in (0, 1)]
     return said + [f"{type(event).__name__}: {event.cents}" for event in events]

@@ -9,21 +9,24 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+from uuid import UUID
 
 from waltzd.client.client import Client, Partitions
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
-from waltzd.client.partition import PartitionStatus
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
+from waltzd.client.status import ClientStatus
+from waltzd.client.submits import Wait
 from waltzd.client.view import (
     Command,
     E,
@@ -35,8 +38,8 @@ from waltzd.client.view import (
 )
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import AppendOutcome, Lock, Mode, Outcome
-from waltzd.wire.servers import ServerClient
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Mode, Outcome, Token
+from waltzd.protocol.quorum import EMPTY
 
 T = TypeVar("T")
 
@@ -103,7 +106,8 @@ class BlockingClient(Generic[E]):
         serializer: Serializer[E] | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
         threads: int = 32,
     ) -> None:
         """All arguments but the last are those of `Client`. Functions of the view are plain or `async`.
@@ -112,7 +116,7 @@ class BlockingClient(Generic[E]):
             threads: How many views may be at work at once, each for another partition.
 
         Raises:
-            BadArgument: As of `Client`, or this process was forked from one that had a client.
+            BadArgument, BadConfig: As of `Client`; or this process was forked from one that had a client.
         """
         self._thread = loop_thread()
         self._threads = threads
@@ -128,6 +132,7 @@ class BlockingClient(Generic[E]):
             serializer=serializer,
             partitioner=partitioner,
             settings=settings,
+            tls=tls,
             connect=connect,
         )
         self._client._call = self._call_on_pool
@@ -139,7 +144,7 @@ class BlockingClient(Generic[E]):
             await asyncio.gather(asyncio.wrap_future(left), return_exceptions=True)
             if self._left_behind.get(partition) is left:
                 del self._left_behind[partition]
-        running = self._pool.submit(_called, function, *arguments)
+        running = self._pool.submit(copy_context().run, _called, function, *arguments)
         try:
             result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -150,11 +155,11 @@ class BlockingClient(Generic[E]):
 
     # -- life
 
-    def open(self) -> None:
+    def open(self, *, timeout: float | None = None) -> None:
         """As `Client.open`."""
         if self._is_shut:
             self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-view"), False
-        self._thread.run(self._client.open())
+        self._thread.run(self._client.open(timeout=timeout))
 
     def close(self) -> None:
         """As `Client.close`. The client may be opened again."""
@@ -184,6 +189,11 @@ class BlockingClient(Generic[E]):
         return self._client.cluster
 
     @property
+    def cluster_key(self) -> UUID:
+        """The key of the cluster, which no other cluster has."""
+        return self._client.cluster_key
+
+    @property
     def partition_count(self) -> int:
         """How many partitions the cluster has."""
         return self._client.partition_count
@@ -197,21 +207,35 @@ class BlockingClient(Generic[E]):
         """As `Client.partition_of`."""
         return self._client.partition_of(key)
 
-    def set_partitions(self, partitions: Partitions) -> None:
+    def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """As `Client.set_partitions`."""
-        self._thread.run(self._client.set_partitions(partitions))
+        self._thread.run(self._client.set_partitions(partitions, timeout=timeout))
 
     # -- writing
 
-    def submit(self, command: Command[E]) -> Outcome:
+    def submit(
+        self,
+        command: Command[E],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome:
         """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_with(caller.call, command))
+        return caller.serve(self._client._submit_with(caller.call, command, fresh=fresh, wait=wait, timeout=timeout))
 
-    def submit_group(self, commands: Sequence[Command[E]]) -> Outcome:
+    def submit_group(
+        self,
+        commands: Sequence[Command[E]],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome:
         """As `Client.submit_group`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_group_with(caller.call, commands))
+        return caller.serve(self._client._submit_group_with(caller.call, commands, fresh=fresh, wait=wait, timeout=timeout))
 
     def position(self, partition: int) -> int:
         """As `Client.position`. Read it *before* the view and give it to `append`."""
@@ -226,13 +250,21 @@ class BlockingClient(Generic[E]):
         header: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
+        timeout: float | None = None,
     ) -> AppendOutcome:
         """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
         view was: the view is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
         _check_position(position, locks)
         return self._ask(
-            self._client.append, payload, partition=partition, key=key, header=header, locks=locks, position=position
+            self._client.append,
+            payload,
+            partition=partition,
+            key=key,
+            header=header,
+            locks=locks,
+            position=position,
+            timeout=timeout,
         )
 
     def append_many(
@@ -244,12 +276,20 @@ class BlockingClient(Generic[E]):
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Outcomes:
         """As `Client.append_many`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_position(position, [lock for some in each or () for lock in some])
         return self._ask(
-            self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, position=position
+            self._client.append_many,
+            payloads,
+            partition=partition,
+            key=key,
+            headers=headers,
+            locks=each,
+            position=position,
+            timeout=timeout,
         )
 
     def append_group(
@@ -261,6 +301,7 @@ class BlockingClient(Generic[E]):
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> AppendOutcome:
         """As `Client.append_group`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
@@ -273,6 +314,7 @@ class BlockingClient(Generic[E]):
             headers=headers,
             locks=each,
             position=position,
+            timeout=timeout,
         )
 
     # -- waiting
@@ -282,23 +324,35 @@ class BlockingClient(Generic[E]):
         """Whether something that was submitted has no outcome yet."""
         return self._client.has_pending
 
-    def flush(self, seconds: float | None = None) -> None:
+    def flush(self, *, timeout: float | None = None) -> None:
         """As `Client.flush`."""
-        self._thread.run(self._client.flush(seconds))
+        self._thread.run(self._client.flush(timeout=timeout))
+
+    def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
+        """As `Client.caught_up`."""
+        self._thread.run(self._client.caught_up(partition, timeout=timeout))
+
+    def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
+        """As `Client.applied`."""
+        self._thread.run(self._client.applied(token, timeout=timeout))
+
+    def wait_stopped(self, *, timeout: float | None = None) -> None:
+        """As `Client.wait_stopped`, on a thread that does nothing else."""
+        self._thread.run(self._client.wait_stopped(timeout=timeout))
 
     # -- reading
 
-    def end_position(self, partition: int, *, confirmed: bool = True) -> int:
+    def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
         """As `Client.end_position`."""
-        return self._thread.run(self._client.end_position(partition, confirmed=confirmed))
+        return self._thread.run(self._client.end_position(partition, confirmed=confirmed, timeout=timeout))
 
-    def position_at(self, partition: int, time: datetime | int) -> int:
+    def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
         """As `Client.position_at`."""
-        return self._thread.run(self._client.position_at(partition, time))
+        return self._thread.run(self._client.position_at(partition, time, timeout=timeout))
 
-    def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction[E]:
+    def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction[E]:
         """As `Client.read`."""
-        return self._thread.run(self._client.read(partition, id, with_locks=with_locks))
+        return self._thread.run(self._client.read(partition, id, with_locks=with_locks, timeout=timeout))
 
     def read_some(
         self,
@@ -309,22 +363,53 @@ class BlockingClient(Generic[E]):
         from_time: datetime | int | None = None,
         until_time: datetime | int | None = None,
         with_locks: bool = False,
+        timeout: float | None = None,
     ) -> list[Transaction[E]]:
         """As `Client.read_some`."""
         return self._thread.run(
             self._client.read_some(
-                partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
+                partition,
+                first_id,
+                last_id,
+                from_time=from_time,
+                until_time=until_time,
+                with_locks=with_locks,
+                timeout=timeout,
             )
         )
+
+    def scan(
+        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
+    ) -> Generator[Transaction[E], None, None]:
+        """As `Client.scan`."""
+        return self._each(partial(self._client._scan, partition, after=after, to=to, with_locks=with_locks))
+
+    def feed(self, partition: int, *, after: int) -> Generator[Transaction[E], None, None]:
+        """As `Client.feed`. It ends at once when the code breaks off, and when another thread closes the client."""
+        return self._each(partial(self._client._feed_batches, partition, after=after))
+
+    def _each(
+        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
+    ) -> Generator[Transaction[E], None, None]:
+        batches: AsyncGenerator[Sequence[Transaction[E]], None] = self._thread.run(call_here(begin))
+
+        async def following() -> Sequence[Transaction[E]] | None:
+            return await anext(batches, None)
+
+        try:
+            while (batch := self._thread.run(following())) is not None:
+                yield from batch
+        finally:  # without waiting for it: this may be collected on the thread of the loop
+            asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
 
     def fetch(self, transaction: Transaction[Any]) -> bytes:
         """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""
         return self._thread.run(transaction.fetch())
 
-    def status(self) -> tuple[PartitionStatus, ...]:
+    def status(self) -> ClientStatus:
         """As `Client.status`."""
 
-        async def status() -> tuple[PartitionStatus, ...]:
+        async def status() -> ClientStatus:
             return self._client.status()
 
         return self._thread.run(status())
