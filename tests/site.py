@@ -20,11 +20,19 @@ PAGES = {"README.md": "index.md", "ARCHITECTURE.md": "architecture.md", "CHANGEL
 MENU = "documentation.md"
 
 API = {
-    "Clients": ("waltzd.Client", "waltzd.BlockingClient", "waltzd.ClientSettings", "waltzd.Tls", "waltzd.ClientStatus",
-        "waltzd.PartitionStatus", "waltzd.Serializer"),
+    "Clients": (
+        "waltzd.Client",
+        "waltzd.BlockingClient",
+        "waltzd.ClientSettings",
+        "waltzd.Tls",
+        "waltzd.ClientStatus",
+        "waltzd.PartitionStatus",
+        "waltzd.Serializer",
+    ),
     "Transactions": (
         *("waltzd.Transaction", "waltzd.Command", "waltzd.FeedMode", "waltzd.View", "waltzd.Builder"),
-        "waltzd.Decision", "waltzd.PositionFile",
+        "waltzd.Decision",
+        "waltzd.PositionFile",
     ),
     "Locks and outcomes": (
         *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
@@ -63,6 +71,7 @@ paths = [{root}]
 docstring_style = "google"
 filters = ["!^_", "!^check$"]
 members_order = "source"
+inherited_members = true
 merge_init_into_class = true
 separate_signature = true
 show_if_no_docstring = true

@@ -444,6 +444,10 @@ class Builder(Generic[E_contra]):
             )
         self._locks = found
 
+    def _hold(self, locks: Sequence[Lock]) -> None:
+        """Locks beside those of the application, which chose the partition."""
+        self._locks = (*self._locks, *locks)
+
     @property
     def payload(self) -> bytes:
         """The payload. Set it to bytes, or to what the client's serializer takes."""

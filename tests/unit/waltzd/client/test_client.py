@@ -1200,8 +1200,12 @@ def test_locks_of_one_name_meet_in_one_partition() -> None:
         await client.submit(together)
         await client.append(b"x", key="account", locks=[one, rate])
         assert len(home.log) == 7
+        for _ in range(2):
+            await client.submit(Move(one), idempotency_key="moved")
+            await client.append(b"x", locks=[other], idempotency_key="appended")
+        assert len(home.log) == 9
 
-    with_client(test, cluster=FakeCluster(partitions=5), view=View())
+    with_client(test, cluster=FakeCluster(partitions=5, format=1), view=View())
 
 
 def test_a_uuid_is_a_key_as_its_text_is() -> None:
