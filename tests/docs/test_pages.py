@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from tests.docs.page import DOCS, blocks, page
 from waltzd import BlockingClient, Committed, Declined, Rejected, Unknown
-from waltzd.errors import NotSent
+from waltzd.errors import EventUnknown, NotSent
 from waltzd.sql import sqlite
 from waltzd.testing import BlockingCluster, LocalCluster
 
@@ -231,6 +231,23 @@ def test_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             assert sent == [("ada", "0:0"), ("ben", "0:1")]
+
+    LocalCluster().run(story)
+
+
+def test_event_versions() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/event-versions") as shown:
+            purposes = shown.Purposes()
+            async with cluster.client(serializer=shown.FIRST) as old:
+                await shown.withdraw(old)
+                async with cluster.client(view=purposes, serializer=shown.SECOND) as new:
+                    outcome = await new.append(shown.WithdrawnFor("alice", 700, "rent"), key="alice")
+                    assert isinstance(outcome, Committed)
+                    await new.applied(outcome)
+                    assert purposes.purposes == ["unknown", "rent"]
+                with pytest.raises(EventUnknown):
+                    (await old.read(old.partition_of("alice"), 1)).value  # noqa: B018
 
     LocalCluster().run(story)
 
