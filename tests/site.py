@@ -124,7 +124,7 @@ def title_of(page: Path) -> str:
 
 
 def menu() -> list[tuple[str, list[tuple[str, str]]]]:
-    """The groups of `docs/README.md` with their pages in order; the API reference stands among what applications look up."""
+    """The groups of `docs/README.md` with their pages in order; the API reference stands in one of them."""
     source = ROOT / "docs" / "README.md"
     groups: list[tuple[str, list[tuple[str, str]]]] = []
     for line in source.read_text(encoding="utf-8").splitlines():
