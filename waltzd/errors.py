@@ -504,6 +504,8 @@ BROUGHT = {
     "tools": _TOOLS,
     "daemon": (*_TOOLS, "grpc_health", "grpc_reflection", "prometheus_client", "uvloop"),
     "spark": ("waltz_spark", "pyarrow", "pyspark", "py4j"),
+    "metrics": ("prometheus_client",),
+    "otel": ("opentelemetry",),
 }
 """What a program imports, by the extra that brings it."""
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from waltzd.client.follower import Call, call_here, introduce, tell
 from waltzd.client.mount import Seen
+from waltzd.client.instrument import Instrument
 from waltzd.client.partition import Line, PartitionState
 from waltzd.client.pending import Bundle, Group, Outcomes, group_of, no_outcomes, request, request_of
 from waltzd.client.reading import Reader
@@ -107,6 +108,7 @@ class Client:
         self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
+        self._instruments: list[Instrument] = []
         self._lines: dict[int, Line] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
@@ -256,6 +258,7 @@ class Client:
                 call=self._call,
                 fetch=self._fetch,
                 seen=self._seen,
+                instruments=self._instruments,
             )
         return self._lines[partition]
 
@@ -368,7 +371,7 @@ class Client:
         attempt = 0
         while True:
             attempt += 1
-            epoch = await line.ready_epoch()
+            epoch = await line.ready_epoch(attempt)
             outcome = await self._build_and_send(line, contexts, call, is_group)
             if not isinstance(outcome, Rejected):
                 return outcome

@@ -38,6 +38,7 @@ from uuid import UUID
 
 from waltzd.client.follower import Call, Follower, ask_mark
 from waltzd.client.mount import FINAL, Mount, Seen, State
+from waltzd.client.instrument import Instrument
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Submission
 from waltzd.client.routes import Routes, pause_seconds
@@ -115,6 +116,7 @@ class Line:
         call: Call,
         fetch: Fetch,
         seen: Seen,
+        instruments: Sequence[Instrument] = (),
     ) -> None:
         self.partition = partition
         self.outbox = Outbox(messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max)
@@ -134,6 +136,7 @@ class Line:
         self._serializer = serializer
         self._call = call
         self._fetch = fetch
+        self._instruments = instruments
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
         self._talk: Conversation | None = None
@@ -160,10 +163,13 @@ class Line:
         mark = None
         if self._handler is not None:
             mark = await ask_mark(self._handler, self._call, self.partition)
+            call = self._call
+            for instrument in self._instruments:
+                call = instrument.calling(self.partition, call)
             follower = Follower(
                 self.partition,
                 self._handler,
-                call=self._call,
+                call=call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
             )
@@ -258,8 +264,11 @@ class Line:
     def has_view(self) -> bool:
         return self._follower is not None
 
-    async def ready_epoch(self) -> int:
+    async def ready_epoch(self, attempt: int = 1) -> int:
         """Wait until it is ready; returns which time that is."""
+        if attempt > 1:
+            for instrument in self._instruments:
+                instrument.again(self.partition)
         try:
             async with asyncio.timeout(self._settings.submit_seconds):
                 await self._is_ready.wait()
@@ -289,6 +298,8 @@ class Line:
         self._go_on()
         if self._alarm is None:
             self._alarm = loop.call_at(submission.deadline, self._expire)
+        for instrument in self._instruments:
+            instrument.sent(self.partition, submission, waiter)
         return waiter
 
     async def send(self, rows: int, make: Callable[[asyncio.Future[T], float], Submission]) -> T:
