@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from waltzd.client.follower import Call, call_here, introduce, tell
-from waltzd.client.mount import Seen
 from waltzd.client.instrument import Instrument
+from waltzd.client.mount import Seen
 from waltzd.client.partition import Line, PartitionState
 from waltzd.client.pending import Bundle, Group, Outcomes, group_of, no_outcomes, request, request_of
 from waltzd.client.reading import Reader

@@ -37,8 +37,8 @@ from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from waltzd.client.follower import Call, Follower, ask_mark
-from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.instrument import Instrument
+from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Submission
 from waltzd.client.routes import Routes, pause_seconds
