@@ -16,7 +16,7 @@ from waltzd.client.view import Transaction
 
 class Instrument(Protocol):
     def sent(self, partition: int, submission: Submission, outcome: asyncio.Future[Any]) -> None:
-        """Something is handed in, in the context of its caller. `outcome` is settled with what became of it."""
+        """Something is handed in, in the command of its caller. `outcome` is settled with what became of it."""
 
     def again(self, partition: int) -> None:
         """What a submit sent was rejected, and is about to be built anew."""

@@ -24,7 +24,7 @@ from prometheus_client.utils import floatToGoString
 from waltzd.client.client import Client
 from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
-from waltzd.client.partition import PartitionState
+from waltzd.client.partition import PartitionStatus
 from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes, Submission
 from waltzd.errors import BadArgument
 from waltzd.protocol.histogram import BOUNDS, Durations, Histogram
@@ -130,7 +130,7 @@ def figures_of(client: Client, name: str, registry: CollectorRegistry | None) ->
     return collector.add(client, name)
 
 
-def families(found: Sequence[tuple[Figures, Sequence[PartitionState]]]) -> Iterator[Metric]:
+def families(found: Sequence[tuple[Figures, Sequence[PartitionStatus]]]) -> Iterator[Metric]:
     outcomes = CounterMetricFamily(
         "waltz_client_transactions",
         "Transactions that were handed in, by outcome; each attempt of a submit counts.",

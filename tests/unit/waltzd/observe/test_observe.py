@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from waltzd import Builder, Committed, Rejected, Transaction, TransactionContext, observe, write_lock
+from waltzd import Builder, Command, Committed, Rejected, Transaction, observe, write_lock
 from waltzd.errors import BadArgument
 from waltzd.observe.prometheus import GAUGES, Figures, families
 from waltzd.testing import BlockingCluster, LocalCluster
@@ -46,12 +46,12 @@ class Shop:
         self.applied.append(transaction.payload)
 
 
-class Order(TransactionContext):
+class Order(Command):
     def partition(self, count: int) -> int:
         return 0
 
     def build(self, builder: Builder) -> bool:
-        builder.data = b"order"
+        builder.payload = b"order"
         builder.locks = [write_lock("stock", 1)]
         return True
 
@@ -89,8 +89,8 @@ def test_every_transaction_is_counted_by_its_outcome() -> None:
                 group = await client.append_group([b"four", b"five", b"six"], partition=0)
                 assert type(group) is Committed
                 locks = [write_lock("stock", 1)]
-                assert type(await client.append(b"seven", partition=0, locks=locks, mark=group.ids[-1])) is Committed
-                assert type(await client.append(b"late", partition=0, locks=locks, mark=group.ids[-1])) is Rejected
+                assert type(await client.append(b"seven", partition=0, locks=locks, position=group.ids[-1])) is Committed
+                assert type(await client.append(b"late", partition=0, locks=locks, position=group.ids[-1])) is Rejected
                 cluster.force_next_lock_failure()
                 assert type(await client.submit(Order())) is Committed
                 await until(lambda: len(shop.applied) == 8)
