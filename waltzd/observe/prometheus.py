@@ -112,7 +112,7 @@ class ClientCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             clients = list(self._clients.items())
-        return families([(figures, client.describe()) for client, figures in clients])
+        return families([(figures, client.status()) for client, figures in clients])
 
 
 _collectors: WeakKeyDictionary[CollectorRegistry, ClientCollector] = WeakKeyDictionary()

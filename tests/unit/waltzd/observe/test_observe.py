@@ -36,7 +36,7 @@ class Shop:
         self.failures: list[Exception] = []
         self.spans: list[Any] = []
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return -1
 
     def apply(self, transaction: Transaction) -> None:
@@ -81,7 +81,7 @@ def test_every_transaction_is_counted_by_its_outcome() -> None:
     async def story() -> None:
         page, shop = Page(), Shop()
         async with LocalCluster(partitions=2) as cluster:
-            client = cluster.client(handler=shop)
+            client = cluster.client(view=shop)
             observe.metrics(client, registry=page.registry)
             async with client:
                 assert type(await client.append(b"one", partition=0)) is Committed
@@ -96,7 +96,7 @@ def test_every_transaction_is_counted_by_its_outcome() -> None:
                 await until(lambda: len(shop.applied) == 8)
                 counted = [page[f"transactions_total outcome={kind}"] for kind in ("committed", "unknown", "not_sent")]
                 assert counted == [8, 0, 0]
-                failed = ("conflict", "real", "in_flight", "floor", "new_owner")
+                failed = ("conflict", "in_flight", "floor", "new_owner")
                 assert sum(page[f"transactions_total outcome={kind}"] or 0 for kind in failed) == 2
                 assert page["retries_total"] == 1
                 assert page["outcome_seconds_count"] == 10
@@ -114,7 +114,7 @@ def test_a_view_that_fails_is_seen() -> None:
         page, shop = Page(), Shop()
         shop.failures = [ValueError("no stock")]
         async with LocalCluster(partitions=1) as cluster:
-            client = cluster.client(handler=shop)
+            client = cluster.client(view=shop)
             observe.metrics(client, registry=page.registry)
             async with client:
                 await client.append(b"one", partition=0)
@@ -191,7 +191,7 @@ def test_spans_of_a_caller_lead_to_what_the_view_applies(told: Told) -> None:
     async def story() -> None:
         shop = Shop()
         async with LocalCluster(partitions=1) as cluster:
-            client = cluster.client(handler=shop)
+            client = cluster.client(view=shop)
             observe.traces(client, tracer_provider=told.provider)
             async with client:
                 with told.provider.get_tracer("shop").start_as_current_span("request") as request:
@@ -221,7 +221,7 @@ def test_spans_of_a_caller_lead_to_what_the_view_applies(told: Told) -> None:
 def test_a_view_on_a_thread_works_within_its_span(told: Told) -> None:
     shop = Shop()
     with BlockingCluster(partitions=1) as cluster:
-        client = cluster.client(handler=shop)
+        client = cluster.client(view=shop)
         observe.traces(client, tracer_provider=told.provider)
         with client, told.provider.get_tracer("shop").start_as_current_span("request") as request:
             client.append_many([b"one", b"two"], partition=0)
