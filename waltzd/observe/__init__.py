@@ -38,7 +38,7 @@ def metrics(client: Observed, *, name: str = "client", registry: CollectorRegist
 
     Raises:
         NotInstalled: `prometheus_client` is missing: `pip install 'waltzd[metrics]'`.
-        BadArgument: The client is open, or another open client of this registry has the name.
+        BadArgument: The client is open, or another one that is not closed has the name in this registry.
 
     Example:
         ```python
@@ -80,7 +80,8 @@ def _unopened(client: Any) -> Client:
 
 
 def _look(client: Client, instrument: Instrument) -> None:
-    client._instruments.append(instrument)
+    if instrument not in client._instruments:
+        client._instruments.append(instrument)
 
 
 def _module(name: str, extra: str) -> Any:

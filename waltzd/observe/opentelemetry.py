@@ -53,7 +53,7 @@ class Spans:
         span.end()
 
     def again(self, partition: int) -> None:
-        trace.get_current_span().add_event("waltz builds anew", {"waltz.partition": partition})
+        """Each attempt has a span of its own."""
 
     def calling(self, partition: int, call: Call) -> Call:
         self._has_view = True

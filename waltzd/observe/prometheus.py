@@ -99,10 +99,8 @@ class ClientCollector(Collector):
         with self._lock:
             for other, figures in list(self._clients.items()):
                 if figures.name == name and other is not client:
-                    if other.partitions:
-                        raise BadArgument(
-                            f"another open client has the name {name!r}", next_step="give each its own `name`"
-                        )
+                    if not _is_over(other):
+                        raise BadArgument(f"another client has the name {name!r}", next_step="give each its own `name`")
                     del self._clients[other]
             return self._clients.setdefault(client, Figures(name))
 
@@ -113,6 +111,11 @@ class ClientCollector(Collector):
         with self._lock:
             clients = list(self._clients.items())
         return families([(figures, client.status()) for client, figures in clients])
+
+
+def _is_over(client: Client) -> bool:
+    """It was open once, and is closed."""
+    return client._registration is not None and not client.partitions
 
 
 _collectors: WeakKeyDictionary[CollectorRegistry, ClientCollector] = WeakKeyDictionary()
