@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from waltzd.client.follower import Call, Follower
 from waltzd.client.pending import Submission
@@ -23,6 +23,9 @@ class Instrument(Protocol):
 
     def calling(self, partition: int, call: Call) -> Call:
         """How the functions of the view are called, instead of `call`. Asked when the partition is activated."""
+
+
+Instruments: TypeAlias = Sequence[Instrument]
 
 
 def handed_on(function: Callable[..., Any], arguments: Sequence[Any]) -> Sequence[Transaction]:

@@ -37,7 +37,7 @@ from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from waltzd.client.follower import Call, Follower, ask_position
-from waltzd.client.instrument import Instrument
+from waltzd.client.instrument import Instruments
 from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Submission
@@ -116,7 +116,7 @@ class Line:
         call: Call,
         fetch: Fetch,
         seen: Seen,
-        instruments: Sequence[Instrument] = (),
+        instruments: Instruments = (),
     ) -> None:
         self.partition = partition
         self.outbox = Outbox(messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max)

@@ -24,7 +24,6 @@ from prometheus_client.utils import floatToGoString
 from waltzd.client.client import Client
 from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
-from waltzd.client.partition import PartitionStatus
 from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes, Submission
 from waltzd.errors import BadArgument
 from waltzd.protocol.histogram import BOUNDS, Durations, Histogram
@@ -110,7 +109,7 @@ class ClientCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             clients = list(self._clients.items())
-        return families([(figures, client.status()) for client, figures in clients])
+        return families([(figures, client) for client, figures in clients])
 
 
 def _is_over(client: Client) -> bool:
@@ -133,7 +132,7 @@ def figures_of(client: Client, name: str, registry: CollectorRegistry | None) ->
     return collector.add(client, name)
 
 
-def families(found: Sequence[tuple[Figures, Sequence[PartitionStatus]]]) -> Iterator[Metric]:
+def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
     outcomes = CounterMetricFamily(
         "waltz_client_transactions",
         "Transactions that were handed in, by outcome; each attempt of a submit counts.",
@@ -155,11 +154,11 @@ def families(found: Sequence[tuple[Figures, Sequence[PartitionStatus]]]) -> Iter
         for family, durations in ((took, figures.durations), (applied, figures.applied)):
             _add(family, figures.name, durations.histogram())
     yield from (outcomes, retries, failures, took, applied)
+    states = [(figures, state) for figures, client in found for state in client.status()]
     for name, about, value in GAUGES:
         gauge = GaugeMetricFamily(f"waltz_client_{name}", about, labels=["client", "partition"])
-        for figures, states in found:
-            for state in states:
-                gauge.add_metric([figures.name, str(state.partition)], value(figures, state))
+        for figures, state in states:
+            gauge.add_metric([figures.name, str(state.partition)], value(figures, state))
         yield gauge
 
 
