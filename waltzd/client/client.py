@@ -367,7 +367,7 @@ class Client:
         attempt = 0
         while True:
             attempt += 1
-            epoch = await line.ready_epoch(attempt)
+            epoch = await line.ready_epoch()
             outcome = await self._build_and_send(line, commands, call, is_group)
             if not isinstance(outcome, Rejected):
                 return outcome
@@ -383,6 +383,7 @@ class Client:
                     await line.caught_up(outcome.conflict_id, epoch)
                 except TimeoutError:
                     return outcome
+            line.again()
             if attempt > 1:
                 await asyncio.sleep(pause_seconds(attempt - 2, self.client_id, line.partition, self._submit_count))
 

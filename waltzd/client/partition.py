@@ -264,11 +264,8 @@ class Line:
     def has_view(self) -> bool:
         return self._follower is not None
 
-    async def ready_epoch(self, attempt: int = 1) -> int:
+    async def ready_epoch(self) -> int:
         """Wait until it is ready; returns which time that is."""
-        if attempt > 1:
-            for instrument in self._instruments:
-                instrument.again(self.partition)
         try:
             async with asyncio.timeout(self._settings.submit_seconds):
                 await self._is_ready.wait()
@@ -344,6 +341,11 @@ class Line:
     def _pending(self) -> tuple[int, bool]:
         announcements = self._follower.announcements if self._follower else 0
         return self.outbox.rows + announcements, self.outbox.bytes < self._settings.pending_bytes_max
+
+    def again(self) -> None:
+        """A submit is about to build its transaction anew."""
+        for instrument in self._instruments:
+            instrument.again(self.partition)
 
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)
