@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from waltzd.client.client import Client as Client
     from waltzd.client.pending import Outcomes as Outcomes
     from waltzd.client.settings import ClientSettings as ClientSettings
+    from waltzd.client.status import ClientStatus as ClientStatus
+    from waltzd.client.status import PartitionStatus as PartitionStatus
     from waltzd.client.view import Builder as Builder
     from waltzd.client.view import Command as Command
     from waltzd.client.view import Decision as Decision
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import Outcome as Outcome
     from waltzd.protocol.locks import Reason as Reason
     from waltzd.protocol.locks import Rejected as Rejected
+    from waltzd.protocol.locks import Token as Token
     from waltzd.protocol.locks import Unknown as Unknown
     from waltzd.protocol.locks import append_lock as append_lock
     from waltzd.protocol.locks import read_lock as read_lock
@@ -40,6 +43,7 @@ _MODULES = {
     "client.client": ("Client",),
     "client.pending": ("Outcomes",),
     "client.settings": ("ClientSettings",),
+    "client.status": ("ClientStatus", "PartitionStatus"),
     "client.view": (
         "Builder",
         "Command",
@@ -58,6 +62,7 @@ _MODULES = {
         "Outcome",
         "Reason",
         "Rejected",
+        "Token",
         "Unknown",
         "append_lock",
         "read_lock",

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
@@ -20,10 +21,11 @@ from typing import Any, Self, TypeVar
 from waltzd.client.client import Client, Partitions
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
-from waltzd.client.partition import PartitionStatus
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
 from waltzd.client.settings import ClientSettings
+from waltzd.client.status import ClientStatus
+from waltzd.client.submits import Wait
 from waltzd.client.view import (
     Command,
     Declined,
@@ -35,7 +37,7 @@ from waltzd.client.view import (
 )
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Lock, Mode, Outcome
+from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Token
 from waltzd.wire.servers import ServerClient
 
 T = TypeVar("T")
@@ -139,7 +141,7 @@ class BlockingClient:
             await asyncio.gather(asyncio.wrap_future(left), return_exceptions=True)
             if self._left_behind.get(partition) is left:
                 del self._left_behind[partition]
-        running = self._pool.submit(_called, function, *arguments)
+        running = self._pool.submit(copy_context().run, _called, function, *arguments)
         try:
             result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -203,15 +205,29 @@ class BlockingClient:
 
     # -- writing
 
-    def submit(self, command: Command) -> Outcome | Declined:
+    def submit(
+        self,
+        command: Command,
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome | Declined:
         """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_with(caller.call, command))
+        return caller.serve(self._client._submit_with(caller.call, command, fresh=fresh, wait=wait, timeout=timeout))
 
-    def submit_group(self, commands: Sequence[Command]) -> Outcome | Declined:
+    def submit_group(
+        self,
+        commands: Sequence[Command],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome | Declined:
         """As `Client.submit_group`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_group_with(caller.call, commands))
+        return caller.serve(self._client._submit_group_with(caller.call, commands, fresh=fresh, wait=wait, timeout=timeout))
 
     def position(self, partition: int) -> int:
         """As `Client.position`. Read it *before* the view and give it to `append`."""
@@ -286,6 +302,18 @@ class BlockingClient:
         """As `Client.flush`."""
         self._thread.run(self._client.flush(seconds))
 
+    def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
+        """As `Client.caught_up`."""
+        self._thread.run(self._client.caught_up(partition, timeout=timeout))
+
+    def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
+        """As `Client.applied`."""
+        self._thread.run(self._client.applied(token, timeout=timeout))
+
+    def wait_stopped(self, *, timeout: float | None = None) -> None:
+        """As `Client.wait_stopped`, on a thread that does nothing else."""
+        self._thread.run(self._client.wait_stopped(timeout=timeout))
+
     # -- reading
 
     def end_position(self, partition: int, *, confirmed: bool = True) -> int:
@@ -321,10 +349,10 @@ class BlockingClient:
         """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""
         return self._thread.run(transaction.fetch())
 
-    def status(self) -> tuple[PartitionStatus, ...]:
+    def status(self) -> ClientStatus:
         """As `Client.status`."""
 
-        async def status() -> tuple[PartitionStatus, ...]:
+        async def status() -> ClientStatus:
             return self._client.status()
 
         return self._thread.run(status())

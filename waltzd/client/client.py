@@ -6,23 +6,23 @@ talks to servers only, never to the coordinator."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
-from datetime import datetime
+from collections.abc import Coroutine, Iterable, Sequence
+from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
-from waltzd.client.follower import Call, call_here, introduce, tell
+from waltzd.client.follower import Call, call_here, introduce
 from waltzd.client.instrument import Instrument
 from waltzd.client.mount import Seen
-from waltzd.client.partition import Line, PartitionStatus
-from waltzd.client.pending import Bundle, Group, Outcomes, group_of, no_outcomes, request, request_of
-from waltzd.client.reading import Reader
-from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds, some
+from waltzd.client.partition import Line
+from waltzd.client.pending import Bundle, Group, Outcomes, no_outcomes, request
+from waltzd.client.reading import Reader, Reading
+from waltzd.client.routes import Connect, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings
+from waltzd.client.status import ClientStatus
+from waltzd.client.submits import Submits, Wait, mark_of
 from waltzd.client.view import (
-    Builder,
     Command,
     Declined,
     Partitioner,
@@ -30,21 +30,19 @@ from waltzd.client.view import (
     Transaction,
     View,
     checked_header,
-    checked_position,
     encoded,
-    is_overridden,
     partition_by_hash,
 )
 from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
+from waltzd.protocol.locks import Committed, Lock, Outcome, Token, token_of
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client:
+class Client(Reading):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
@@ -114,8 +112,9 @@ class Client:
         self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
         self._loop: asyncio.AbstractEventLoop | None = None
         """That it lives on, while it is open."""
-        self._submits: dict[int, asyncio.Future[None]] = {}
-        self._submit_count = 0
+        self._submits = Submits(self.settings, serializer)
+        self._stops: list[asyncio.Future[None]] = []
+        """Of those who wait for a partition to be stopped."""
 
     # -- life
 
@@ -155,7 +154,9 @@ class Client:
             async with self._changing:
                 active, self._active = self._active, ()
                 await asyncio.gather(*[self._lines[partition].deactivate(reason) for partition in active])
+                await self._submits.close()
         finally:
+            self._tell_stops()
             await self._routes.close()
             self._loop = None
 
@@ -258,6 +259,7 @@ class Client:
                 seen=self._seen,
                 instruments=self._instruments,
             )
+            self._lines[partition].on_stop = self._tell_stops
         return self._lines[partition]
 
     def _check_number(self, partition: int) -> None:
@@ -289,34 +291,72 @@ class Client:
 
     # -- writing
 
-    async def submit(self, command: Command) -> Outcome | Declined:
+    async def submit(
+        self,
+        command: Command,
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome | Declined:
         """Append the transaction that a command builds, and build it again where that may help.
 
         `command.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
         way and calls `build` again; likewise when a fail-over lost the transaction. A client without a view has nothing
         to wait for: a failed lock is the outcome.
 
+        When the caller is cancelled, what was not sent is taken back. What was sent is decided all the same, and the
+        command is told as if the caller had stayed.
+
         Args:
             command: What to write; see `Command`.
+            fresh: True: before the transaction is built, the view has applied all that was committed when `submit` was
+                called, by any client; this asks the owner, which asks a majority. False: it is built on the view as it is.
+                By default the first submits in a partition are fresh, until its view has caught up once: a view that was
+                just opened knows nothing. Those that the view makes itself, and waits for, are not.
+            wait: `"applied"`: return when this client's view has the transaction; then `is_applied` of the outcome is True.
+                When it takes longer than `timeout`, the outcome is returned all the same: it is committed.
+            timeout: How many seconds to wait for the view, before and after; `submit_seconds` if it is not given.
 
         Returns:
             The outcome of the last attempt, or `Declined` when `build` returned False.
 
         Raises:
-            NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided.
+            NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided; or the
+                view did not become fresh.
             TooLarge: The payload or the number of locks is above the limits of the server.
-            BadArgument: `build` set something that makes no sense, or a checked lock has no position to be compared with.
+            BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to
+                be compared with; this client has no view to wait for.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
-        return await self._submit_with(self._call, command)
+        return await self._submit_with(self._call, command, fresh=fresh, wait=wait, timeout=timeout)
 
-    async def _submit_with(self, call: Call, command: Command) -> Outcome | Declined:
+    async def _submit_with(
+        self,
+        call: Call,
+        command: Command,
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome | Declined:
         """As `submit`, with another way to call the command's functions."""
-        return await self._submit(call, (command,), is_group=False)
+        self._check_loop()
+        line = self._line(self._partition_of((command,)))
+        return await self._submits.submit(
+            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout
+        )
 
-    async def submit_group(self, commands: Sequence[Command]) -> Outcome | Declined:
+    async def submit_group(
+        self,
+        commands: Sequence[Command],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome | Declined:
         """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
 
         Every command builds against the view as it is before the group; what the others build is not in it. When a lock of
@@ -325,6 +365,9 @@ class Client:
 
         Args:
             commands: What to write, in this order. All of them must mean the same partition.
+            fresh: As of `submit`.
+            wait: As of `submit`.
+            timeout: As of `submit`.
 
         Returns:
             One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
@@ -337,21 +380,24 @@ class Client:
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self._submit_group_with(self._call, commands)
+        return await self._submit_group_with(self._call, commands, fresh=fresh, wait=wait, timeout=timeout)
 
-    async def _submit_group_with(self, call: Call, commands: Sequence[Command]) -> Outcome | Declined:
+    async def _submit_group_with(
+        self,
+        call: Call,
+        commands: Sequence[Command],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+    ) -> Outcome | Declined:
         """As `submit_group`, with another way to call the commands' functions."""
-        return await self._submit(call, tuple(commands), is_group=True)
-
-    async def _submit(self, call: Call, commands: Sequence[Command], *, is_group: bool) -> Outcome | Declined:
+        self._check_loop()
+        commands = tuple(commands)
         line = self._line(self._partition_of(commands))
-        async with self._counted():
-            outcome = await self._attempt(line, commands, call, is_group)
-        for number, command in enumerate(commands):
-            await tell(line.partition, call, command.on_completion, outcome)
-            if isinstance(outcome, Committed) and is_overridden(command, "on_application"):
-                line.announce(outcome.id + number, command.on_application)
-        return outcome
+        return await self._submits.submit(
+            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout
+        )
 
     def _partition_of(self, commands: Sequence[Command]) -> int:
         count, found = self.partition_count, set()
@@ -361,50 +407,6 @@ class Client:
         if len(found) != 1:
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
-
-    async def _attempt(self, line: Line, commands: Sequence[Command], call: Call, is_group: bool) -> Outcome | Declined:
-        """As often as it takes, and as is allowed."""
-        attempt = 0
-        while True:
-            attempt += 1
-            epoch = await line.ready_epoch()
-            outcome = await self._build_and_send(line, commands, call, is_group)
-            if not isinstance(outcome, Rejected):
-                return outcome
-            if outcome.reason is not Reason.LOST:
-                for command in commands:
-                    await tell(line.partition, call, command.on_lock_failure, outcome)
-                if not line.has_view:
-                    return outcome
-            if attempt >= self.settings.attempts_max:
-                return outcome
-            if outcome.reason is not Reason.LOST:
-                try:
-                    await line.caught_up(outcome.conflict_id, epoch)
-                except TimeoutError:
-                    return outcome
-            line.again()
-            if attempt > 1:
-                await asyncio.sleep(pause_seconds(attempt - 2, self.client_id, line.partition, self._submit_count))
-
-    async def _build_and_send(
-        self, line: Line, commands: Sequence[Command], call: Call, is_group: bool
-    ) -> Outcome | Declined:
-        await line.enter(len(commands))
-        try:
-            positions: list[int] = []
-            builders: list[Builder] = []
-            for command in commands:
-                builder = Builder(line.position, self._serializer)
-                if not await call(command.build, builder):
-                    return Declined()
-                positions.append(self._checked_position(line, builder.position if line.has_view else None, builder.locks))
-                builders.append(builder)
-            make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
-            waiter: asyncio.Future[Outcome] = line.add(make)
-        finally:
-            line.leave(len(commands))
-        return await waiter
 
     def position(self, partition: int) -> int:
         """The highest id of a partition that the view has applied; without a view, that is known to be committed.
@@ -450,8 +452,8 @@ class Client:
         """
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
-        position = self._checked_position(line, position, locks)
-        return line.send(1, request(position, encoded(payload, self._serializer), checked_header(header), locks))
+        position = mark_of(line, position, locks)
+        return line.send(1, position, request(position, encoded(payload, self._serializer), checked_header(header), locks))
 
     def append_many(
         self,
@@ -489,7 +491,7 @@ class Client:
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             return no_outcomes()
-        return line.send(len(data), partial(Bundle, position, data, headers, each))
+        return line.send(len(data), position, partial(Bundle, position, data, headers, each))
 
     def append_group(
         self,
@@ -525,7 +527,7 @@ class Client:
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
-        return line.send(len(data), partial(Group, position, data, headers, each))
+        return line.send(len(data), position, partial(Group, position, data, headers, each))
 
     def _columns(
         self,
@@ -543,7 +545,7 @@ class Client:
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
-        position = self._checked_position(line, position, [lock for some in each or () for lock in some])
+        position = mark_of(line, position, [lock for some in each or () for lock in some])
         return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
     def partition_of(self, key: Any) -> int:
@@ -555,21 +557,12 @@ class Client:
             raise BadArgument("name either the partition or the key of a transaction")
         return partition if partition is not None else self.partition_of(key)
 
-    def _checked_position(self, line: Line, position: int | None, locks: Sequence[Lock]) -> int:
-        if position is None:
-            if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
-                raise BadArgument(
-                    "a READ or WRITE lock needs a position to be compared with: give the client a view, or a position"
-                )
-            return line.position
-        return checked_position(position)
-
     # -- waiting
 
     @property
     def has_pending(self) -> bool:
         """Whether something that was submitted has no outcome yet."""
-        return bool(self._submits) or any(self._lines[partition].outbox.rows for partition in self._active)
+        return bool(self._submits.under_way) or any(self._lines[partition].outbox.rows for partition in self._active)
 
     async def flush(self, seconds: float | None = None) -> None:
         """Wait until everything that was submitted before has an outcome.
@@ -587,115 +580,105 @@ class Client:
         waits = [self._lines[partition].drained() for partition in self._active]
         try:
             async with asyncio.timeout(limit):
-                await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.values()])
+                await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.under_way])
         except TimeoutError:
             undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
             raise CannotConnect(
                 f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
             ) from None
 
-    @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
-        """`flush` waits for it, also between two attempts."""
+    async def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
+        """Wait until the view has applied all that was committed when this was called, by any client.
+
+        Args:
+            partition: Of this one only; of all that this client has, if it is not given.
+            timeout: How many seconds to wait; `submit_seconds` if it is not given.
+
+        Raises:
+            NotApplied: The time is over, and the view is not there yet; the message says whether the view fails.
+            CannotConnect: The owner did not say in time what is committed.
+            BadArgument: This client has no view, so there is no view.
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            PartitionParked, ClientAhead, Superseded: A partition was stopped; see `status`.
+        """
         self._check_loop()
-        self._submit_count += 1
-        number = self._submit_count
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._submits[number] = done
+        self._check_open()
+        lines = [self._line(each) for each in (self._active if partition is None else (partition,))]
+        seconds = self.settings.submit_seconds if timeout is None else timeout
+        waits = [asyncio.create_task(line.caught_up(seconds)) for line in lines]
         try:
-            yield
+            await asyncio.gather(*waits)
         finally:
-            del self._submits[number]
-            done.set_result(None)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
-    # -- reading
-
-    async def end_position(self, partition: int, *, confirmed: bool = True) -> int:
-        """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
-
-        It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
-        whether it was replaced. With `confirmed=False` it answers what it knows, which is faster, and old when it was
-        paused and replaced.
-
-        Raises:
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: There is no such partition, or the client is not open.
-        """
-        self._check_reading(partition)
-        return await self._reader.end_position(partition, confirmed=confirmed)
-
-    async def position_at(self, partition: int, time: datetime | int) -> int:
-        """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
-
-        A view that begins at a time returns it from `position`. What was written before the partition went over to format 1
-        has no time, and counts as earlier than any. Needs no partitions of one's own.
+    async def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
+        """Wait until this client's view has a transaction, whoever wrote it: then a read of the view shows it.
 
         Args:
-            partition: Which partition.
-            time: A datetime with a time zone, or microseconds since 1970.
+            token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself.
+            timeout: How many seconds to wait; `submit_seconds` if it is not given.
 
         Raises:
-            NeedsBatches: The partition writes format 0, which has no times.
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
+            NotApplied: The time is over. The transaction is committed all the same, and the view will have it.
+            BeyondLog: The log has no such transaction: the token is of another cluster, or made up.
+            CannotConnect: The owner did not say in time whether there is such a transaction.
+            BadArgument: It is no token, there is no such partition, or this client has no view.
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
-        self._check_reading(partition)
-        return await self._reader.position_at(partition, time)
+        self._check_loop()
+        token = token_of(token)
+        seconds = self.settings.submit_seconds if timeout is None else timeout
+        await self._line(token.partition).applied(token.id, seconds)
 
-    async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
-        """One committed transaction by its id. Needs no view and no partitions of one's own.
+    async def wait_stopped(self, *, timeout: float | None = None) -> None:
+        """Wait until a partition is stopped by an error, and raise that: a service that must not live on without its view
+        waits for this beside its work. Returns when the client is closed.
 
         Args:
-            partition: Which partition.
-            id: Its id there.
-            with_locks: Also its `locks`, as far as the log knows them: format 0 keeps none.
+            timeout: Return after so many seconds; wait for ever, if it is not given.
 
         Raises:
-            BeyondLog: No transaction with this id is committed yet.
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+            PartitionParked, ClientAhead, Superseded, WaltzError: Why a partition was stopped, also before this call.
+            ClientClosed: The client is not open.
+
+        Example:
+            ```python
+            async with asyncio.TaskGroup() as group:
+                group.create_task(client.wait_stopped())
+                group.create_task(serve())
+            ```
         """
-        return (await self.read_some(partition, id, id, with_locks=with_locks))[0]
+        self._check_loop()
+        self._check_open()
+        try:
+            async with asyncio.timeout(timeout):
+                while self._closed is None:
+                    for partition in self._active:
+                        if (stopped := self._lines[partition].stopped) is not None:
+                            raise copy(stopped)
+                    bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._stops.append(bell)
+                    await bell
+        except TimeoutError:
+            return
 
-    async def read_some(
-        self,
-        partition: int,
-        first_id: int | None = None,
-        last_id: int | None = None,
-        *,
-        from_time: datetime | int | None = None,
-        until_time: datetime | int | None = None,
-        with_locks: bool = False,
-    ) -> list[Transaction]:
-        """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
+    def _tell_stops(self) -> None:
+        bells, self._stops = self._stops, []
+        for bell in bells:
+            if not bell.done():
+                bell.set_result(None)
 
-        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be
-        cut. At least one comes, unless there is none in that time.
-
-        Args:
-            partition: Which partition.
-            first_id: The first one; or give `from_time`.
-            last_id: The last one; or give `until_time`. With neither, all that is committed.
-            from_time: Those of this time and later; a time as of `position_at`.
-            until_time: Those before this time.
-            with_locks: As of `read`.
-
-        Raises:
-            BeyondLog: One of these is not committed yet.
-            NeedsBatches: As of `position_at`.
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
-        """
-        self._check_reading(partition)
-        return await self._reader.some(
-            partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
-        )
+    # -- inside
 
     async def _fetch(self, transaction: Transaction) -> bytes:
         return (await self.read(transaction.partition, transaction.id)).payload
 
     # -- for people
 
-    def status(self) -> tuple[PartitionStatus, ...]:
-        """The state of every partition of this client, for people and for monitoring."""
-        return tuple(self._lines[partition].status() for partition in self._active)
+    def status(self) -> ClientStatus:
+        """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
+        health check may call it."""
+        return ClientStatus(self._lines[partition].status() for partition in self._active)

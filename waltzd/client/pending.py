@@ -33,6 +33,7 @@ class Waiter(Protocol):
     """Where the outcome goes; a future of asyncio is one."""
 
     def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
     def set_result(self, outcome: Any, /) -> None: ...
     def set_exception(self, error: Any, /) -> None: ...
 
@@ -59,6 +60,8 @@ class Outcomes:
     """As of `Rejected`, where a transaction was rejected."""
     locks: U64
     """The hash of the lock that failed; 0 for none."""
+    partition: int | None = None
+    """The partition that all of them are in."""
 
     @staticmethod
     def unknown(count: int) -> Outcomes:
@@ -77,14 +80,19 @@ class Outcomes:
     def __getitem__(self, row: int) -> Outcome:
         reason = int(self.reasons[row])
         if reason == IS_COMMITTED:
-            return Committed(int(self.ids[row]))
+            return Committed(int(self.ids[row]), partition=self.partition)
         if reason == IS_UNKNOWN:
             return Unknown()
         return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
 
     def copy(self) -> Outcomes:
         """The same rows in columns of their own."""
-        return Outcomes(self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
+        columns = (self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
+        return Outcomes(*columns, self.partition)
+
+
+Late: TypeAlias = Callable[[Outcome], object]
+"""Told the outcome of what was sent when its waiter was cancelled before it came."""
 
 
 @dataclass(eq=False, slots=True)
@@ -101,6 +109,7 @@ class Request:
     data_crc: int = 0
     bytes: int = 0
     ticket: int = 0
+    late: Late | None = None
 
     def __post_init__(self) -> None:
         self.data_crc = crc32(self.payload)
@@ -121,6 +130,9 @@ class Request:
     def settle(self, outcome: Outcome) -> None:
         if not self.waiter.done():
             self.waiter.set_result(outcome)
+        elif self.late is not None and self.waiter.cancelled():
+            late, self.late = self.late, None
+            late(outcome)
 
     def refuse(self, error: WaltzError) -> None:
         """It was not sent."""
@@ -130,6 +142,10 @@ class Request:
 
 class Bundle:
     """Many transactions, each for itself. They go out in pieces, in order."""
+
+    partition: int | None = None
+    """Where it is handed in."""
+    late: Late | None = None
 
     def __init__(
         self,
@@ -212,7 +228,7 @@ class Bundle:
             self.waiter.set_result(self._result())
 
     def _result(self) -> Outcomes | Outcome:
-        return self._outcomes
+        return replace(self._outcomes, partition=self.partition)
 
     def refuse(self, error: WaltzError) -> None:
         """What was not sent never will be: an error when that is all of it, else those rows are lost."""
@@ -224,7 +240,7 @@ class Bundle:
     def settle_as_it_is(self) -> None:
         """Tell what is known by now; later outcomes are not told."""
         if not self.waiter.done():
-            self.waiter.set_result(self._outcomes.copy())
+            self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition))
 
 
 class Group(Bundle):
@@ -249,11 +265,23 @@ class Group(Bundle):
 
     def _result(self) -> Outcome:
         first = self._outcomes[0]
-        return Committed(first.id, self.rows) if isinstance(first, Committed) else first
+        return Committed(first.id, self.rows, self.partition) if isinstance(first, Committed) else first
+
+    def _decided(self, count: int) -> None:
+        super()._decided(count)
+        if self._undecided == 0:
+            self._tell_late(self._result())
 
     def settle_as_it_is(self) -> None:
         if not self.waiter.done():
             self.waiter.set_result(Unknown())
+        elif self.taken:
+            self._tell_late(Unknown())
+
+    def _tell_late(self, outcome: Outcome) -> None:
+        if self.late is not None and self.waiter.cancelled():
+            late, self.late = self.late, None
+            late(outcome)
 
 
 Submission: TypeAlias = Request | Bundle

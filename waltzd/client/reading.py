@@ -84,3 +84,93 @@ class Reader:
             return runs
 
         return await self._routes.ask(partition, "Fetch", ask, self._seconds)
+
+
+class Reading:
+    """What a client reads of the log. `Client` has all of this."""
+
+    _reader: Reader
+
+    def _check_reading(self, partition: int) -> None:
+        raise AssertionError("a client says when it may read")
+
+    async def end_position(self, partition: int, *, confirmed: bool = True) -> int:
+        """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
+
+        It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
+        whether it was replaced. With `confirmed=False` it answers what it knows, which is faster, and old when it was
+        paused and replaced.
+
+        Raises:
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+        """
+        self._check_reading(partition)
+        return await self._reader.end_position(partition, confirmed=confirmed)
+
+    async def position_at(self, partition: int, time: datetime | int) -> int:
+        """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
+
+        A view that begins at a time returns it from `position`. What was written before the partition went over to format 1
+        has no time, and counts as earlier than any. Needs no partitions of one's own.
+
+        Args:
+            partition: Which partition.
+            time: A datetime with a time zone, or microseconds since 1970.
+
+        Raises:
+            NeedsBatches: The partition writes format 0, which has no times.
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
+        """
+        self._check_reading(partition)
+        return await self._reader.position_at(partition, time)
+
+    async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
+        """One committed transaction by its id. Needs no view and no partitions of one's own.
+
+        Args:
+            partition: Which partition.
+            id: Its id there.
+            with_locks: Also its `locks`, as far as the log knows them: format 0 keeps none.
+
+        Raises:
+            BeyondLog: No transaction with this id is committed yet.
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+        """
+        return (await self.read_some(partition, id, id, with_locks=with_locks))[0]
+
+    async def read_some(
+        self,
+        partition: int,
+        first_id: int | None = None,
+        last_id: int | None = None,
+        *,
+        from_time: datetime | int | None = None,
+        until_time: datetime | int | None = None,
+        with_locks: bool = False,
+    ) -> list[Transaction]:
+        """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
+
+        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be
+        cut. At least one comes, unless there is none in that time.
+
+        Args:
+            partition: Which partition.
+            first_id: The first one; or give `from_time`.
+            last_id: The last one; or give `until_time`. With neither, all that is committed.
+            from_time: Those of this time and later; a time as of `position_at`.
+            until_time: Those before this time.
+            with_locks: As of `read`.
+
+        Raises:
+            BeyondLog: One of these is not committed yet.
+            NeedsBatches: As of `position_at`.
+            CannotConnect: The owner did not answer within `submit_seconds`.
+            BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
+        """
+        self._check_reading(partition)
+        return await self._reader.some(
+            partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
+        )

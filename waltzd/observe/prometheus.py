@@ -45,7 +45,6 @@ class Figures:
         self.durations = Durations()
         self.applied = Durations()
         self.apply_failures = 0
-        self.failing: set[int] = set()
 
     def sent(self, partition: int, submission: Submission, outcome: asyncio.Future[Any]) -> None:
         outcome.add_done_callback(partial(self._decided, submission.rows, time.perf_counter()))
@@ -80,10 +79,8 @@ class Figures:
                 found = await call(function, *arguments)
             except Exception:
                 self.apply_failures += 1
-                self.failing.add(partition)
                 raise
             self.applied.add((time.perf_counter() - started) / len(given), len(given))
-            self.failing.discard(partition)
             return found
 
         return counted
@@ -158,7 +155,7 @@ def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
     for name, about, value in GAUGES:
         gauge = GaugeMetricFamily(f"waltz_client_{name}", about, labels=["client", "partition"])
         for figures, state in states:
-            gauge.add_metric([figures.name, str(state.partition)], value(figures, state))
+            gauge.add_metric([figures.name, str(state.partition)], value(state))
         yield gauge
 
 
@@ -168,10 +165,10 @@ def _add(family: HistogramMetricFamily, name: str, found: Histogram) -> None:
 
 
 GAUGES = (
-    ("pending", "Transactions without an outcome yet.", lambda figures, state: state.pending),
-    ("ready", "1 when transactions leave at once.", lambda figures, state: state.is_ready),
-    ("position", "The highest id that the view has applied; -1 for none.", lambda figures, state: state.applied),
-    ("lag", "Transactions that came and are not applied yet.", lambda figures, state: state.received - state.applied),
-    ("failing", "1 while the view fails.", lambda figures, state: state.partition in figures.failing),
-    ("stopped", "1 when the partition was stopped by an error.", lambda figures, state: state.stopped is not None),
+    ("pending", "Transactions without an outcome yet.", lambda state: state.pending),
+    ("ready", "1 when transactions leave at once.", lambda state: state.is_ready),
+    ("position", "The highest id that the view has applied; -1 for none.", lambda state: state.applied),
+    ("lag", "Transactions that the view is behind the end of the log.", lambda state: state.lag),
+    ("failing", "1 while the view fails.", lambda state: state.failing is not None),
+    ("stopped", "1 when the partition was stopped by an error.", lambda state: state.stopped is not None),
 )

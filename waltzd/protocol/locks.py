@@ -13,7 +13,8 @@ every acceptance is right.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from operator import index
@@ -120,9 +121,55 @@ class Reason(enum.IntEnum):
 
 
 @dataclass(frozen=True)
+class Token:
+    """The place of a committed transaction, to wait for it in a view: here or in another process.
+
+    `str(token)` is a short text that fits into an HTTP header or a cookie, and `Token.parse` reads it. It means something
+    in one cluster only, and it is no secret.
+
+    Raises:
+        BadArgument: A number is no integer from 0 on.
+
+    Example:
+        ```python
+        response.headers["x-log-token"] = str(outcome.token)
+        await client.applied(Token.parse(request.headers["x-log-token"]), timeout=2)
+        ```
+    """
+
+    partition: int
+    id: int
+
+    def __post_init__(self) -> None:
+        for number in (self.partition, self.id):
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 63:
+                raise BadArgument(f"a token has a partition and an id, both integers from 0 on, not {number!r}")
+
+    def __str__(self) -> str:
+        return f"{self.partition}-{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """The token of a text that `str` made.
+
+        Raises:
+            BadArgument: The text is no token: it may come from anybody.
+        """
+        found = _TOKEN.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise BadArgument(f"{str(text)[:60]!r} is no token of a committed transaction: it looks like 3-1024")
+        return cls(int(found[1]), int(found[2]))
+
+
+_TOKEN = re.compile(r"([0-9]{1,10})-([0-9]{1,19})", re.ASCII)
+
+
+@dataclass(frozen=True)
 class Committed:
     """The outcome of a transaction that is on the disks of a majority, under this id, for ever; of a group, under this id
     and those behind it.
+
+    Two of them are equal when their ids are, whatever their partitions.
 
     Example:
         ```python
@@ -139,11 +186,35 @@ class Committed:
     id: int
     count: int = 1
     """Of how many transactions: 1, or all those of a group."""
+    partition: int | None = field(default=None, compare=False)
+    """The partition that holds it; what a client returns always says so."""
+    is_applied: bool = field(default=False, compare=False)
+    """The client's view had it when the call returned: only `submit` with `wait="applied"` says so."""
 
     @property
     def ids(self) -> range:
         """The ids of all of them."""
         return range(self.id, self.id + self.count)
+
+    @property
+    def token(self) -> Token:
+        """What `Client.applied` and `SqlView.wait` wait for; of a group, its last transaction.
+
+        Raises:
+            BadArgument: The program made this outcome itself, without a partition.
+        """
+        if self.partition is None:
+            raise BadArgument(f"{self!r} does not say in which partition it is")
+        return Token(self.partition, self.ids[-1])
+
+
+def token_of(given: Token | Committed) -> Token:
+    """What somebody waits for: only what is committed comes into a view."""
+    if isinstance(given, Token):
+        return given
+    if isinstance(given, Committed):
+        return given.token
+    raise BadArgument(f"only what is committed comes into a view: wait for a `Committed` or its token, not for {given!r}")
 
 
 @dataclass(frozen=True)

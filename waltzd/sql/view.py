@@ -27,7 +27,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from waltzd.client.view import Decision, end_of_part
 from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, NotApplied, ViewBehind, WaltzError
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.locks import Committed
+from waltzd.protocol.locks import Committed, Token, token_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import ONLY_READ_AND_WRITE, Guard, check_function, name_of, refuse_what_came
@@ -217,22 +217,22 @@ class SqlView(Generic[T]):
         await self._on_thread(self._tell, failing, error)
         return Decision.PARK
 
-    async def wait(self, outcome: Committed | int, *, partition: int, timeout: float = 10.0) -> None:
+    async def wait(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
         """Until this view contains a transaction, whichever process applies it: the position in the database tells.
 
         The program that waits needs no client, and need not apply anything itself.
 
         Args:
-            outcome: What `submit` or `append` returned, here or elsewhere, or an id.
-            partition: The partition that holds it.
+            token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself, or an id.
+            partition: Of an id, the partition that holds it.
             timeout: How many seconds to wait.
 
         Raises:
             NotApplied: The time is over.
             DatabaseUnavailable: The database did not answer until the time was over.
-            BadArgument: The outcome is no `Committed` and no id.
+            BadArgument: It is no token, no `Committed`, and no id with its partition.
         """
-        wait = _Wait(self.name, partition, outcome, timeout)
+        wait = _Wait(self.name, *place_of(token, partition), timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -300,9 +300,9 @@ class SqlView(Generic[T]):
         with self._translated("read the positions"):
             return self._positions.read_all()
 
-    def wait_blocking(self, outcome: Committed | int, *, partition: int, timeout: float = 10.0) -> None:
+    def wait_blocking(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
         """As `wait`, for a thread without a loop."""
-        wait = _Wait(self.name, partition, outcome, timeout)
+        wait = _Wait(self.name, *place_of(token, partition), timeout)
         while not wait.is_over:
             try:
                 wait.saw(self._threads.submit(self.read_positions).result())
@@ -532,16 +532,11 @@ class _Failing:
 class _Wait:
     """For one transaction to be in a view, from look to look."""
 
-    def __init__(self, view: str, partition: int, outcome: Committed | int, timeout: float) -> None:
+    def __init__(self, view: str, partition: int, id: int, timeout: float) -> None:
         if not timeout > 0:
             raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
-        id_ = outcome.ids[-1] if isinstance(outcome, Committed) else outcome
-        if not isinstance(id_, int) or isinstance(id_, bool):
-            raise BadArgument(
-                f"only what is committed comes into a view: wait for a `Committed` or an id, not for {outcome!r}"
-            )
         self.is_over = False
-        self._view, self._partition, self._id, self._timeout = view, partition, id_, timeout
+        self._view, self._partition, self._id, self._timeout = view, partition, id, timeout
         self._deadline = time.monotonic() + timeout
         self._pause = LOOK_MIN
         self._position: int | None = None
@@ -573,6 +568,18 @@ class _Wait:
             partition=self._partition,
             position=self._position,
         )
+
+
+def place_of(given: Token | Committed | int, partition: int | None) -> tuple[int, int]:
+    """The partition and the id that somebody waits for."""
+    if isinstance(given, int) and not isinstance(given, bool) and partition is not None:
+        return partition, given
+    if isinstance(given, Committed) and given.partition is None:
+        given = replace(given, partition=partition)
+    token = token_of(given)  # type: ignore[arg-type]  # it refuses an id without a partition
+    if partition not in (None, token.partition):
+        raise BadArgument(f"the token {token} is of partition {token.partition}, not of {partition}")
+    return token.partition, token.id
 
 
 def _group_of(part: Sequence[T], error: ApplyFailed) -> Sequence[T]:

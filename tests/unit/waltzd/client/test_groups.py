@@ -166,7 +166,7 @@ def test_a_group_is_built_again_as_a_whole_when_the_lock_of_one_fails() -> None:
         view.hold = asyncio.Event()
         await client.append(b"other", partition=0, locks=[write_lock("b")], position=-1)
         moves = [Move(b"a", "a"), Move(b"b", "b")]
-        submitting = asyncio.create_task(client.submit_group(moves))
+        submitting = asyncio.create_task(client.submit_group(moves, fresh=False))
         await until(lambda: Reason.CONFLICT in moves[0].story)
         view.hold.set()
         outcome = await submitting

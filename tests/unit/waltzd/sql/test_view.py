@@ -29,7 +29,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.locks import Committed, Reason, Rejected
+from waltzd.protocol.locks import Committed, Reason, Rejected, Token
 from waltzd.sql import Poison, SqlView, sqlite
 
 CLUSTER = UUID(int=1)
@@ -865,7 +865,7 @@ def test_a_view_in_another_process_is_waited_for_by_its_position(engine: Engine,
     async def story() -> None:
         other = sqlite(str(path))
         waiting = SqlView(other, insert_and_count)
-        waits = [asyncio.create_task(waiting.wait(Committed(id, 3), partition=0, timeout=60)) for id in (0, 2)]
+        waits = [asyncio.create_task(waiting.wait(Committed(id, 3, 0).token, timeout=60)) for id in (0, 2)]
         await asyncio.sleep(0.05)
         assert not any(wait.done() for wait in waits)
         await asyncio.to_thread(applying.apply_all, feed(0, 2))
@@ -904,6 +904,10 @@ def test_a_database_that_never_answers_a_wait_is_said(engine: Engine) -> None:
         for outcome in (Rejected(Reason.LOST, 0, 0), None, True):
             with pytest.raises(BadArgument, match="only what is committed"):
                 await view.wait(outcome, partition=0)  # type: ignore[arg-type]
+        with pytest.raises(BadArgument, match="only what is committed"):
+            await view.wait(0)
+        with pytest.raises(BadArgument, match="the token 1-0 is of partition 1, not of 0"):
+            await view.wait(Token(1, 0), partition=0)
         with pytest.raises(BadArgument, match="above 0"):
             await view.wait(0, partition=0, timeout=0)
         await view.close()

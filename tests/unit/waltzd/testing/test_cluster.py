@@ -281,7 +281,7 @@ class Recorded:
         async def recorded_submit(command: Command) -> Outcome:
             return await submit(recorder.command(command))  # type: ignore[return-value]
 
-        client.submit = recorded_submit  # type: ignore[method-assign]
+        client.submit = recorded_submit  # type: ignore[method-assign, assignment]
         return client
 
 

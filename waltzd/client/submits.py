@@ -1,0 +1,199 @@
+"""Submitting: a command is asked for a transaction, which is sent and, where that may help, built again; then the command
+is told.
+
+The caller of `submit` may be cancelled at any moment. What it had sent by then is decided all the same, and its command is
+told as if the caller had stayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from waltzd.client.follower import Call, tell
+from waltzd.client.partition import Line
+from waltzd.client.pending import group_of, request_of
+from waltzd.client.routes import pause_seconds
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Builder, Command, Declined, Serializer, checked_position, is_overridden
+from waltzd.errors import BadArgument, CannotConnect, NotApplied, NotSent, WaltzError
+from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
+
+Wait: TypeAlias = Literal["committed", "applied"]
+
+
+class Submits:
+    """All `submit` of one client."""
+
+    def __init__(self, settings: ClientSettings, serializer: Serializer | None) -> None:
+        self._settings = settings
+        self._serializer = serializer
+        self.under_way: dict[asyncio.Future[None], None] = {}
+        """Each until it has its outcome, also between two attempts: `flush` waits for them."""
+        self._telling: dict[asyncio.Task[None], None] = {}
+        self._count = 0
+
+    async def submit(
+        self,
+        line: Line,
+        commands: Sequence[Command],
+        call: Call,
+        *,
+        later: Call,
+        is_group: bool,
+        fresh: bool | None,
+        wait: Wait,
+        timeout: float | None,
+    ) -> Outcome | Declined:
+        """`later`: how commands are told whose caller has gone."""
+        if wait not in ("committed", "applied"):
+            raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
+        if fresh or wait == "applied":
+            line.check_view()
+        seconds = self._settings.submit_seconds if timeout is None else timeout
+        self._count += 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.under_way[done] = None
+        try:
+            if fresh or (fresh is None and line.is_cold):
+                await _freshen(line, seconds)
+            outcome = await self._attempt(line, commands, call, later, is_group)
+        finally:
+            del self.under_way[done]
+            done.set_result(None)
+        await self._tell(line, list(enumerate(commands)), call, later, outcome)
+        if wait == "applied" and isinstance(outcome, Committed):
+            try:
+                await line.applied(outcome.ids[-1], seconds)
+            except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
+                return outcome
+            return replace(outcome, is_applied=True)
+        return outcome
+
+    async def _attempt(
+        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
+    ) -> Outcome | Declined:
+        """As often as it takes, and as is allowed."""
+        number, attempt = self._count, 0
+        while True:
+            attempt += 1
+            epoch = await line.ready_epoch()
+            outcome = await self._build_and_send(line, commands, call, later, is_group)
+            if not isinstance(outcome, Rejected):
+                return outcome
+            if outcome.reason is not Reason.LOST:
+                for command in commands:
+                    await tell(line.partition, call, command.on_lock_failure, outcome)
+                if not line.has_view:
+                    return outcome
+            if attempt >= self._settings.attempts_max:
+                return outcome
+            if outcome.reason is not Reason.LOST:
+                try:
+                    await line.seen(outcome.conflict_id, epoch)
+                except TimeoutError:
+                    return outcome
+            line.again()
+            if attempt > 1:
+                await asyncio.sleep(pause_seconds(attempt - 2, line.mount.client or 0, line.partition, number))
+
+    async def _build_and_send(
+        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
+    ) -> Outcome | Declined:
+        await line.enter(len(commands))
+        try:
+            positions: list[int] = []
+            builders: list[Builder] = []
+            for command in commands:
+                builder = Builder(line.position, self._serializer)
+                if not _wants(command, await call(command.build, builder)):
+                    return Declined()
+                positions.append(mark_of(line, builder.position if line.has_view else None, builder.locks))
+                builders.append(builder)
+            if (highest := max(positions)) > line.mount.known:
+                await line.prove(highest)
+            make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
+            waiter: asyncio.Future[Outcome] = line.add(make, partial(self._tell_later, line, commands, later))
+        finally:
+            line.leave(len(commands))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._tell_later(line, commands, later, waiter.result())
+            raise
+
+    # -- telling
+
+    async def _tell(
+        self,
+        line: Line,
+        commands: Sequence[tuple[int, Command]],
+        call: Call,
+        later: Call,
+        outcome: Outcome | Declined,
+    ) -> None:
+        """Each with its place in the group."""
+        rest = deque(commands)
+        try:
+            while rest:
+                number, command = rest.popleft()
+                try:
+                    if is_overridden(command, "on_completion"):
+                        await tell(line.partition, call, command.on_completion, outcome)
+                finally:
+                    if isinstance(outcome, Committed) and is_overridden(command, "on_application"):
+                        line.announce(outcome.id + number, command.on_application)
+        finally:
+            if rest:  # the caller was cancelled
+                self._in_background(self._tell(line, list(rest), later, later, outcome))
+
+    def _tell_later(self, line: Line, commands: Sequence[Command], later: Call, outcome: Outcome) -> None:
+        """The caller is cancelled."""
+        self._in_background(self._tell(line, list(enumerate(commands)), later, later, outcome))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="waltz telling")
+        self._telling[task] = None
+        task.add_done_callback(self._telling.pop)
+
+    async def close(self) -> None:
+        """Give those that are told their time, and no more."""
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=self._settings.close_seconds)
+        for task in list(self._telling):
+            task.cancel()
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+
+async def _freshen(line: Line, seconds: float) -> None:
+    try:
+        await line.caught_up(seconds)
+    except (CannotConnect, NotApplied) as error:
+        raise NotSent(
+            f"the view of partition {line.partition} is not known to be fresh, so nothing was built: {error.message}",
+            partition=line.partition,
+        ) from error
+
+
+def _wants(command: Command, answer: object) -> bool:
+    """What `build` returned. A `build` that forgets to return says nothing, which is no reason to send nothing."""
+    if answer is None or not hasattr(answer, "__bool__"):
+        raise BadArgument(
+            f"`build` of {type(command).__name__} returned {answer!r}: it returns True when the transaction is to be sent, "
+            "and False when there is nothing to do",
+            next_step="end `build` with `return True`",
+        )
+    return bool(answer)
+
+
+def mark_of(line: Line, position: int | None, locks: Sequence[Lock]) -> int:
+    """The one that was given, or that of the view."""
+    if position is None:
+        if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
+            raise BadArgument("a READ or WRITE lock needs a position to be compared with: give a view, or a position")
+        return line.position
+    return checked_position(position)
