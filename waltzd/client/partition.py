@@ -36,6 +36,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from waltzd.client.conversation import Conversation
 from waltzd.client.follower import Call, Follower, ask_position
+from waltzd.client.instrument import Instruments
 from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Late, Submission
@@ -82,6 +83,7 @@ class Line:
         call: Call,
         fetch: Fetch,
         seen: Seen,
+        instruments: Instruments = (),
     ) -> None:
         self.partition = partition
         self.outbox = Outbox(
@@ -103,6 +105,7 @@ class Line:
         self._serializer = serializer
         self._call = call
         self._fetch = fetch
+        self._instruments = instruments
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
         self._talk: Conversation | None = None
@@ -136,10 +139,13 @@ class Line:
         position = None
         if self._view is not None:
             position = await ask_position(self._view, self._call, self.partition)
+            call = self._call
+            for instrument in self._instruments:
+                call = instrument.calling(self.partition, call)
             follower = Follower(
                 self.partition,
                 self._view,
-                call=self._call,
+                call=call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
             )
@@ -239,8 +245,11 @@ class Line:
     def has_view(self) -> bool:
         return self._follower is not None
 
-    async def ready_epoch(self) -> int:
+    async def ready_epoch(self, attempt: int = 1) -> int:
         """Wait until it is ready; returns which time that is."""
+        if attempt > 1:
+            for instrument in self._instruments:
+                instrument.again(self.partition)
         try:
             async with asyncio.timeout(self._settings.submit_seconds):
                 await self._is_ready.wait()
@@ -271,6 +280,8 @@ class Line:
         self._go_on()
         if self._alarm is None:
             self._alarm = loop.call_at(submission.deadline, self._expire)
+        for instrument in self._instruments:
+            instrument.sent(self.partition, submission, waiter)
         return waiter
 
     async def send(self, rows: int, position: int, make: Callable[[asyncio.Future[T], float], Submission]) -> T:
