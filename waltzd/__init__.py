@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from waltzd.client.blocking import BlockingClient as BlockingClient
     from waltzd.client.client import Client as Client
     from waltzd.client.pending import Outcomes as Outcomes
+    from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings
+    from waltzd.client.settings import Tls as Tls
     from waltzd.client.status import ClientStatus as ClientStatus
     from waltzd.client.status import PartitionStatus as PartitionStatus
     from waltzd.client.view import Builder as Builder
@@ -42,7 +44,8 @@ _MODULES = {
     "client.blocking": ("BlockingClient",),
     "client.client": ("Client",),
     "client.pending": ("Outcomes",),
-    "client.settings": ("ClientSettings",),
+    "client.position_file": ("PositionFile",),
+    "client.settings": ("ClientSettings", "Tls"),
     "client.status": ("ClientStatus", "PartitionStatus"),
     "client.view": (
         "Builder",

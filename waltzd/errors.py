@@ -649,6 +649,15 @@ class NotApplied(WaltzError):
     next_step = "answer from the view as it is, or try again; if it lasts, look at the process that applies"
 
 
+class PositionsDamaged(WaltzError):
+    """The file in which a follower keeps its positions is not what was written there. To begin from a guess would leave
+    transactions out, or do them again, so nothing was fed."""
+
+    code, exit_code = "W2087", EXIT_FINDINGS
+    not_done = "nothing was fed"
+    next_step = "put the file back from a backup; or remove it, empty what the follower feeds, and begin at the start"
+
+
 class UnfitSegment(WaltzError):
     """A segment file that was sent to a replica cannot be installed: a record in it fails its checks, it has none, it is
     longer or shorter than announced, or it ends before records that the replica would lose by it. It was thrown away and

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import datetime
@@ -17,13 +17,14 @@ from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from uuid import UUID
 
 from waltzd.client.client import Client, Partitions
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Wait
 from waltzd.client.view import (
@@ -38,7 +39,7 @@ from waltzd.client.view import (
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Token
-from waltzd.wire.servers import ServerClient
+from waltzd.protocol.quorum import EMPTY
 
 T = TypeVar("T")
 
@@ -105,7 +106,8 @@ class BlockingClient:
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
         threads: int = 32,
     ) -> None:
         """All arguments but the last are those of `Client`. Functions of the view are plain or `async`.
@@ -114,7 +116,7 @@ class BlockingClient:
             threads: How many views may be at work at once, each for another partition.
 
         Raises:
-            BadArgument: As of `Client`, or this process was forked from one that had a client.
+            BadArgument, BadConfig: As of `Client`; or this process was forked from one that had a client.
         """
         self._thread = loop_thread()
         self._threads = threads
@@ -130,6 +132,7 @@ class BlockingClient:
             serializer=serializer,
             partitioner=partitioner,
             settings=settings,
+            tls=tls,
             connect=connect,
         )
         self._client._call = self._call_on_pool
@@ -152,11 +155,11 @@ class BlockingClient:
 
     # -- life
 
-    def open(self) -> None:
+    def open(self, *, timeout: float | None = None) -> None:
         """As `Client.open`."""
         if self._is_shut:
             self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-view"), False
-        self._thread.run(self._client.open())
+        self._thread.run(self._client.open(timeout=timeout))
 
     def close(self) -> None:
         """As `Client.close`. The client may be opened again."""
@@ -186,6 +189,11 @@ class BlockingClient:
         return self._client.cluster
 
     @property
+    def cluster_key(self) -> UUID:
+        """The key of the cluster, which no other cluster has."""
+        return self._client.cluster_key
+
+    @property
     def partition_count(self) -> int:
         """How many partitions the cluster has."""
         return self._client.partition_count
@@ -199,9 +207,9 @@ class BlockingClient:
         """As `Client.partition_of`."""
         return self._client.partition_of(key)
 
-    def set_partitions(self, partitions: Partitions) -> None:
+    def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """As `Client.set_partitions`."""
-        self._thread.run(self._client.set_partitions(partitions))
+        self._thread.run(self._client.set_partitions(partitions, timeout=timeout))
 
     # -- writing
 
@@ -212,10 +220,15 @@ class BlockingClient:
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_with(caller.call, command, fresh=fresh, wait=wait, timeout=timeout))
+        return caller.serve(
+            self._client._submit_with(
+                caller.call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+            )
+        )
 
     def submit_group(
         self,
@@ -224,10 +237,15 @@ class BlockingClient:
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `Client.submit_group`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_group_with(caller.call, commands, fresh=fresh, wait=wait, timeout=timeout))
+        return caller.serve(
+            self._client._submit_group_with(
+                caller.call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+            )
+        )
 
     def position(self, partition: int) -> int:
         """As `Client.position`. Read it *before* the view and give it to `append`."""
@@ -242,13 +260,23 @@ class BlockingClient:
         header: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome:
         """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
         view was: the view is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
         _check_position(position, locks)
         return self._ask(
-            self._client.append, payload, partition=partition, key=key, header=header, locks=locks, position=position
+            self._client.append,
+            payload,
+            partition=partition,
+            key=key,
+            header=header,
+            locks=locks,
+            position=position,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
     def append_many(
@@ -260,12 +288,20 @@ class BlockingClient:
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Outcomes:
         """As `Client.append_many`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_position(position, [lock for some in each or () for lock in some])
         return self._ask(
-            self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, position=position
+            self._client.append_many,
+            payloads,
+            partition=partition,
+            key=key,
+            headers=headers,
+            locks=each,
+            position=position,
+            timeout=timeout,
         )
 
     def append_group(
@@ -277,6 +313,8 @@ class BlockingClient:
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome:
         """As `Client.append_group`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
@@ -289,6 +327,8 @@ class BlockingClient:
             headers=headers,
             locks=each,
             position=position,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
     # -- waiting
@@ -298,9 +338,9 @@ class BlockingClient:
         """Whether something that was submitted has no outcome yet."""
         return self._client.has_pending
 
-    def flush(self, seconds: float | None = None) -> None:
+    def flush(self, *, timeout: float | None = None) -> None:
         """As `Client.flush`."""
-        self._thread.run(self._client.flush(seconds))
+        self._thread.run(self._client.flush(timeout=timeout))
 
     def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
         """As `Client.caught_up`."""
@@ -316,17 +356,17 @@ class BlockingClient:
 
     # -- reading
 
-    def end_position(self, partition: int, *, confirmed: bool = True) -> int:
+    def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
         """As `Client.end_position`."""
-        return self._thread.run(self._client.end_position(partition, confirmed=confirmed))
+        return self._thread.run(self._client.end_position(partition, confirmed=confirmed, timeout=timeout))
 
-    def position_at(self, partition: int, time: datetime | int) -> int:
+    def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
         """As `Client.position_at`."""
-        return self._thread.run(self._client.position_at(partition, time))
+        return self._thread.run(self._client.position_at(partition, time, timeout=timeout))
 
-    def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
+    def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction:
         """As `Client.read`."""
-        return self._thread.run(self._client.read(partition, id, with_locks=with_locks))
+        return self._thread.run(self._client.read(partition, id, with_locks=with_locks, timeout=timeout))
 
     def read_some(
         self,
@@ -337,13 +377,42 @@ class BlockingClient:
         from_time: datetime | int | None = None,
         until_time: datetime | int | None = None,
         with_locks: bool = False,
+        timeout: float | None = None,
     ) -> list[Transaction]:
         """As `Client.read_some`."""
         return self._thread.run(
             self._client.read_some(
-                partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
+                partition,
+                first_id,
+                last_id,
+                from_time=from_time,
+                until_time=until_time,
+                with_locks=with_locks,
+                timeout=timeout,
             )
         )
+
+    def scan(
+        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
+    ) -> Generator[Transaction, None, None]:
+        """As `Client.scan`."""
+        return self._each(partial(self._client._scan, partition, after=after, to=to, with_locks=with_locks))
+
+    def feed(self, partition: int, *, after: int) -> Generator[Transaction, None, None]:
+        """As `Client.feed`. It ends at once when the code breaks off, and when another thread closes the client."""
+        return self._each(partial(self._client._feed_batches, partition, after=after))
+
+    def _each(self, begin: Callable[[], AsyncGenerator[Sequence[Transaction], None]]) -> Generator[Transaction, None, None]:
+        batches: AsyncGenerator[Sequence[Transaction], None] = self._thread.run(call_here(begin))
+
+        async def following() -> Sequence[Transaction] | None:
+            return await anext(batches, None)
+
+        try:
+            while (batch := self._thread.run(following())) is not None:
+                yield from batch
+        finally:  # without waiting for it: this may be collected on the thread of the loop
+            asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
 
     def fetch(self, transaction: Transaction) -> bytes:
         """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""

@@ -6,22 +6,25 @@ talks to servers only, never to the coordinator."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from copy import copy
+import os
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
+from uuid import UUID
 
+from waltzd.client.feeding import Arrivals, Feeding
 from waltzd.client.follower import Call, call_here, introduce
-from waltzd.client.instrument import Instrument
+from waltzd.client.instrument import Instrument, Instruments
+from waltzd.client.keys import Keys, hashes_of, key_locks
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line
-from waltzd.client.pending import Bundle, Group, Outcomes, no_outcomes, request
-from waltzd.client.reading import Reader, Reading
+from waltzd.client.pending import Bundle, Group, Outcomes, Submission, no_outcomes, request
+from waltzd.client.reading import Reader
 from waltzd.client.routes import Connect, Routes, addresses_of, some
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
-from waltzd.client.submits import Submits, Wait, mark_of
+from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
 from waltzd.client.view import (
     Command,
     Declined,
@@ -33,16 +36,18 @@ from waltzd.client.view import (
     encoded,
     partition_by_hash,
 )
-from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
+from waltzd.client.waiting import Waiting
+from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
-from waltzd.protocol.locks import Committed, Lock, Outcome, Token, token_of
+from waltzd.protocol.locks import Lock, Outcome
+from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client(Reading):
+class Client(Feeding, Waiting):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
@@ -71,7 +76,8 @@ class Client(Reading):
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """Nothing is connected before `open`.
 
@@ -85,10 +91,12 @@ class Client(Reading):
             partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
                 language, so that all clients agree.
             settings: Deadlines and limits.
-            connect: How a server is reached. `LocalCluster.connect` reaches one in the same process.
+            tls: The certificate of this application, where the cluster wants one; else connections are in plain text.
+            connect: How a server is reached, in the place of `tls`. `LocalCluster.connect` reaches one in the same process.
 
         Raises:
-            BadArgument: An address is no `host:port`, or `feed` and `view` do not fit each other.
+            BadArgument: An address is no `host:port`; `feed` and `view`, or `tls` and `connect`, do not fit each other.
+            BadConfig: The files of `tls` are missing, or do not belong together.
         """
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)
@@ -101,11 +109,17 @@ class Client(Reading):
         self._serializer, self._partitioner = serializer, partitioner
         self._call: Call = call_here
         seconds, introduction = self.settings.call_seconds, self.settings.introduction
-        self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
+        if tls is not None and connect is not None:
+            raise BadArgument("a server is reached either with `tls` or by `connect`")
+        self._routes = Routes(
+            addresses_of(servers), connect or _connect_with(tls), call_seconds=seconds, introduction=introduction
+        )
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._instruments: list[Instrument] = []
         self._lines: dict[int, Line] = {}
+        self._keys: dict[int, Keys] = {}
+        self._feeds: dict[Line, Arrivals] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
         self._registration: Registration | None = None
@@ -114,18 +128,20 @@ class Client(Reading):
         """That it lives on, while it is open."""
         self._submits = Submits(self.settings, serializer)
         self._stops: list[asyncio.Future[None]] = []
-        """Of those who wait for a partition to be stopped."""
 
     # -- life
 
-    async def open(self) -> None:
+    async def open(self, *, timeout: float | None = None) -> None:
         """Find the cluster, and begin with the partitions that were asked for.
 
         They become ready by themselves: `open` does not wait for a partition whose owner is away. A client without
         partitions can only read.
 
+        Args:
+            timeout: How many seconds to look for the cluster; `submit_seconds` if it is not given.
+
         Raises:
-            CannotConnect: No server answered within `submit_seconds`, or none gave out a client id.
+            CannotConnect: No server answered in time, or none gave out a client id.
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
             BadArgument: The client is open already, a partition does not exist, or the view's position makes no sense.
@@ -135,7 +151,7 @@ class Client(Reading):
             raise BadArgument("the client is open already")
         self._loop = asyncio.get_running_loop()
         clock = self._loop.time
-        deadline = clock() + self.settings.submit_seconds
+        deadline = clock() + (self.settings.submit_seconds if timeout is None else timeout)
         try:
             await self._routes.open(deadline - clock())
             self._routes.keep_fresh()
@@ -153,7 +169,10 @@ class Client(Reading):
         try:
             async with self._changing:
                 active, self._active = self._active, ()
-                await asyncio.gather(*[self._lines[partition].deactivate(reason) for partition in active])
+                for arrivals in self._feeds.values():  # or they would wait for who iterates
+                    arrivals.end()
+                ending = [*[self._lines[partition] for partition in active], *self._feeds]
+                await asyncio.gather(*[line.deactivate(reason) for line in ending])
                 await self._submits.close()
         finally:
             self._tell_stops()
@@ -183,6 +202,11 @@ class Client(Reading):
         return self._routes.topology.cluster
 
     @property
+    def cluster_key(self) -> UUID:
+        """The key of the cluster, which no other cluster has."""
+        return self._routes.topology.cluster_key
+
+    @property
     def topology(self) -> Topology:
         """The servers and the owners of all partitions, as they were seen last."""
         return self._routes.topology
@@ -197,7 +221,7 @@ class Client(Reading):
         """The partitions that this client has."""
         return self._active
 
-    async def set_partitions(self, partitions: Partitions) -> None:
+    async def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """Have these partitions and no others.
 
         A partition that goes away finishes what is under way first. For one that comes, the view is asked for its position.
@@ -205,6 +229,7 @@ class Client(Reading):
 
         Args:
             partitions: `"all"`, or numbers.
+            timeout: How many seconds to ask for a client id; `submit_seconds` if it is not given.
 
         Raises:
             BadArgument: A partition does not exist, or the view's position makes no sense.
@@ -212,7 +237,7 @@ class Client(Reading):
             ClientClosed: The client is not open.
             Exception: What the view's `opened` or `position` raises.
         """
-        await self._set_partitions(partitions, self.settings.submit_seconds)
+        await self._set_partitions(partitions, self.settings.submit_seconds if timeout is None else timeout)
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
         self._check_loop()
@@ -247,20 +272,34 @@ class Client(Reading):
 
     def _line_of(self, partition: int) -> Line:
         if partition not in self._lines:
-            self._lines[partition] = Line(
-                partition,
-                routes=self._routes,
-                settings=self.settings,
-                feed=self._feed,
-                view=self._view,
-                serializer=self._serializer,
-                call=self._call,
-                fetch=self._fetch,
-                seen=self._seen,
-                instruments=self._instruments,
-            )
+            self._lines[partition] = self._new_line(partition, self._feed, self._view, self._call, self._instruments)
             self._lines[partition].on_stop = self._tell_stops
         return self._lines[partition]
+
+    def _new_line(
+        self, partition: int, feed: FeedMode, view: View | None, call: Call, instruments: Instruments = ()
+    ) -> Line:
+        return Line(
+            partition,
+            routes=self._routes,
+            settings=self.settings,
+            feed=feed,
+            view=view,
+            serializer=self._serializer,
+            call=call,
+            fetch=self._fetch,
+            seen=self._seen,
+            instruments=instruments,
+        )
+
+    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> Line:
+        registration = await self._routes.register(self.settings.submit_seconds)
+        self._check_open()
+        line = self._new_line(partition, FeedMode.RECORDS, arrivals, call_here)
+        line.on_stop = arrivals.end
+        self._feeds[line] = arrivals
+        await line.activate(registration)
+        return line
 
     def _check_number(self, partition: int) -> None:
         if not hasattr(partition, "__index__") or not 0 <= partition < self.partition_count:
@@ -298,6 +337,7 @@ class Client(Reading):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """Append the transaction that a command builds, and build it again where that may help.
 
@@ -316,13 +356,17 @@ class Client(Reading):
                 just opened knows nothing. Those that the view makes itself, and waits for, are not.
             wait: `"applied"`: return when this client's view has the transaction; then `is_applied` of the outcome is True.
                 When it takes longer than `timeout`, the outcome is returned all the same: it is committed.
-            timeout: How many seconds to wait for the view, before and after; `submit_seconds` if it is not given.
+            timeout: How many seconds this call may take in all, with the waiting for the view. Without it, each attempt and
+                each waiting has `submit_seconds`. What was sent by then and has no outcome is `Unknown`.
+            idempotency_key: As of `append`: when a transaction with this key is in the partition already, that one is the
+                outcome, and `build` is not called once the view has it. The client reads what is written in the partition
+                for that, beside the feed.
 
         Returns:
             The outcome of the last attempt, or `Declined` when `build` returned False.
 
         Raises:
-            NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided; or the
+            NotSent: The partition took nothing in time: its owner is away, or too much is undecided; or the
                 view did not become fresh.
             TooLarge: The payload or the number of locks is above the limits of the server.
             BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to
@@ -331,7 +375,9 @@ class Client(Reading):
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
-        return await self._submit_with(self._call, command, fresh=fresh, wait=wait, timeout=timeout)
+        return await self._submit_with(
+            self._call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+        )
 
     async def _submit_with(
         self,
@@ -341,12 +387,14 @@ class Client(Reading):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `submit`, with another way to call the command's functions."""
         self._check_loop()
         line = self._line(self._partition_of((command,)))
+        once = self._once_of(line, idempotency_key)
         return await self._submits.submit(
-            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout
+            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
     async def submit_group(
@@ -356,6 +404,7 @@ class Client(Reading):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
 
@@ -368,6 +417,7 @@ class Client(Reading):
             fresh: As of `submit`.
             wait: As of `submit`.
             timeout: As of `submit`.
+            idempotency_key: As of `submit`, for the group.
 
         Returns:
             One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
@@ -380,7 +430,9 @@ class Client(Reading):
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self._submit_group_with(self._call, commands, fresh=fresh, wait=wait, timeout=timeout)
+        return await self._submit_group_with(
+            self._call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+        )
 
     async def _submit_group_with(
         self,
@@ -390,13 +442,15 @@ class Client(Reading):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `submit_group`, with another way to call the commands' functions."""
         self._check_loop()
         commands = tuple(commands)
         line = self._line(self._partition_of(commands))
+        once = self._once_of(line, idempotency_key)
         return await self._submits.submit(
-            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout
+            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
     def _partition_of(self, commands: Sequence[Command]) -> int:
@@ -428,6 +482,8 @@ class Client(Reading):
         header: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
@@ -439,21 +495,35 @@ class Client(Reading):
             locks: See `read_lock`, `write_lock` and `append_lock`.
             position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
                 later transaction marked them. The default is `position(partition)` at the moment of this call.
+            timeout: How many seconds this call may take; `submit_seconds` if it is not given. What was sent by then and has
+                no outcome is `Unknown`, what was not sent is `NotSent`.
+            idempotency_key: A text that names what the caller wants, the id of a request for example. When a transaction
+                with the same key is in the partition already, nothing is appended, and the outcome is `Committed` with
+                the id of that one: after `Unknown`, after a restart, from another process, through any fail-over. It holds
+                for `ClientSettings.idempotency_seconds` from the first one, within one partition: say the same
+                `partition`, or `key`, again. The payloads are not compared. The client needs the right to read, and the
+                partition has to write format 1.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
 
         Raises:
             BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
-            NotSent: The partition took nothing for `submit_seconds`.
+            NeedsBatches: The partition writes format 0, which knows no keys. Nothing was sent.
+            NotSent: The partition took nothing in time.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
+        body, header = encoded(payload, self._serializer), checked_header(header)
+        if idempotency_key is not None:
+            own = key_locks(idempotency_key)
+            position = own_position(line, position, locks)
+            return self._once(line, own, position, 1, lambda at: request(at, body, header, (*locks, *own)), timeout)
         position = mark_of(line, position, locks)
-        return line.send(1, position, request(position, encoded(payload, self._serializer), checked_header(header), locks))
+        return line.send(1, position, request(position, body, header, locks), deadline_of(timeout))
 
     def append_many(
         self,
@@ -464,6 +534,7 @@ class Client(Reading):
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, Outcomes]:
         """Append many transactions to one partition, in this order, with one `await` for all of them.
 
@@ -477,13 +548,14 @@ class Client(Reading):
             headers: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
             position: As of `append`, for all of them.
+            timeout: As of `append`.
 
         Returns:
             An awaitable of `Outcomes`: columns with a row for each payload.
 
         Raises:
             BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
-            NotSent: The partition took nothing for `submit_seconds`.
+            NotSent: The partition took nothing in time.
             TooLarge: One payload, or its number of locks, is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
@@ -491,7 +563,7 @@ class Client(Reading):
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             return no_outcomes()
-        return line.send(len(data), position, partial(Bundle, position, data, headers, each))
+        return line.send(len(data), position, partial(Bundle, position, data, headers, each), deadline_of(timeout))
 
     def append_group(
         self,
@@ -502,6 +574,8 @@ class Client(Reading):
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
@@ -514,6 +588,8 @@ class Client(Reading):
             headers: As of `append_many`.
             locks: As of `append_many`.
             position: As of `append_many`.
+            timeout: As of `append`.
+            idempotency_key: As of `append`, for the group.
 
         Returns:
             An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
@@ -524,10 +600,20 @@ class Client(Reading):
             TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `append`.
         """
+        given = position
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
-        return line.send(len(data), position, partial(Group, position, data, headers, each))
+        if idempotency_key is not None:
+            own, all_locks = key_locks(idempotency_key), [list(some) for some in each or [()] * len(data)]
+            checked = own_position(line, given, [lock for some in all_locks for lock in some])
+            all_locks[0] += own
+
+            def make(at: int) -> Callable[[asyncio.Future[Outcome], float], Submission]:
+                return partial(Group, at, data, headers, all_locks)
+
+            return self._once(line, own, checked, len(data), make, timeout)
+        return line.send(len(data), position, partial(Group, position, data, headers, each), deadline_of(timeout))
 
     def _columns(
         self,
@@ -548,6 +634,32 @@ class Client(Reading):
         position = mark_of(line, position, [lock for some in each or () for lock in some])
         return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
+    async def _once(
+        self,
+        line: Line,
+        own: Sequence[Lock],
+        position: int | None,
+        count: int,
+        make: Callable[[int], Callable[[asyncio.Future[Outcome], float], Submission]],
+        timeout: float | None,
+    ) -> Outcome:
+        """Append it, unless its idempotency key was used."""
+        deadline = deadline_of(self.settings.submit_seconds if timeout is None else timeout)
+        assert deadline is not None
+
+        def send(at: int) -> Coroutine[Any, Any, Outcome]:
+            return line.send(count, at, make(at), deadline)
+
+        return await self._keys_of(line.partition).append(hashes_of(own), position, count, send, deadline)
+
+    def _once_of(self, line: Line, idempotency_key: str | None) -> Once | None:
+        return None if idempotency_key is None else Once(self._keys_of(line.partition), key_locks(idempotency_key))
+
+    def _keys_of(self, partition: int) -> Keys:
+        if partition not in self._keys:
+            self._keys[partition] = Keys(partition, self._reader, seconds=self.settings.idempotency_seconds)
+        return self._keys[partition]
+
     def partition_of(self, key: Any) -> int:
         """The partition in which `append(…, key=key)` writes."""
         return self._partitioner(key, self.partition_count)
@@ -556,120 +668,6 @@ class Client(Reading):
         if (partition is None) == (key is None):
             raise BadArgument("name either the partition or the key of a transaction")
         return partition if partition is not None else self.partition_of(key)
-
-    # -- waiting
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether something that was submitted has no outcome yet."""
-        return bool(self._submits.under_way) or any(self._lines[partition].outbox.rows for partition in self._active)
-
-    async def flush(self, seconds: float | None = None) -> None:
-        """Wait until everything that was submitted before has an outcome.
-
-        Args:
-            seconds: How long to wait; `submit_seconds` if it is not given.
-
-        Raises:
-            CannotConnect: Something is still undecided then. It stays under way, and its own caller is told.
-        """
-        self._check_loop()
-        if not self.has_pending:
-            return
-        limit = self.settings.submit_seconds if seconds is None else seconds
-        waits = [self._lines[partition].drained() for partition in self._active]
-        try:
-            async with asyncio.timeout(limit):
-                await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.under_way])
-        except TimeoutError:
-            undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
-            raise CannotConnect(
-                f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
-            ) from None
-
-    async def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
-        """Wait until the view has applied all that was committed when this was called, by any client.
-
-        Args:
-            partition: Of this one only; of all that this client has, if it is not given.
-            timeout: How many seconds to wait; `submit_seconds` if it is not given.
-
-        Raises:
-            NotApplied: The time is over, and the view is not there yet; the message says whether the view fails.
-            CannotConnect: The owner did not say in time what is committed.
-            BadArgument: This client has no view, so there is no view.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: A partition was stopped; see `status`.
-        """
-        self._check_loop()
-        self._check_open()
-        lines = [self._line(each) for each in (self._active if partition is None else (partition,))]
-        seconds = self.settings.submit_seconds if timeout is None else timeout
-        waits = [asyncio.create_task(line.caught_up(seconds)) for line in lines]
-        try:
-            await asyncio.gather(*waits)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-
-    async def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
-        """Wait until this client's view has a transaction, whoever wrote it: then a read of the view shows it.
-
-        Args:
-            token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself.
-            timeout: How many seconds to wait; `submit_seconds` if it is not given.
-
-        Raises:
-            NotApplied: The time is over. The transaction is committed all the same, and the view will have it.
-            BeyondLog: The log has no such transaction: the token is of another cluster, or made up.
-            CannotConnect: The owner did not say in time whether there is such a transaction.
-            BadArgument: It is no token, there is no such partition, or this client has no view.
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
-        """
-        self._check_loop()
-        token = token_of(token)
-        seconds = self.settings.submit_seconds if timeout is None else timeout
-        await self._line(token.partition).applied(token.id, seconds)
-
-    async def wait_stopped(self, *, timeout: float | None = None) -> None:
-        """Wait until a partition is stopped by an error, and raise that: a service that must not live on without its view
-        waits for this beside its work. Returns when the client is closed.
-
-        Args:
-            timeout: Return after so many seconds; wait for ever, if it is not given.
-
-        Raises:
-            PartitionParked, ClientAhead, Superseded, WaltzError: Why a partition was stopped, also before this call.
-            ClientClosed: The client is not open.
-
-        Example:
-            ```python
-            async with asyncio.TaskGroup() as group:
-                group.create_task(client.wait_stopped())
-                group.create_task(serve())
-            ```
-        """
-        self._check_loop()
-        self._check_open()
-        try:
-            async with asyncio.timeout(timeout):
-                while self._closed is None:
-                    for partition in self._active:
-                        if (stopped := self._lines[partition].stopped) is not None:
-                            raise copy(stopped)
-                    bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._stops.append(bell)
-                    await bell
-        except TimeoutError:
-            return
-
-    def _tell_stops(self) -> None:
-        bells, self._stops = self._stops, []
-        for bell in bells:
-            if not bell.done():
-                bell.set_result(None)
 
     # -- inside
 
@@ -682,3 +680,10 @@ class Client(Reading):
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
         return ClientStatus(self._lines[partition].status() for partition in self._active)
+
+
+def _connect_with(tls: Tls | None) -> Connect:
+    if tls is None:
+        return ServerClient
+    certificate, key, ca = [os.fspath(path) for path in (tls.certificate, tls.key, tls.ca)]
+    return partial(ServerClient, tls=wire_tls.Tls(certificate, key, ca, role=None))

@@ -382,16 +382,14 @@ class Outbox:
     # -- giving up
 
     def next_deadline(self) -> float | None:
-        """Of the first submission whose caller still waits. Deadlines rise with tickets: all callers wait equally long."""
-        return next((entry.deadline for entry in self._all() if not entry.waiter.done()), None)
+        """The first of those whose callers still wait."""
+        return min((entry.deadline for entry in self._all() if not entry.waiter.done()), default=None)
 
     def expire(self, now: float, error: WaltzError) -> None:
         """Settle what has waited too long: what was sent is unknown, what was not sent never will be. Rows that were sent
         count on until they are decided."""
         for entry in self._all():
-            if entry.deadline > now:
-                break
-            if entry.waiter.done():
+            if entry.deadline > now or entry.waiter.done():
                 continue
             if isinstance(entry, Bundle):
                 self._cut(entry, error)

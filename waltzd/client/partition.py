@@ -65,6 +65,8 @@ LOOK_SECONDS = 5.0
 """How often the owner is asked for the end of the log while the view is behind."""
 REPLACED_SECONDS = 1.0
 """How long an owner that was replaced has for its last word; one that hangs has none."""
+LATE_SECONDS = 0.05
+"""How much later than its deadline a caller may be told."""
 Fetch: TypeAlias = Callable[[Transaction], Awaitable[bytes]]
 T = TypeVar("T")
 _log = logging.getLogger("waltz.client")
@@ -245,49 +247,69 @@ class Line:
     def has_view(self) -> bool:
         return self._follower is not None
 
-    async def ready_epoch(self) -> int:
+    def _left(self, deadline: float | None) -> float:
+        """The seconds that a caller has; those of one attempt, if it did not say."""
+        if deadline is None:
+            return self._settings.submit_seconds
+        return max(0.0, deadline - asyncio.get_running_loop().time())
+
+    async def ready_epoch(self, deadline: float | None = None) -> int:
         """Wait until it is ready; returns which time that is."""
         try:
-            async with asyncio.timeout(self._settings.submit_seconds):
+            async with asyncio.timeout(self._left(deadline)):
                 await self._is_ready.wait()
         except TimeoutError:
             raise self._not_sent() from self._trouble
         self._check()
         return self.mount.epochs
 
-    async def enter(self, rows: int) -> None:
+    async def enter(self, rows: int, deadline: float | None = None) -> None:
         """Wait for a place for so many transactions. `leave` must follow."""
         self._check()
         try:
-            await self._budget.take(rows, self._settings.submit_seconds)
+            await self._budget.take(rows, self._left(deadline))
         except TimeoutError:
             raise self._not_sent() from self._trouble
 
     def leave(self, rows: int) -> None:
         self._budget.give(rows)
 
-    def add(self, make: Callable[[asyncio.Future[T], float], Submission], late: Late | None = None) -> asyncio.Future[T]:
+    def add(
+        self,
+        make: Callable[[asyncio.Future[T], float], Submission],
+        late: Late | None = None,
+        deadline: float | None = None,
+    ) -> asyncio.Future[T]:
         """Hand in what `make` makes of a waiter and its deadline; returns the waiter."""
         self._check()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
-        submission = make(waiter, loop.time() + self._settings.submit_seconds)
+        submission = make(waiter, loop.time() + self._left(deadline))
         submission.late = late
         self.outbox.add(submission)
         self._go_on()
+        if self._alarm is not None and submission.deadline < self._alarm.when():
+            self._alarm.cancel()
+            self._alarm = None
         if self._alarm is None:
             self._alarm = loop.call_at(submission.deadline, self._expire)
         for instrument in self._instruments:
             instrument.sent(self.partition, submission, waiter)
         return waiter
 
-    async def send(self, rows: int, position: int, make: Callable[[asyncio.Future[T], float], Submission]) -> T:
+    async def send(
+        self,
+        rows: int,
+        position: int,
+        make: Callable[[asyncio.Future[T], float], Submission],
+        deadline: float | None = None,
+    ) -> T:
         """Hand it in when there is a place for it; returns what became of it."""
         if position > self.mount.known:
-            await self.prove(position)
-        await self.enter(rows)
+            await self.prove(position, deadline)
+        await self.enter(rows, deadline)
         try:
-            waiter = self.add(make)
+            waiter = self.add(make, deadline=deadline)
         finally:
             self.leave(rows)
         return await waiter
@@ -321,12 +343,12 @@ class Line:
         if self._follower is None:
             raise BadArgument("this client has no view: give it a view, or wait where the view is")
 
-    async def seen(self, id: int, epoch: int) -> None:
+    async def seen(self, id: int, epoch: int, deadline: float | None = None) -> None:
         """Until the view has applied `id`, or the partition was mounted anew: then the id may never come. Raises
         TimeoutError when that takes too long."""
         assert self._follower is not None
         if self.mount.epochs == epoch:
-            async with asyncio.timeout(self._settings.submit_seconds):
+            async with asyncio.timeout(self._left(deadline)):
                 await self._follower.reached(id)
 
     async def applied(self, id: int, seconds: float) -> None:
@@ -349,7 +371,7 @@ class Line:
         """Until the view has applied all that is committed now."""
         self.check_view()
         deadline = asyncio.get_running_loop().time() + seconds
-        end = await self._confirmed(seconds)
+        end = await self.confirmed_end(seconds)
         await self.applied(end, max(0.0, deadline - asyncio.get_running_loop().time()))
         self._is_warm = True
 
@@ -365,10 +387,10 @@ class Line:
 
     # -- the end of the log
 
-    async def prove(self, position: int) -> None:
+    async def prove(self, position: int, deadline: float | None = None) -> None:
         """A transaction with a position above the end of the log is refused here: the owner would end the whole mount."""
         try:
-            end = self._known if position <= self._known else await self._confirmed()
+            end = self._known if position <= self._known else await self.confirmed_end(self._left(deadline))
         except CannotConnect as error:
             raise self._not_sent() from error
         if position > end:
@@ -380,13 +402,13 @@ class Line:
 
     async def _check_id(self, id: int, seconds: float) -> None:
         """Who waits for what no log has waits in vain: a token of another cluster, or one that is made up."""
-        if id > max(self.mount.known, self._known) and id > (end := await self._confirmed(seconds)):
+        if id > max(self.mount.known, self._known) and id > (end := await self.confirmed_end(seconds)):
             raise BeyondLog(
                 f"there is no transaction {id} in partition {self.partition}, whose highest committed id is {end}",
                 next_step="wait for what this cluster has committed: is the token from another one?",
             )
 
-    async def _confirmed(self, seconds: float | None = None) -> int:
+    async def confirmed_end(self, seconds: float | None = None) -> int:
         """The highest committed id, at this moment or later."""
         limit = self._settings.submit_seconds if seconds is None else seconds
         try:
@@ -459,21 +481,20 @@ class Line:
                 await self.drained()
 
     def _expire(self) -> None:
-        """At the oldest deadline, and then as rarely as is punctual enough: a waiter is never told early."""
+        """At the first deadline, and then as rarely as is punctual enough: a waiter is never told early."""
         loop = asyncio.get_running_loop()
         self.outbox.expire(loop.time(), self._not_sent())
         self.settled()
         deadline = self.outbox.next_deadline()
         self._alarm = None
         if deadline is not None:
-            late = self._settings.submit_seconds / 100
+            late = min(self._settings.submit_seconds / 100, LATE_SECONDS)
             self._alarm = loop.call_at(max(deadline, loop.time() + late), self._expire)
 
     def _not_sent(self) -> NotSent:
         why = f"; the last attempt failed: {self._trouble.message}" if self._trouble is not None else ""
         return NotSent(
-            f"partition {self.partition} took no transaction for {self._settings.submit_seconds:g} seconds: "
-            f"{self.mount.sentence()}{why}",
+            f"partition {self.partition} took no transaction in time: {self.mount.sentence()}{why}",
             partition=self.partition,
         )
 

@@ -9,20 +9,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from waltzd.client.follower import Call, tell
+from waltzd.client.keys import Keys, hashes_of
 from waltzd.client.partition import Line
 from waltzd.client.pending import group_of, request_of
 from waltzd.client.routes import pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, Declined, Serializer, checked_position, is_overridden
-from waltzd.errors import BadArgument, CannotConnect, NotApplied, NotSent, WaltzError
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
+from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, WaltzError
+from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected, Unknown
 
 Wait: TypeAlias = Literal["committed", "applied"]
+
+
+@dataclass(frozen=True)
+class Once:
+    """The idempotency key of a submit."""
+
+    keys: Keys
+    locks: Sequence[Lock]
+
+    async def find(self, through: int, timeout: float | None) -> int | None:
+        return await self.keys.find(hashes_of(self.locks), through, timeout)
 
 
 class Submits:
@@ -47,25 +59,30 @@ class Submits:
         fresh: bool | None,
         wait: Wait,
         timeout: float | None,
+        once: Once | None = None,
     ) -> Outcome | Declined:
         """`later`: how commands are told whose caller has gone."""
         if wait not in ("committed", "applied"):
             raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
         if fresh or wait == "applied":
             line.check_view()
-        seconds = self._settings.submit_seconds if timeout is None else timeout
+        clock = asyncio.get_running_loop().time
+        deadline = deadline_of(timeout)
         self._count += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.under_way[done] = None
         try:
             if fresh or (fresh is None and line.is_cold):
-                await _freshen(line, seconds)
-            outcome = await self._attempt(line, commands, call, later, is_group)
+                await _freshen(line, self._settings.submit_seconds if timeout is None else timeout)
+            outcome = await self._attempt(line, commands, call, later, is_group, deadline, once)
+            if once is not None:
+                outcome = await self._looked_up(line, once, outcome, len(commands), deadline)
         finally:
             del self.under_way[done]
             done.set_result(None)
         await self._tell(line, list(enumerate(commands)), call, later, outcome)
         if wait == "applied" and isinstance(outcome, Committed):
+            seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
             try:
                 await line.applied(outcome.ids[-1], seconds)
             except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
@@ -74,14 +91,24 @@ class Submits:
         return outcome
 
     async def _attempt(
-        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
+        self,
+        line: Line,
+        commands: Sequence[Command],
+        call: Call,
+        later: Call,
+        is_group: bool,
+        deadline: float | None,
+        once: Once | None,
     ) -> Outcome | Declined:
         """As often as it takes, and as is allowed."""
+        clock = asyncio.get_running_loop().time
         number, attempt = self._count, 0
         while True:
             attempt += 1
-            epoch = await line.ready_epoch(attempt)
-            outcome = await self._build_and_send(line, commands, call, later, is_group)
+            epoch = await line.ready_epoch(deadline)
+            if once is not None and (id_ := await once.find(line.position, self._left(deadline))) is not None:
+                return Committed(id_, len(commands), line.partition)
+            outcome = await self._build_and_send(line, commands, call, later, is_group, deadline, once)
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.LOST:
@@ -89,11 +116,11 @@ class Submits:
                     await tell(line.partition, call, command.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
-            if attempt >= self._settings.attempts_max:
+            if attempt >= self._settings.attempts_max or (deadline is not None and clock() >= deadline):
                 return outcome
             if outcome.reason is not Reason.LOST:
                 try:
-                    await line.seen(outcome.conflict_id, epoch)
+                    await line.seen(outcome.conflict_id, epoch, deadline)
                 except TimeoutError:
                     return outcome
             line.again()
@@ -101,9 +128,16 @@ class Submits:
                 await asyncio.sleep(pause_seconds(attempt - 2, line.mount.client or 0, line.partition, number))
 
     async def _build_and_send(
-        self, line: Line, commands: Sequence[Command], call: Call, later: Call, is_group: bool
+        self,
+        line: Line,
+        commands: Sequence[Command],
+        call: Call,
+        later: Call,
+        is_group: bool,
+        deadline: float | None,
+        once: Once | None,
     ) -> Outcome | Declined:
-        await line.enter(len(commands))
+        await line.enter(len(commands), deadline)
         try:
             positions: list[int] = []
             builders: list[Builder] = []
@@ -114,9 +148,14 @@ class Submits:
                 positions.append(mark_of(line, builder.position if line.has_view else None, builder.locks))
                 builders.append(builder)
             if (highest := max(positions)) > line.mount.known:
-                await line.prove(highest)
+                await line.prove(highest, deadline)
+            if once is not None:
+                builders[0].locks = (*builders[0].locks, *once.locks)
+                if (id_ := await once.find(highest, self._left(deadline))) is not None:
+                    return Committed(id_, len(commands), line.partition)
             make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
-            waiter: asyncio.Future[Outcome] = line.add(make, partial(self._tell_later, line, commands, later))
+            told = partial(self._tell_later, line, commands, later)
+            waiter: asyncio.Future[Outcome] = line.add(make, told, deadline)
         finally:
             line.leave(len(commands))
         try:
@@ -125,6 +164,24 @@ class Submits:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._tell_later(line, commands, later, waiter.result())
             raise
+
+    def _left(self, deadline: float | None) -> float | None:
+        return None if deadline is None else deadline - asyncio.get_running_loop().time()
+
+    async def _looked_up(
+        self, line: Line, once: Once, outcome: Outcome | Declined, count: int, deadline: float | None
+    ) -> Outcome | Declined:
+        """What was refused or declined may have been done before, behind what the view has seen."""
+        try:
+            if isinstance(outcome, Rejected) and outcome.reason is not Reason.LOST:
+                id_ = await once.keys.explain(hashes_of(once.locks), outcome, self._left(deadline))
+            elif isinstance(outcome, Declined):
+                id_ = await once.find(await line.confirmed_end(self._left(deadline)), self._left(deadline))
+            else:
+                return outcome
+        except (BeyondLog, CannotConnect):
+            return Unknown()
+        return outcome if id_ is None else Committed(id_, count, line.partition)
 
     # -- telling
 
@@ -169,6 +226,15 @@ class Submits:
         await asyncio.gather(*self._telling, return_exceptions=True)
 
 
+def deadline_of(timeout: float | None) -> float | None:
+    """On the clock of the loop; None leaves it to the settings."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout > 0:
+        raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
+    return asyncio.get_running_loop().time() + timeout
+
+
 async def _freshen(line: Line, seconds: float) -> None:
     try:
         await line.caught_up(seconds)
@@ -188,6 +254,13 @@ def _wants(command: Command, answer: object) -> bool:
             next_step="end `build` with `return True`",
         )
     return bool(answer)
+
+
+def own_position(line: Line, position: int | None, locks: Sequence[Lock]) -> int | None:
+    """That of the locks which the application gave; None where nothing of them is checked."""
+    if position is None and all(lock.mode is Mode.APPEND for lock in locks):
+        return None
+    return mark_of(line, position, locks)
 
 
 def mark_of(line: Line, position: int | None, locks: Sequence[Lock]) -> int:

@@ -1113,7 +1113,7 @@ async def test_flush_waits_for_all_that_was_submitted_before(client: Client, fak
     await until(lambda: partition.log)
     assert client.has_pending
     with pytest.raises(CannotConnect, match="partitions 0 are undecided"):
-        await client.flush(1)
+        await client.flush(timeout=1)
     flush = asyncio.create_task(client.flush())
     await asyncio.sleep(1)
     assert not flush.done()

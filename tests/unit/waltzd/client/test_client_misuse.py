@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
+from waltzd.client.settings import Tls
 from waltzd.client.view import Builder, Transaction
-from waltzd.errors import BadArgument, ClientClosed
+from waltzd.errors import BadArgument, BadConfig, ClientClosed
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash
 
@@ -194,7 +196,7 @@ async def test_what_names_no_partition_no_id_and_no_feed(client: Client, fake: F
             await client.read(0, wrong)
     with pytest.raises(BadArgument, match="FeedMode"):
         Client("s0:1", view=View(), feed="heads")  # type: ignore[arg-type]
-    await client.flush(0)
+    await client.flush(timeout=0)
 
 
 def stop() -> bool:
@@ -295,3 +297,12 @@ def test_a_process_that_was_forked_from_one_with_a_client_is_told_so() -> None:
             os._exit(found)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert client.append(b"parent", partition=0) == Committed(1)
+
+
+def test_certificates_that_are_not_there_are_missed_when_the_client_is_made(tmp_path: Path) -> None:
+    tls = Tls(ca=tmp_path / "ca.pem", certificate=str(tmp_path / "a.pem"), key=tmp_path / "a.key")
+    for kind in (Client, BlockingClient):
+        with pytest.raises(BadConfig, match=r"a\.pem"):
+            kind("s0:1", tls=tls)
+        with pytest.raises(BadArgument, match="either with `tls` or by `connect`"):
+            kind("s0:1", tls=tls, connect=FakeCluster().connect)
