@@ -650,6 +650,8 @@ class Client(Feeding, Waiting):
         def send(at: int) -> Coroutine[Any, Any, Outcome]:
             return line.send(count, at, make(at), deadline)
 
+        if position is not None and position > line.mount.known:
+            await line.prove(position, deadline)
         return await self._keys_of(line.partition).append(hashes_of(own), position, count, send, deadline)
 
     def _once_of(self, line: Line, idempotency_key: str | None) -> Once | None:
