@@ -23,7 +23,7 @@ from typer import Argument, Option
 from waltzctl.picture import last_seen
 from waltzctl.picture.picture import Picture
 from waltzctl.placement import creation
-from waltzctl.placement.proof import Proven, Testimony, Unproven, Verdict, from_saved, from_storages
+from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict, from_saved, from_storages
 from waltzctl.placement.restoring import (
     Daemons,
     RealDaemons,
@@ -32,7 +32,7 @@ from waltzctl.placement.restoring import (
     is_from_a_tool,
     look_at,
     put_back,
-    testimonies,
+    statements,
 )
 from waltzctl.shell.blueprint import write_whole
 from waltzctl.shell.change import Change, Changing, who
@@ -229,7 +229,7 @@ async def _from_file(
     target = await look_at(cluster, saved.meta)
     storages = {**target.storages, **known}
     found = await daemons.look(saved.meta, list(storages.values()), list(saved.servers.values()))
-    told = testimonies(found.storages, saved.meta.partitions)
+    told = statements(found.storages, saved.meta.partitions)
     generations = _generations(saved, told, found)
     _check_newer(saved, target)
     verdicts = tuple(_verdict(saved, target, one, generations[one.partition]) for one in told)
@@ -272,7 +272,7 @@ def _age(meta: PartitionMeta | None) -> tuple[int, int, bool]:
     return (0, 0, False) if meta is None else (meta.session, meta.opened, meta.decision is not None)
 
 
-def _verdict(saved: Saved, target: Target, told: Testimony, generation: int) -> Verdict:
+def _verdict(saved: Saved, target: Target, told: Statement, generation: int) -> Verdict:
     number = told.partition
     there, ours, roles = target.partition(number), saved.partition(number), saved.replicas(number).replicas
     if there is not None and is_from_a_tool(there) and told.contradicts(there) is None:
@@ -285,7 +285,7 @@ def _verdict(saved: Saved, target: Target, told: Testimony, generation: int) -> 
     return from_saved(told, ours, roles, replicas=replicas, generation=generation)
 
 
-def _generations(saved: Saved, told: Collection[Testimony], found: Picture) -> tuple[int, ...]:
+def _generations(saved: Saved, told: Collection[Statement], found: Picture) -> tuple[int, ...]:
     """The highest that is known of each partition: from the file, and from servers that run."""
     assignment, highest = saved.assignment, [0] * len(told)
     for number in range(len(told)):
@@ -316,7 +316,7 @@ def _next_id(wanted: Restoration) -> int:
     return found.next if isinstance(found, Counter) else 0
 
 
-def _format(told: Collection[Testimony]) -> int:
+def _format(told: Collection[Statement]) -> int:
     """What replicas were written in: a log that has gone over stays there."""
     written = any(status.end is not None for one in told for status in one.statuses.values())
     return BATCHES if written else 0
@@ -457,7 +457,7 @@ async def _from_storages(
             next_step="`waltzctl partition rescue` is for single partitions that do not open",
         )
     found = await daemons.look(meta, list(storages.values()), ())
-    told = testimonies(found.storages, meta.partitions)
+    told = statements(found.storages, meta.partitions)
     # Storages do not know generations. No partition changes its owner once a minute for years.
     minutes = int(time.time() / 60)
     verdicts = list[Verdict]()

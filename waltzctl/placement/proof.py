@@ -35,7 +35,7 @@ UNKNOWN = UUID(int=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Testimony:
+class Statement:
     """What the storages of a cluster say of one partition."""
 
     partition: int
@@ -86,7 +86,7 @@ Verdict = Proven | Unproven
 
 
 def from_saved(
-    told: Testimony, saved: PartitionMeta | None, roles: Mapping[str, Membership], *, replicas: int, generation: int
+    told: Statement, saved: PartitionMeta | None, roles: Mapping[str, Membership], *, replicas: int, generation: int
 ) -> Verdict:
     """By a document that was saved at some time; None: there was none."""
     error = told.contradicts(saved)
@@ -98,7 +98,7 @@ def from_saved(
     return Proven(partition=told.partition, meta=None if saved is None else completed(saved, told), roles=roles)
 
 
-def completed(meta: PartitionMeta, told: Testimony) -> PartitionMeta:
+def completed(meta: PartitionMeta, told: Statement) -> PartitionMeta:
     """The document of an open session, in which everybody has joined that may have joined since it was saved."""
     if meta.opened != meta.session or meta.decision is not None:
         return meta
@@ -116,7 +116,7 @@ def completed(meta: PartitionMeta, told: Testimony) -> PartitionMeta:
 
 
 def from_storages(
-    told: Testimony,
+    told: Statement,
     *,
     replicas: int,
     generation: int,
@@ -167,6 +167,13 @@ def _missing(scene: Scene, newest: Collection[str], replicas: int) -> str:
             f"the newest session, {scene.begun}, has begun on {', '.join(newest)} only, and {majority(replicas)} of "
             f"{replicas} replicas would prove that they hold all that was acknowledged"
         )
+    low_mark = max((scene.statuses[name].low_mark for name in newest), default=EMPTY)
+    for name, status in sorted(scene.statuses.items()):
+        if name not in newest and status.certain > low_mark and not scene.is_given_up(name):
+            return (
+                f"{name} knows that ids up to {status.certain} are committed, and session {scene.begun}, which it has not "
+                f"begun, begins behind id {low_mark}"
+            )
     if scene.mark < scene.committed:
         return (
             f"ids up to {scene.committed} are known to be committed, and no copy is proven to hold more than {scene.mark}"
@@ -178,7 +185,7 @@ def _has_anything(status: ReplicaStatus) -> bool:
     return status.session > 0 or max(status.last_id, status.low_mark, status.certain) > EMPTY or not status.is_sound
 
 
-def _unused(told: Testimony, generation: int, roles: Mapping[str, Membership]) -> Verdict:
+def _unused(told: Statement, generation: int, roles: Mapping[str, Membership]) -> Verdict:
     """No session was ever begun: the partition begins, above what was promised."""
     promised = max((status.promised_session for status in told.statuses.values()), default=0)
     if promised > JUMP_MAX:
@@ -191,7 +198,7 @@ def _unused(told: Testimony, generation: int, roles: Mapping[str, Membership]) -
 
 
 def _roles(
-    told: Testimony, newest: Collection[str], replicas: int, roles: Mapping[str, Membership]
+    told: Statement, newest: Collection[str], replicas: int, roles: Mapping[str, Membership]
 ) -> dict[str, Membership]:
     """Who took part in the newest session is a member. Others that hold something copy first, as far as there is room:
     more of them are what a move left behind."""

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from waltzctl.picture.look import look_without
 from waltzctl.picture.picture import Picture, StorageView
-from waltzctl.placement.proof import Proven, Testimony, Unproven, Verdict
+from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
 from waltzctl.shell.progress import Say
 from waltzd.cluster.assignment import UNOWNED
 from waltzd.cluster.cluster import (
@@ -91,7 +91,7 @@ class RealDaemons:
 # -- what storages say -------------------------------------------------------------------------------------------------
 
 
-def testimonies(storages: Iterable[StorageView], partitions: int) -> list[Testimony]:
+def statements(storages: Iterable[StorageView], partitions: int) -> list[Statement]:
     """What all of them say, partition by partition."""
     statuses: list[dict[str, ReplicaStatus]] = [{} for _ in range(partitions)]
     silent: list[dict[str, str]] = [{} for _ in range(partitions)]
@@ -109,7 +109,7 @@ def testimonies(storages: Iterable[StorageView], partitions: int) -> list[Testim
             else:
                 silent[one.partition][view.meta.name] = one.refused.message if one.refused is not None else one.story
     return [
-        Testimony(
+        Statement(
             partition=number,
             statuses=statuses[number],
             blank=frozenset(answering) - statuses[number].keys() - silent[number].keys(),
