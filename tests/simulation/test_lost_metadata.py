@@ -90,13 +90,13 @@ async def test_what_an_owner_acknowledges_until_its_storages_are_fenced_stays() 
         pipeline = await c.opened(later)
         wipe(c)
         hands = Hands(c)
-        fence = hands.fence
+        fence, turn = hands.fence, asyncio.Lock()
 
         async def fence_late(*arguments: Any) -> Any:
-            if hands.fenced == 0:
-                hands.fenced = 1
-                await pipeline.committed(pipeline.append(30))
-            return await fence(*arguments)
+            async with turn:
+                if hands.fenced == 0:
+                    await pipeline.committed(pipeline.append(30))
+                return await fence(*arguments)
 
         hands.fence = fence_late  # type: ignore[method-assign]
         await carry_out(c, await load(c, saved, hands))
