@@ -98,11 +98,27 @@ async def test_what_an_owner_acknowledges_until_its_storages_are_fenced_stays() 
                     await pipeline.committed(pipeline.append(30))
                 return await fence(*arguments)
 
-        hands.fence = fence_late  # type: ignore[method-assign]
+        hands.fence = fence_late  # type: ignore[method-assign, assignment]
         await carry_out(c, await load(c, saved, hands))
         await later.close(hand_over=False)
         _, pipeline = await opened(c)
         assert pipeline.session.low_mark == 49
+
+
+@story
+async def test_an_owner_goes_on_while_every_document_is_gone() -> None:
+    async with cell() as c:
+        owned, pipeline = await c.holding(20)
+        saved = await saved_of(c)
+        wipe(c)
+        await asyncio.sleep(60)
+        await pipeline.committed(pipeline.append(10))
+        assert pipeline.ended is None
+        await carry_out(c, await load(c, saved))
+        await pipeline.committed(pipeline.append(10))
+        await owned.close(hand_over=False)
+        _, pipeline = await opened(c)
+        assert pipeline.session.low_mark == 39
 
 
 @story
@@ -297,7 +313,7 @@ def test_a_command_that_is_killed_leaves_nothing_that_is_taken_for_a_cluster(how
                 return await (rebuild(c) if how == "no file" else load(c, saved))
 
             try:
-                await (await change()).do(Cluster(Dying(c, commits, is_late=is_late)), lambda *_: None)  # type: ignore[arg-type]
+                await (await change()).do(Cluster(Dying(c, commits, is_late=is_late)), lambda *_: None)
                 was_killed = False
             except CannotConnect:
                 was_killed = True
@@ -340,7 +356,7 @@ async def test_a_storage_that_dies_while_it_is_fenced_ends_the_command_and_the_n
                 raise CannotConnect("s1 is down")
             return await original(*arguments)
 
-        hands.fence = fence  # type: ignore[method-assign]
+        hands.fence = fence  # type: ignore[method-assign, assignment]
         with pytest.raises(CannotConnect, match="partition 0: s1 is down"):
             await carry_out(c, change)
         with pytest.raises(MetadataUnfinished):

@@ -14,6 +14,7 @@ from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, STORAGES, Cluster, pa
 from waltzd.cluster.coordinator import Check
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, encode
 from waltzd.errors import (
+    BadArgument,
     BadMetadata,
     CannotConnect,
     ChangedMeanwhile,
@@ -126,7 +127,7 @@ class Documents:
                         self._partition, wanted, self._version, replicas=replicas
                     )
                     break
-            except (CannotConnect, NodeMissing, BadMetadata):
+            except (CannotConnect, NodeMissing, BadMetadata, BadArgument):  # the last: documents of storages are gone, too
                 check()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSES * self._retry_seconds)
