@@ -204,7 +204,7 @@ async def loading(
         if not target.is_empty:
             steps += [f"change {path}" for path in different if path.count("/") == 1 or path.startswith(f"{STORAGES}/")]
         steps += _told(wanted, target)
-        steps.append(f"generations go on above {max(wanted.generations, default=0)}, client ids above {_next_id(wanted)}")
+        steps.append(f"generations go on above {max(wanted.generations)}, client ids above {_next_id(wanted)}")
         running = [view.meta.name for view in found.servers if view.said is not None]
         steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
 
@@ -248,6 +248,7 @@ async def _from_file(
         meta=replace(saved.meta, format=max(formats)),
         verdicts=verdicts,
         generations=generations,
+        counted_by_clock=int(time.time() / 60),
         documents=documents,
         storages=storages,
     )
@@ -427,7 +428,6 @@ async def rebuilding(
         f"make the documents of {meta.name}, key {meta.key}, {meta.partitions} partitions, format {wanted.meta.format}, "
         f"from what {', '.join(sorted(storages))} hold",
         *_told(wanted, target),
-        f"generations go on above {max(wanted.generations)}",
         "lost: policy (every application may do everything until one is set), preferences, moves, history, names of "
         "applications",
     ]
@@ -458,7 +458,6 @@ async def _from_storages(
         )
     found = await daemons.look(meta, list(storages.values()), ())
     told = statements(found.storages, meta.partitions)
-    # Storages do not know generations. No partition changes its owner once a minute for years.
     minutes = int(time.time() / 60)
     verdicts = list[Verdict]()
     for one in told:
@@ -477,7 +476,8 @@ async def _from_storages(
     wanted = Restoration(
         meta=replace(meta, format=max(meta.format, _format(told))),
         verdicts=tuple(verdicts),
-        generations=(minutes,) * meta.partitions,
+        generations=(0,) * meta.partitions,
+        counted_by_clock=minutes,
         documents=documents,
         storages=storages,
     )

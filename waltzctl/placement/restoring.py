@@ -204,6 +204,9 @@ class Restoration:
     """Of each partition, in the order of their numbers. One that is not proven gets no document."""
     generations: tuple[int, ...]
     """The highest that is known of each partition."""
+    counted_by_clock: int
+    """Minutes since 1970. No partition changes its owner once a minute for years, so this is above every generation, also
+    where nobody knows of one."""
     documents: Mapping[str, Document]
     """All others, by path."""
     storages: Mapping[str, StorageMeta]
@@ -219,9 +222,12 @@ class Restoration:
     def assignment(self, target: Target) -> Assignment:
         """Nobody owns anything until a server takes it; under generations above all that are known."""
         known = target.owners if len(target.owners) == len(self.generations) else (UNOWNED,) * len(self.generations)
-        least = [min(one + GENERATIONS_AHEAD, GENERATION_MAX - GENERATIONS_AHEAD) for one in self.generations]
-        pairs = zip(known, least, strict=True)
-        return Assignment(owners=tuple(was if was.generation >= new else Ownership(None, new) for was, new in pairs))
+        owners = []
+        for there, generation in zip(known, self.generations, strict=True):
+            least = min(generation + GENERATIONS_AHEAD, GENERATION_MAX - GENERATIONS_AHEAD)
+            is_above = there.generation >= least
+            owners.append(there if is_above else Ownership(None, max(least, self.counted_by_clock)))
+        return Assignment(owners=tuple(owners))
 
     def last(self, target: Target) -> list[tuple[str, Document]]:
         """What makes a cluster of it, once everything else is there."""
