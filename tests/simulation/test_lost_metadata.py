@@ -19,6 +19,7 @@ from waltzctl.placement.restoring import GENERATIONS_AHEAD
 from waltzd.cluster.cluster import CLIENT_IDS, CLIENT_IDS_AHEAD, Cluster, partition_path
 from waltzd.cluster.coordinator import Change, Set
 from waltzd.cluster.documents import Counter, Membership, ServerMeta, decode, decode_root, encode
+from waltzd.cluster.memory import MemoryCoordinator
 from waltzd.errors import (
     CannotConnect,
     MetadataUnfinished,
@@ -119,6 +120,34 @@ async def test_an_owner_goes_on_while_every_document_is_gone() -> None:
         await owned.close(hand_over=False)
         _, pipeline = await opened(c)
         assert pipeline.session.low_mark == 39
+
+
+@pytest.mark.parametrize("sees_it_go", [True, False])
+@story
+async def test_a_document_that_has_the_version_of_the_lost_one_is_not_taken_for_it(sees_it_go: bool) -> None:
+    """Versions begin again when documents are put back: the next owner's may have the very one that the old owner knows."""
+    async with cell() as c:
+        owned, _ = await c.holding(20)
+        await asyncio.sleep(15)
+        _, version = await c.cluster.partition(0)
+        saved, coordinator = await saved_of(c), owned._cluster.coordinator
+        assert isinstance(coordinator, MemoryCoordinator)
+        if not sees_it_go:
+            coordinator.disconnect()
+        wipe(c)
+        await asyncio.sleep(5)
+        await carry_out(c, await load(c, saved))
+        later = replace(await c.meta(), session=7)
+        now = (await c.cluster.partition(0))[1]
+        assert now < version, "its versions begin again"
+        while now < version:
+            now = await c.cluster.save_partition(0, replace(later, session=7 + now), now)
+        there = await c.meta()
+        if not sees_it_go:
+            coordinator.lapse()
+            coordinator.reconnect()
+        await owned.close(hand_over=True)
+        assert await c.meta() == there
 
 
 @story
