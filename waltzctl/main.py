@@ -111,6 +111,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
         "describe": ("waltzctl.placement.cluster:describe", "Show servers, storages and partitions."),
+        "load-metadata": ("waltzctl.placement.metadata:load", "Put the documents of a cluster back into ZooKeeper."),
+        "rebuild-metadata": (
+            "waltzctl.placement.metadata:rebuild",
+            "Make the documents of a cluster anew from its storages.",
+        ),
+        "save-metadata": ("waltzctl.placement.metadata:save", "Write the documents of a cluster to a file."),
         "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),

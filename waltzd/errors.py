@@ -375,7 +375,8 @@ class MetadataMissing(WaltzError):
     code, exit_code = "W2020", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"
     next_step = (
-        "restore the newest copy of the metadata; without one, `waltzctl partition rescue` makes it anew from the storages"
+        "put the newest copy back, `waltzctl cluster load-metadata FILE`; without one, `waltzctl cluster rebuild-metadata` "
+        "where all documents are gone, `waltzctl partition rescue` where those of one partition are"
     )
 
 
@@ -386,7 +387,10 @@ class MetadataBehind(WaltzError):
 
     code, exit_code = "W2021", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"
-    next_step = "restore newer metadata; without any, `waltzctl partition rescue` decides from what the storages hold"
+    next_step = (
+        "stop the servers and put newer documents back, `waltzctl cluster load-metadata FILE`; without any, `waltzctl "
+        "partition rescue` decides from what the storages hold"
+    )
 
 
 class BadMetadata(WaltzError):
@@ -396,6 +400,26 @@ class BadMetadata(WaltzError):
     code = "W2022"
     not_done = "the document was left as it is; what depends on it was not started"
     next_step = "look at the document that the message names; use the Waltz version that wrote it"
+
+
+class MetadataUnfinished(BadMetadata):
+    """A command puts the documents of this cluster back into the coordinator, or was interrupted at that. Until the last of
+    them is there no daemon takes part, because a cluster with some of its documents only would begin from nothing. The same
+    command again goes on from there."""
+
+    code, exit_code, retry = "W2045", EXIT_CONFLICT, Retry.LATER
+    not_done = "nothing was started and nothing was changed"
+    next_step = "wait for the command that the message names, or run it again: it completes what it began"
+
+
+class MetadataFileDamaged(WaltzError):
+    """A file with the documents of a cluster is not what `waltzctl cluster save-metadata` wrote: a line is missing or was
+    changed, it ends in the middle, or it is another kind of file. Such a file is never used in part, since a document that
+    is missing or wrong can cost transactions."""
+
+    code, exit_code = "W2046", EXIT_FINDINGS
+    not_done = "nothing was read from it, and nothing was changed"
+    next_step = "use another copy of the file; without one, `waltzctl cluster rebuild-metadata` asks the storages"
 
 
 class NameInUse(WaltzError):

@@ -70,13 +70,14 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 
 DECIDING = (
     "waltzctl.picture.picture", "waltzctl.placement.moves", "waltzctl.placement.plan",
+    "waltzctl.placement.proof",
     "waltzctl.placement.rescue", "waltzctl.shell.safety",
     "waltzctl.watching.facts", "waltzctl.watching.rates", "waltzctl.watching.rules",
     "waltzctl.watching.troubles",
     "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",
     "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
-    "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
+    "waltzd.cluster.evidence", "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.client.pending",
     "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",
 )  # fmt: skip
