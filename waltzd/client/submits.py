@@ -80,7 +80,7 @@ class Submits:
         number, attempt = self._count, 0
         while True:
             attempt += 1
-            epoch = await line.ready_epoch(attempt)
+            epoch = await line.ready_epoch()
             outcome = await self._build_and_send(line, commands, call, later, is_group)
             if not isinstance(outcome, Rejected):
                 return outcome
