@@ -220,10 +220,15 @@ class BlockingClient:
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_with(caller.call, command, fresh=fresh, wait=wait, timeout=timeout))
+        return caller.serve(
+            self._client._submit_with(
+                caller.call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+            )
+        )
 
     def submit_group(
         self,
@@ -232,10 +237,15 @@ class BlockingClient:
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `Client.submit_group`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_group_with(caller.call, commands, fresh=fresh, wait=wait, timeout=timeout))
+        return caller.serve(
+            self._client._submit_group_with(
+                caller.call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+            )
+        )
 
     def position(self, partition: int) -> int:
         """As `Client.position`. Read it *before* the view and give it to `append`."""
@@ -251,6 +261,7 @@ class BlockingClient:
         locks: Iterable[Lock] = (),
         position: int | None = None,
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome:
         """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
         view was: the view is at work on another thread. `submit` does that by itself."""
@@ -265,6 +276,7 @@ class BlockingClient:
             locks=locks,
             position=position,
             timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
     def append_many(
@@ -302,6 +314,7 @@ class BlockingClient:
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome:
         """As `Client.append_group`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
@@ -315,6 +328,7 @@ class BlockingClient:
             locks=each,
             position=position,
             timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
     # -- waiting

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
@@ -15,14 +15,15 @@ from uuid import UUID
 
 from waltzd.client.feeding import Arrivals, Feeding
 from waltzd.client.follower import Call, call_here, introduce
+from waltzd.client.keys import Keys, hashes_of, key_locks
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line
-from waltzd.client.pending import Bundle, Group, Outcomes, no_outcomes, request
+from waltzd.client.pending import Bundle, Group, Outcomes, Submission, no_outcomes, request
 from waltzd.client.reading import Reader
 from waltzd.client.routes import Connect, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
-from waltzd.client.submits import Submits, Wait, deadline_of, mark_of
+from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
 from waltzd.client.view import (
     Command,
     Declined,
@@ -115,6 +116,7 @@ class Client(Feeding, Waiting):
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._lines: dict[int, Line] = {}
+        self._keys: dict[int, Keys] = {}
         self._feeds: dict[Line, Arrivals] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
@@ -330,6 +332,7 @@ class Client(Feeding, Waiting):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """Append the transaction that a command builds, and build it again where that may help.
 
@@ -350,6 +353,9 @@ class Client(Feeding, Waiting):
                 When it takes longer than `timeout`, the outcome is returned all the same: it is committed.
             timeout: How many seconds this call may take in all, with the waiting for the view. Without it, each attempt and
                 each waiting has `submit_seconds`. What was sent by then and has no outcome is `Unknown`.
+            idempotency_key: As of `append`: when a transaction with this key is in the partition already, that one is the
+                outcome, and `build` is not called once the view has it. The client reads what is written in the partition
+                for that, beside the feed.
 
         Returns:
             The outcome of the last attempt, or `Declined` when `build` returned False.
@@ -364,7 +370,9 @@ class Client(Feeding, Waiting):
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
-        return await self._submit_with(self._call, command, fresh=fresh, wait=wait, timeout=timeout)
+        return await self._submit_with(
+            self._call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+        )
 
     async def _submit_with(
         self,
@@ -374,12 +382,14 @@ class Client(Feeding, Waiting):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `submit`, with another way to call the command's functions."""
         self._check_loop()
         line = self._line(self._partition_of((command,)))
+        once = self._once_of(line, idempotency_key)
         return await self._submits.submit(
-            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout
+            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
     async def submit_group(
@@ -389,6 +399,7 @@ class Client(Feeding, Waiting):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
 
@@ -401,6 +412,7 @@ class Client(Feeding, Waiting):
             fresh: As of `submit`.
             wait: As of `submit`.
             timeout: As of `submit`.
+            idempotency_key: As of `submit`, for the group.
 
         Returns:
             One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
@@ -413,7 +425,9 @@ class Client(Feeding, Waiting):
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self._submit_group_with(self._call, commands, fresh=fresh, wait=wait, timeout=timeout)
+        return await self._submit_group_with(
+            self._call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+        )
 
     async def _submit_group_with(
         self,
@@ -423,13 +437,15 @@ class Client(Feeding, Waiting):
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Outcome | Declined:
         """As `submit_group`, with another way to call the commands' functions."""
         self._check_loop()
         commands = tuple(commands)
         line = self._line(self._partition_of(commands))
+        once = self._once_of(line, idempotency_key)
         return await self._submits.submit(
-            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout
+            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
     def _partition_of(self, commands: Sequence[Command]) -> int:
@@ -462,6 +478,7 @@ class Client(Feeding, Waiting):
         locks: Iterable[Lock] = (),
         position: int | None = None,
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
@@ -475,12 +492,19 @@ class Client(Feeding, Waiting):
                 later transaction marked them. The default is `position(partition)` at the moment of this call.
             timeout: How many seconds this call may take; `submit_seconds` if it is not given. What was sent by then and has
                 no outcome is `Unknown`, what was not sent is `NotSent`.
+            idempotency_key: A text that names what the caller wants, the id of a request for example. When a transaction
+                with the same key is in the partition already, nothing is appended, and the outcome is `Committed` with
+                the id of that one: after `Unknown`, after a restart, from another process, through any fail-over. It holds
+                for `ClientSettings.idempotency_seconds` from the first one, within one partition: say the same
+                `partition`, or `key`, again. The payloads are not compared. The client needs the right to read, and the
+                partition has to write format 1.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
 
         Raises:
             BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
+            NeedsBatches: The partition writes format 0, which knows no keys. Nothing was sent.
             NotSent: The partition took nothing in time.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
@@ -488,9 +512,13 @@ class Client(Feeding, Waiting):
         """
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
+        body, header = encoded(payload, self._serializer), checked_header(header)
+        if idempotency_key is not None:
+            own = key_locks(idempotency_key)
+            position = own_position(line, position, locks)
+            return self._once(line, own, position, 1, lambda at: request(at, body, header, (*locks, *own)), timeout)
         position = mark_of(line, position, locks)
-        made = request(position, encoded(payload, self._serializer), checked_header(header), locks)
-        return line.send(1, position, made, deadline_of(timeout))
+        return line.send(1, position, request(position, body, header, locks), deadline_of(timeout))
 
     def append_many(
         self,
@@ -542,6 +570,7 @@ class Client(Feeding, Waiting):
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
         timeout: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
@@ -555,6 +584,7 @@ class Client(Feeding, Waiting):
             locks: As of `append_many`.
             position: As of `append_many`.
             timeout: As of `append`.
+            idempotency_key: As of `append`, for the group.
 
         Returns:
             An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
@@ -565,9 +595,19 @@ class Client(Feeding, Waiting):
             TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `append`.
         """
+        given = position
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
+        if idempotency_key is not None:
+            own, all_locks = key_locks(idempotency_key), [list(some) for some in each or [()] * len(data)]
+            checked = own_position(line, given, [lock for some in all_locks for lock in some])
+            all_locks[0] += own
+
+            def make(at: int) -> Callable[[asyncio.Future[Outcome], float], Submission]:
+                return partial(Group, at, data, headers, all_locks)
+
+            return self._once(line, own, checked, len(data), make, timeout)
         return line.send(len(data), position, partial(Group, position, data, headers, each), deadline_of(timeout))
 
     def _columns(
@@ -588,6 +628,32 @@ class Client(Feeding, Waiting):
         each = None if locks is None else [tuple(some) for some in locks]
         position = mark_of(line, position, [lock for some in each or () for lock in some])
         return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
+
+    async def _once(
+        self,
+        line: Line,
+        own: Sequence[Lock],
+        position: int | None,
+        count: int,
+        make: Callable[[int], Callable[[asyncio.Future[Outcome], float], Submission]],
+        timeout: float | None,
+    ) -> Outcome:
+        """Append it, unless its idempotency key was used."""
+        deadline = deadline_of(self.settings.submit_seconds if timeout is None else timeout)
+        assert deadline is not None
+
+        def send(at: int) -> Coroutine[Any, Any, Outcome]:
+            return line.send(count, at, make(at), deadline)
+
+        return await self._keys_of(line.partition).append(hashes_of(own), position, count, send, deadline)
+
+    def _once_of(self, line: Line, idempotency_key: str | None) -> Once | None:
+        return None if idempotency_key is None else Once(self._keys_of(line.partition), key_locks(idempotency_key))
+
+    def _keys_of(self, partition: int) -> Keys:
+        if partition not in self._keys:
+            self._keys[partition] = Keys(partition, self._reader, seconds=self.settings.idempotency_seconds)
+        return self._keys[partition]
 
     def partition_of(self, key: Any) -> int:
         """The partition in which `append(…, key=key)` writes."""

@@ -363,7 +363,7 @@ class Line:
         """Until the view has applied all that is committed now."""
         self.check_view()
         deadline = asyncio.get_running_loop().time() + seconds
-        end = await self._confirmed(seconds)
+        end = await self.confirmed_end(seconds)
         await self.applied(end, max(0.0, deadline - asyncio.get_running_loop().time()))
         self._is_warm = True
 
@@ -382,7 +382,7 @@ class Line:
     async def prove(self, position: int, deadline: float | None = None) -> None:
         """A transaction with a position above the end of the log is refused here: the owner would end the whole mount."""
         try:
-            end = self._known if position <= self._known else await self._confirmed(self._left(deadline))
+            end = self._known if position <= self._known else await self.confirmed_end(self._left(deadline))
         except CannotConnect as error:
             raise self._not_sent() from error
         if position > end:
@@ -394,13 +394,13 @@ class Line:
 
     async def _check_id(self, id: int, seconds: float) -> None:
         """Who waits for what no log has waits in vain: a token of another cluster, or one that is made up."""
-        if id > max(self.mount.known, self._known) and id > (end := await self._confirmed(seconds)):
+        if id > max(self.mount.known, self._known) and id > (end := await self.confirmed_end(seconds)):
             raise BeyondLog(
                 f"there is no transaction {id} in partition {self.partition}, whose highest committed id is {end}",
                 next_step="wait for what this cluster has committed: is the token from another one?",
             )
 
-    async def _confirmed(self, seconds: float | None = None) -> int:
+    async def confirmed_end(self, seconds: float | None = None) -> int:
         """The highest committed id, at this moment or later."""
         limit = self._settings.submit_seconds if seconds is None else seconds
         try:

@@ -69,6 +69,9 @@ class ClientSettings:
     """Bytes of transactions that were fed and are not applied yet."""
     apply_batch_max: int = 1000
     """How many transactions `apply_batch` is given at once."""
+    idempotency_seconds: float = 600.0
+    """How long an idempotency key holds at least, also for other processes and after a restart: all that write with keys
+    into a partition need the same. What is looked for a key is the log of so long."""
     instance: str = ""
     """What this process of the application is called where operators look. Empty: `host:pid`."""
     exclusive: bool = False

@@ -9,20 +9,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from waltzd.client.follower import Call, tell
+from waltzd.client.keys import Keys, hashes_of
 from waltzd.client.partition import Line
 from waltzd.client.pending import group_of, request_of
 from waltzd.client.routes import pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, Declined, Serializer, checked_position, is_overridden
-from waltzd.errors import BadArgument, CannotConnect, NotApplied, NotSent, WaltzError
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
+from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, WaltzError
+from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected, Unknown
 
 Wait: TypeAlias = Literal["committed", "applied"]
+
+
+@dataclass(frozen=True)
+class Once:
+    """The idempotency key of a submit."""
+
+    keys: Keys
+    locks: Sequence[Lock]
+
+    async def find(self, through: int, timeout: float | None) -> int | None:
+        return await self.keys.find(hashes_of(self.locks), through, timeout)
 
 
 class Submits:
@@ -47,6 +59,7 @@ class Submits:
         fresh: bool | None,
         wait: Wait,
         timeout: float | None,
+        once: Once | None = None,
     ) -> Outcome | Declined:
         """`later`: how commands are told whose caller has gone."""
         if wait not in ("committed", "applied"):
@@ -61,7 +74,9 @@ class Submits:
         try:
             if fresh or (fresh is None and line.is_cold):
                 await _freshen(line, self._settings.submit_seconds if timeout is None else timeout)
-            outcome = await self._attempt(line, commands, call, later, is_group, deadline)
+            outcome = await self._attempt(line, commands, call, later, is_group, deadline, once)
+            if once is not None:
+                outcome = await self._looked_up(line, once, outcome, len(commands), deadline)
         finally:
             del self.under_way[done]
             done.set_result(None)
@@ -83,6 +98,7 @@ class Submits:
         later: Call,
         is_group: bool,
         deadline: float | None,
+        once: Once | None,
     ) -> Outcome | Declined:
         """As often as it takes, and as is allowed."""
         clock = asyncio.get_running_loop().time
@@ -90,7 +106,9 @@ class Submits:
         while True:
             attempt += 1
             epoch = await line.ready_epoch(deadline)
-            outcome = await self._build_and_send(line, commands, call, later, is_group, deadline)
+            if once is not None and (id_ := await once.find(line.position, self._left(deadline))) is not None:
+                return Committed(id_, len(commands), line.partition)
+            outcome = await self._build_and_send(line, commands, call, later, is_group, deadline, once)
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.LOST:
@@ -116,6 +134,7 @@ class Submits:
         later: Call,
         is_group: bool,
         deadline: float | None,
+        once: Once | None,
     ) -> Outcome | Declined:
         await line.enter(len(commands), deadline)
         try:
@@ -129,6 +148,10 @@ class Submits:
                 builders.append(builder)
             if (highest := max(positions)) > line.mount.known:
                 await line.prove(highest, deadline)
+            if once is not None:
+                builders[0].locks = (*builders[0].locks, *once.locks)
+                if (id_ := await once.find(highest, self._left(deadline))) is not None:
+                    return Committed(id_, len(commands), line.partition)
             make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
             told = partial(self._tell_later, line, commands, later)
             waiter: asyncio.Future[Outcome] = line.add(make, told, deadline)
@@ -140,6 +163,24 @@ class Submits:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._tell_later(line, commands, later, waiter.result())
             raise
+
+    def _left(self, deadline: float | None) -> float | None:
+        return None if deadline is None else deadline - asyncio.get_running_loop().time()
+
+    async def _looked_up(
+        self, line: Line, once: Once, outcome: Outcome | Declined, count: int, deadline: float | None
+    ) -> Outcome | Declined:
+        """What was refused or declined may have been done before, behind what the view has seen."""
+        try:
+            if isinstance(outcome, Rejected) and outcome.reason is not Reason.LOST:
+                id_ = await once.keys.explain(hashes_of(once.locks), outcome, self._left(deadline))
+            elif isinstance(outcome, Declined):
+                id_ = await once.find(await line.confirmed_end(self._left(deadline)), self._left(deadline))
+            else:
+                return outcome
+        except (BeyondLog, CannotConnect):
+            return Unknown()
+        return outcome if id_ is None else Committed(id_, count, line.partition)
 
     # -- telling
 
@@ -212,6 +253,13 @@ def _wants(command: Command, answer: object) -> bool:
             next_step="end `build` with `return True`",
         )
     return bool(answer)
+
+
+def own_position(line: Line, position: int | None, locks: Sequence[Lock]) -> int | None:
+    """That of the locks which the application gave; None where nothing of them is checked."""
+    if position is None and all(lock.mode is Mode.APPEND for lock in locks):
+        return None
+    return mark_of(line, position, locks)
 
 
 def mark_of(line: Line, position: int | None, locks: Sequence[Lock]) -> int:
