@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.cluster",),
     ("waltzd.wire", "waltzd.server.core", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
-    ("waltzd.sql", "waltzd.server.clients", "waltzd.storage"),
+    ("waltzd.serializers", "waltzd.sql", "waltzd.server.clients", "waltzd.storage"),
     ("waltzd.server",),
     ("waltzd.testing", "waltzctl.shell.options", "waltzctl.shell.safety", "waltzctl.show.terminal"),
     ("waltzctl.show.forms",),
@@ -91,6 +91,8 @@ GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire.wir
 ONLY_IN = {
     "kazoo": (("waltzd.cluster.zookeeper",), "take a `Coordinator` as an argument"),
     "sqlalchemy": (("waltzd.sql",), "it comes with the sql extra only"),
+    "pydantic": (("waltzd.serializers",), "it comes with the pydantic extra only"),
+    "msgspec": (("waltzd.serializers",), "it comes with the msgspec extra only"),
     "pytest": (("waltzd.testing",), "nothing that is in production depends on it"),
     "typer": (("waltzctl", "waltz_spark", "waltzd.__main__"), "the command line is where commands are"),
     **dict.fromkeys(SPARK, (("waltz_spark", "pyspark_waltz"), "it comes with the spark extra only")),

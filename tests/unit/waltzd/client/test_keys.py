@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 
 import pytest
@@ -19,9 +20,18 @@ from waltzd.client import keys
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Declined
 from waltzd.errors import BadArgument, CannotConnect, NeedsBatches, NotSent
-from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, Unknown, append_lock, read_lock, write_lock
+from waltzd.protocol.locks import (
+    Committed,
+    Declined,
+    Outcome,
+    Reason,
+    Rejected,
+    Unknown,
+    append_lock,
+    read_lock,
+    write_lock,
+)
 from waltzd.testing import LocalCluster
 
 
@@ -108,6 +118,8 @@ def test_locks_of_its_own_are_compared_with_their_own_position() -> None:
         assert refused == Rejected(Reason.CONFLICT, 1, read_lock("stock").hash)
         taken = await client.append(b"3", partition=0, locks=[read_lock("stock")], position=1, idempotency_key="l")
         assert taken == Committed(2)
+        with pytest.raises(BadArgument, match="above the end of partition 0"):
+            await client.append(b"4", partition=0, locks=lock, position=99, idempotency_key="m")
         assert fake.partitions[0].payloads == [b"1", b"2", b"3"]
 
     with_client(test, cluster=batches())
@@ -258,7 +270,7 @@ def evict(fake: FakeCluster, chance: random.Random) -> None:
         partition.floor = max(partition.floor, partition.marks.pop(lock))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_each_key_is_in_the_log_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "READ_MAX", 3)
     chance = random.Random(seed)
@@ -322,3 +334,40 @@ def test_a_key_outlives_the_owner_of_a_real_partition(monkeypatch: pytest.Monkey
         assert [record.payload for record in await cluster.log(0)] == [b"before"] * 20 + [b"x", b"y"]
 
     LocalCluster(partitions=1, format=1).run(story)
+
+
+def test_owners_die_and_answers_are_lost_and_each_key_is_in_the_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "now_us", lambda: time.time_ns() // 1000)
+    chance = random.Random(7)
+
+    async def call(client: Client, number: int) -> Outcome:
+        while True:
+            locks = [write_lock("all")] if number % 2 else []
+            position = client.position(0) if locks else None
+            with suppress(CannotConnect, NotSent):
+                outcome: Outcome = await client.append(
+                    b"%d" % number, partition=0, locks=locks, position=position, idempotency_key=f"key {number}"
+                )
+                if isinstance(outcome, Committed):
+                    return outcome
+            await asyncio.sleep(chance.random() / 20)
+
+    async def story(cluster: LocalCluster) -> None:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(cluster.client(partitions=[0])) for _ in range(3)]
+            calls = [(number, asyncio.create_task(call(client, number))) for number in range(10) for client in clients]
+            for step in range(6):
+                await asyncio.sleep(0.05)
+                cluster.lose_next_acknowledgement(0)
+                cluster.break_connections(0)
+                if step % 3 == 0:
+                    name = await cluster.kill_owner(0)
+                    await cluster.start_server(name)
+            outcomes = [(number, await task) for number, task in calls]
+        payloads = [record.payload for record in await cluster.log(0)]
+        assert sorted(payloads) == sorted(b"%d" % number for number in range(10))
+        for number, outcome in outcomes:
+            assert isinstance(outcome, Committed)
+            assert payloads[outcome.id] == b"%d" % number
+
+    LocalCluster(partitions=1, servers=3, format=1).run(story)
