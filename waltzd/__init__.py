@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from waltzd.client.view import Builder as Builder
     from waltzd.client.view import Command as Command
     from waltzd.client.view import Decision as Decision
-    from waltzd.client.view import Declined as Declined
     from waltzd.client.view import Serializer as Serializer
     from waltzd.client.view import Transaction as Transaction
     from waltzd.client.view import View as View
     from waltzd.errors import WaltzError as WaltzError
     from waltzd.protocol.batches import FeedMode as FeedMode
+    from waltzd.protocol.locks import AppendOutcome as AppendOutcome
     from waltzd.protocol.locks import Committed as Committed
+    from waltzd.protocol.locks import Declined as Declined
     from waltzd.protocol.locks import Lock as Lock
     from waltzd.protocol.locks import LoggedLock as LoggedLock
     from waltzd.protocol.locks import Outcome as Outcome
@@ -49,17 +50,18 @@ _MODULES = {
     "client.status": ("ClientStatus", "PartitionStatus"),
     "client.view": (
         "Builder",
-        "Command",
         "Decision",
-        "Declined",
+        "View",
         "Serializer",
         "Transaction",
-        "View",
+        "Command",
     ),
     "errors": ("WaltzError",),
     "protocol.batches": ("FeedMode",),
     "protocol.locks": (
+        "AppendOutcome",
         "Committed",
+        "Declined",
         "Lock",
         "LoggedLock",
         "Outcome",

@@ -80,7 +80,9 @@ class WaltzError(Exception):
     status: ClassVar[str] = "INTERNAL"
     """Of gRPC, for tools that know nothing of codes."""
     not_done: ClassVar[str] = ""
+    """What was not done, where an error says nothing else of it."""
     next_step: ClassVar[str] = ""
+    """What to do, likewise."""
 
     def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
         super().__init__(message)
@@ -671,6 +673,25 @@ class NotApplied(WaltzError):
     code, exit_code, retry = "W2086", EXIT_TIMEOUT, Retry.LATER
     not_done = "what the view shows does not contain the transaction yet"
     next_step = "answer from the view as it is, or try again; if it lasts, look at the process that applies"
+
+
+class EventUnreadable(WaltzError):
+    """A payload in the log is no event that the application's serializer can read: it is no JSON or MessagePack, it lacks
+    the envelope of `type`, `version` and `data`, or its data does not fit its type. Another program wrote it, or the class
+    of the event was changed without a new version."""
+
+    code = "W2089"
+    not_done = "nothing was made of this payload"
+    next_step = "give the event type a new version, and a function that brings older data up to it"
+
+
+class EventUnknown(WaltzError):
+    """An event in the log has a type that this program does not know, or a newer version of one that it knows. A newer
+    program wrote it. A SQL view tries it again until a program that knows it comes, and never puts it aside."""
+
+    code, retry = "W2088", Retry.LATER
+    not_done = "nothing was made of this event"
+    next_step = "install the program that knows it here, too: those that read before those that write"
 
 
 class PositionsDamaged(WaltzError):

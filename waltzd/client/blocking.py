@@ -11,12 +11,13 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from contextvars import copy_context
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from uuid import UUID
 
 from waltzd.client.client import Client, Partitions
@@ -29,7 +30,7 @@ from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Wait
 from waltzd.client.view import (
     Command,
-    Declined,
+    E,
     Partitioner,
     Serializer,
     Transaction,
@@ -38,7 +39,7 @@ from waltzd.client.view import (
 )
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Token
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Mode, Outcome, Token
 from waltzd.protocol.quorum import EMPTY
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def loop_thread() -> _LoopThread:
     return _started
 
 
-class BlockingClient:
+class BlockingClient(Generic[E]):
     """`Client` for applications without an event loop: the same calls, and each blocks until it has its result.
 
     Use it as a context manager. All methods may be called from any thread. The view runs on threads of the client, for
@@ -100,10 +101,10 @@ class BlockingClient:
         self,
         servers: str | Sequence[str],
         *,
-        view: View | None = None,
+        view: View[E] | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
-        serializer: Serializer | None = None,
+        serializer: Serializer[E] | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
         tls: Tls | None = None,
@@ -124,7 +125,7 @@ class BlockingClient:
         self._pool = ThreadPoolExecutor(threads, "waltz-view")
         self._left_behind: dict[int, Future[Any]] = {}
         """By partition, the call of the view that still runs although it was cancelled."""
-        self._client = Client(
+        self._client: Client[E] = Client(
             servers,
             view=view,
             feed=feed,
@@ -215,13 +216,13 @@ class BlockingClient:
 
     def submit(
         self,
-        command: Command,
+        command: Command[E],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
         return caller.serve(
@@ -232,13 +233,13 @@ class BlockingClient:
 
     def submit_group(
         self,
-        commands: Sequence[Command],
+        commands: Sequence[Command[E]],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """As `Client.submit_group`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
         return caller.serve(
@@ -253,7 +254,7 @@ class BlockingClient:
 
     def append(
         self,
-        payload: Any,
+        payload: E,
         *,
         partition: int | None = None,
         key: Any = None,
@@ -262,7 +263,7 @@ class BlockingClient:
         position: int | None = None,
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome:
+    ) -> AppendOutcome:
         """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
         view was: the view is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
@@ -281,7 +282,7 @@ class BlockingClient:
 
     def append_many(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
@@ -306,7 +307,7 @@ class BlockingClient:
 
     def append_group(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
@@ -315,7 +316,7 @@ class BlockingClient:
         position: int | None = None,
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome:
+    ) -> AppendOutcome:
         """As `Client.append_group`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_position(position, [lock for some in each or () for lock in some])
@@ -364,7 +365,7 @@ class BlockingClient:
         """As `Client.position_at`."""
         return self._thread.run(self._client.position_at(partition, time, timeout=timeout))
 
-    def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction:
+    def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction[E]:
         """As `Client.read`."""
         return self._thread.run(self._client.read(partition, id, with_locks=with_locks, timeout=timeout))
 
@@ -378,7 +379,7 @@ class BlockingClient:
         until_time: datetime | int | None = None,
         with_locks: bool = False,
         timeout: float | None = None,
-    ) -> list[Transaction]:
+    ) -> list[Transaction[E]]:
         """As `Client.read_some`."""
         return self._thread.run(
             self._client.read_some(
@@ -394,27 +395,40 @@ class BlockingClient:
 
     def scan(
         self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
-    ) -> Generator[Transaction, None, None]:
+    ) -> Generator[Transaction[E], None, None]:
         """As `Client.scan`."""
         return self._each(partial(self._client._scan, partition, after=after, to=to, with_locks=with_locks))
 
-    def feed(self, partition: int, *, after: int) -> Generator[Transaction, None, None]:
+    def feed(self, partition: int, *, after: int) -> Generator[Transaction[E], None, None]:
         """As `Client.feed`. It ends at once when the code breaks off, and when another thread closes the client."""
-        return self._each(partial(self._client._feed_batches, partition, after=after))
+        return self._each(partial(self._client.feed_batches, partition, after=after))
 
-    def _each(self, begin: Callable[[], AsyncGenerator[Sequence[Transaction], None]]) -> Generator[Transaction, None, None]:
-        batches: AsyncGenerator[Sequence[Transaction], None] = self._thread.run(call_here(begin))
+    def feed_batches(self, partition: int, *, after: int) -> Generator[Sequence[Transaction[E]], None, None]:
+        """As `Client.feed_batches`; it ends as `feed` does."""
+        return self._batches(partial(self._client.feed_batches, partition, after=after))
 
-        async def following() -> Sequence[Transaction] | None:
+    def _each(
+        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
+    ) -> Generator[Transaction[E], None, None]:
+        with closing(self._batches(begin)) as batches:
+            for batch in batches:
+                yield from batch
+
+    def _batches(
+        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
+    ) -> Generator[Sequence[Transaction[E]], None, None]:
+        batches: AsyncGenerator[Sequence[Transaction[E]], None] = self._thread.run(call_here(begin))
+
+        async def following() -> Sequence[Transaction[E]] | None:
             return await anext(batches, None)
 
         try:
             while (batch := self._thread.run(following())) is not None:
-                yield from batch
+                yield batch
         finally:  # without waiting for it: this may be collected on the thread of the loop
             asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
 
-    def fetch(self, transaction: Transaction) -> bytes:
+    def fetch(self, transaction: Transaction[Any]) -> bytes:
         """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""
         return self._thread.run(transaction.fetch())
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Generic, Literal, Self, TypeAlias
 from uuid import UUID
 
 from waltzd.client.feeding import Arrivals, Feeding
@@ -27,19 +27,21 @@ from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
 from waltzd.client.view import (
     Command,
-    Declined,
+    E,
     Partitioner,
     Serializer,
     Transaction,
     View,
     checked_header,
     encoded,
+    key_of,
     partition_by_hash,
+    partition_of,
 )
 from waltzd.client.waiting import Waiting
 from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
-from waltzd.protocol.locks import Lock, Outcome
+from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
 from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
@@ -47,8 +49,10 @@ Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client(Feeding, Waiting):
+class Client(Feeding[E], Waiting, Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
+
+    A `Client[E]` has values of the type E, which its serializer makes payloads of; a plain `Client` has bytes.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
     after a fail-over, and feeds the `view`, if there is one. All calls belong to the event loop that opened it.
@@ -70,10 +74,10 @@ class Client(Feeding, Waiting):
         self,
         servers: str | Sequence[str],
         *,
-        view: View | None = None,
+        view: View[E] | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
-        serializer: Serializer | None = None,
+        serializer: Serializer[E] | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
         tls: Tls | None = None,
@@ -126,7 +130,7 @@ class Client(Feeding, Waiting):
         self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
         self._loop: asyncio.AbstractEventLoop | None = None
         """That it lives on, while it is open."""
-        self._submits = Submits(self.settings, serializer)
+        self._submits = Submits(self.settings, serializer, lambda: self.partition_count)
         self._stops: list[asyncio.Future[None]] = []
 
     # -- life
@@ -277,7 +281,7 @@ class Client(Feeding, Waiting):
         return self._lines[partition]
 
     def _new_line(
-        self, partition: int, feed: FeedMode, view: View | None, call: Call, instruments: Instruments = ()
+        self, partition: int, feed: FeedMode, view: View[E] | None, call: Call, instruments: Instruments = ()
     ) -> Line:
         return Line(
             partition,
@@ -332,13 +336,13 @@ class Client(Feeding, Waiting):
 
     async def submit(
         self,
-        command: Command,
+        command: Command[E],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """Append the transaction that a command builds, and build it again where that may help.
 
         `command.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
@@ -382,13 +386,13 @@ class Client(Feeding, Waiting):
     async def _submit_with(
         self,
         call: Call,
-        command: Command,
+        command: Command[E],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """As `submit`, with another way to call the command's functions."""
         self._check_loop()
         line = self._line(self._partition_of((command,)))
@@ -399,13 +403,13 @@ class Client(Feeding, Waiting):
 
     async def submit_group(
         self,
-        commands: Sequence[Command],
+        commands: Sequence[Command[E]],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
 
         Every command builds against the view as it is before the group; what the others build is not in it. When a lock of
@@ -437,13 +441,13 @@ class Client(Feeding, Waiting):
     async def _submit_group_with(
         self,
         call: Call,
-        commands: Sequence[Command],
+        commands: Sequence[Command[E]],
         *,
         fresh: bool | None = None,
         wait: Wait = "committed",
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """As `submit_group`, with another way to call the commands' functions."""
         self._check_loop()
         commands = tuple(commands)
@@ -453,11 +457,8 @@ class Client(Feeding, Waiting):
             line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
-    def _partition_of(self, commands: Sequence[Command]) -> int:
-        count, found = self.partition_count, set()
-        for command in commands:
-            partition = command.partition(count)
-            found.add(self._partitioner(command.key, count) if partition is None else partition)
+    def _partition_of(self, commands: Sequence[Command[E]]) -> int:
+        found = {partition_of(command, self._partitioner, self.partition_count) for command in commands}
         if len(found) != 1:
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
@@ -475,7 +476,7 @@ class Client(Feeding, Waiting):
 
     def append(
         self,
-        payload: Any,
+        payload: E,
         *,
         partition: int | None = None,
         key: Any = None,
@@ -484,13 +485,13 @@ class Client(Feeding, Waiting):
         position: int | None = None,
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Coroutine[Any, Any, Outcome]:
+    ) -> Coroutine[Any, Any, AppendOutcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
         Args:
             payload: Bytes, or what the serializer takes.
             partition: Which partition; or give `key`.
-            key: The partitioner makes a partition of it.
+            key: The partitioner makes a partition of it. With neither, the key is the name of the locks; see `Lock` why.
             header: 32 bits with a sign that travel beside the payload.
             locks: See `read_lock`, `write_lock` and `append_lock`.
             position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
@@ -515,8 +516,8 @@ class Client(Feeding, Waiting):
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
-        line = self._line(self._choose(partition, key))
         locks = tuple(locks)
+        line = self._line(self._choose(partition, key, locks))
         body, header = encoded(payload, self._serializer), checked_header(header)
         if idempotency_key is not None:
             own = key_locks(idempotency_key)
@@ -527,7 +528,7 @@ class Client(Feeding, Waiting):
 
     def append_many(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
@@ -544,7 +545,7 @@ class Client(Feeding, Waiting):
         Args:
             payloads: As `payload` of `append`, one for each transaction.
             partition: Which partition; or give `key`.
-            key: The partitioner makes a partition of it.
+            key: As of `append`.
             headers: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
             position: As of `append`, for all of them.
@@ -567,7 +568,7 @@ class Client(Feeding, Waiting):
 
     def append_group(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
@@ -576,7 +577,7 @@ class Client(Feeding, Waiting):
         position: int | None = None,
         timeout: float | None = None,
         idempotency_key: str | None = None,
-    ) -> Coroutine[Any, Any, Outcome]:
+    ) -> Coroutine[Any, Any, AppendOutcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
         When the lock of one fails, the group is rejected. The partition has to write format 1.
@@ -609,7 +610,7 @@ class Client(Feeding, Waiting):
             checked = own_position(line, given, [lock for some in all_locks for lock in some])
             all_locks[0] += own
 
-            def make(at: int) -> Callable[[asyncio.Future[Outcome], float], Submission]:
+            def make(at: int) -> Callable[[asyncio.Future[AppendOutcome], float], Submission]:
                 return partial(Group, at, data, headers, all_locks)
 
             return self._once(line, own, checked, len(data), make, timeout)
@@ -617,7 +618,7 @@ class Client(Feeding, Waiting):
 
     def _columns(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         partition: int | None,
         key: Any,
         headers: Sequence[int] | None,
@@ -625,13 +626,14 @@ class Client(Feeding, Waiting):
         position: int | None,
     ) -> tuple[Line, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
         """The arguments of `append_many`, checked."""
-        line = self._line(self._choose(partition, key))
         for name, column in (("headers", headers), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
-        position = mark_of(line, position, [lock for some in each or () for lock in some])
+        flat = [lock for some in each or () for lock in some]
+        line = self._line(self._choose(partition, key, flat))
+        position = mark_of(line, position, flat)
         return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
     async def _once(
@@ -640,14 +642,14 @@ class Client(Feeding, Waiting):
         own: Sequence[Lock],
         position: int | None,
         count: int,
-        make: Callable[[int], Callable[[asyncio.Future[Outcome], float], Submission]],
+        make: Callable[[int], Callable[[asyncio.Future[AppendOutcome], float], Submission]],
         timeout: float | None,
-    ) -> Outcome:
+    ) -> AppendOutcome:
         """Append it, unless its idempotency key was used."""
         deadline = deadline_of(self.settings.submit_seconds if timeout is None else timeout)
         assert deadline is not None
 
-        def send(at: int) -> Coroutine[Any, Any, Outcome]:
+        def send(at: int) -> Coroutine[Any, Any, AppendOutcome]:
             return line.send(count, at, make(at), deadline)
 
         if position is not None and position > line.mount.known:
@@ -666,14 +668,14 @@ class Client(Feeding, Waiting):
         """The partition in which `append(…, key=key)` writes."""
         return self._partitioner(key, self.partition_count)
 
-    def _choose(self, partition: int | None, key: Any) -> int:
-        if (partition is None) == (key is None):
+    def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> int:
+        if partition is not None and key is not None:
             raise BadArgument("name either the partition or the key of a transaction")
-        return partition if partition is not None else self.partition_of(key)
+        return partition if partition is not None else self.partition_of(key_of(key, locks))
 
     # -- inside
 
-    async def _fetch(self, transaction: Transaction) -> bytes:
+    async def _fetch(self, transaction: Transaction[Any]) -> bytes:
         return (await self.read(transaction.partition, transaction.id)).payload
 
     # -- for people

@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import copy
+from typing import Any, Generic
 
 from waltzd.client.partition import Line
 from waltzd.client.reading import Reading
-from waltzd.client.view import Transaction, checked_position
+from waltzd.client.view import E, Transaction, checked_position
 from waltzd.errors import ClientClosed
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.quorum import EMPTY
@@ -28,7 +29,7 @@ class Arrivals:
 
     def __init__(self, after: int) -> None:
         self._after = after
-        self._batch: Sequence[Transaction] | None = None
+        self._batch: Sequence[Transaction[Any]] | None = None
         self._is_over = False
         self._changed = asyncio.Event()
 
@@ -37,10 +38,10 @@ class Arrivals:
     def position(self, partition: int) -> int:
         return self._after
 
-    async def apply(self, transaction: Transaction) -> None:
+    async def apply(self, transaction: Transaction[Any]) -> None:
         await self.apply_batch([transaction])
 
-    async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+    async def apply_batch(self, transactions: Sequence[Transaction[Any]]) -> None:
         while self._batch is not None and not self._is_over:
             await self._change()
         if not self._is_over:
@@ -54,7 +55,7 @@ class Arrivals:
 
     # -- for who iterates
 
-    async def next(self) -> Sequence[Transaction] | None:
+    async def next(self) -> Sequence[Transaction[Any]] | None:
         """What came; None at the end."""
         while self._batch is None and not self._is_over:
             await self._change()
@@ -68,7 +69,7 @@ class Arrivals:
         await self._changed.wait()
 
 
-class Feeding(Reading):
+class Feeding(Reading[E], Generic[E]):
     """What a client iterates over. `Client` has all of this."""
 
     _feeds: dict[Line, Arrivals]
@@ -78,7 +79,7 @@ class Feeding(Reading):
 
     def scan(
         self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
-    ) -> AsyncGenerator[Transaction, None]:
+    ) -> AsyncGenerator[Transaction[E], None]:
         """Iterate over the committed transactions of a range, in order. Needs no view and no partitions of one's own.
 
         A group may be cut at both ends. Probes of operators are left out, so an id may be missing.
@@ -102,7 +103,7 @@ class Feeding(Reading):
         """
         return _each(self._scan(partition, after=after, to=to, with_locks=with_locks))
 
-    def feed(self, partition: int, *, after: int) -> AsyncGenerator[Transaction, None]:
+    def feed(self, partition: int, *, after: int) -> AsyncGenerator[Transaction[E], None]:
         """Iterate over all transactions behind a position, in order, and then over each that is committed, for ever.
 
         It goes on through fail-overs, needs no view and no partitions of one's own, and costs a mount of the server while
@@ -127,28 +128,38 @@ class Feeding(Reading):
                 file.save(0, transaction.id)
             ```
         """
-        return _each(self._feed_batches(partition, after=after))
+        return _each(self.feed_batches(partition, after=after))
 
     def _scan(
         self, partition: int, *, after: int, to: int | None, with_locks: bool
-    ) -> AsyncGenerator[Sequence[Transaction], None]:
+    ) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         self._check_reading(partition)
         return self._stretches(partition, checked_position(after), None if to is None else checked_position(to), with_locks)
 
     async def _stretches(
         self, partition: int, after: int, to: int | None, with_locks: bool
-    ) -> AsyncGenerator[Sequence[Transaction], None]:
+    ) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         last = await self.end_position(partition) if to is None else to
         while after < last:
             found = await self.read_some(partition, after + 1, min(last, after + READ_MAX), with_locks=with_locks)
             after = found[-1].id
             yield [one for one in found if one.header != PROBE_HEADER]
 
-    def _feed_batches(self, partition: int, *, after: int) -> AsyncGenerator[Sequence[Transaction], None]:
+    def feed_batches(self, partition: int, *, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
+        """As `feed`, with all that has come meanwhile at once: for work that costs as much for many as for one, such as a
+        flush of a disk. A batch has one transaction at least and `apply_batch_max` at most; a group is whole.
+
+        Example:
+            ```python
+            async for transactions in client.feed_batches(0, after=file.position(0)):
+                await index.add_all(transactions)
+                file.save(0, transactions[-1].id)
+            ```
+        """
         self._check_reading(partition)
         return self._batches(partition, checked_position(after))
 
-    async def _batches(self, partition: int, after: int) -> AsyncGenerator[Sequence[Transaction], None]:
+    async def _batches(self, partition: int, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         self._check_reading(partition)  # it may have been closed since
         arrivals = Arrivals(after)
         line = await self._begin_feed(partition, arrivals)
@@ -163,7 +174,7 @@ class Feeding(Reading):
             await line.deactivate(ClientClosed("the feed was ended"))
 
 
-async def _each(batches: AsyncGenerator[Sequence[Transaction], None]) -> AsyncGenerator[Transaction, None]:
+async def _each(batches: AsyncGenerator[Sequence[Transaction[E]], None]) -> AsyncGenerator[Transaction[E], None]:
     async with aclosing(batches):
         async for batch in batches:
             for transaction in batch:

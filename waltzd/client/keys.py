@@ -27,9 +27,9 @@ from waltzd.client.view import Transaction
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotSent
 from waltzd.protocol.locks import (
     NAMESPACE_BITS,
+    AppendOutcome,
     Committed,
     Lock,
-    Outcome,
     Reason,
     Rejected,
     Unknown,
@@ -129,9 +129,9 @@ class Keys:
         key: Hashes,
         position: int | None,
         count: int,
-        send: Callable[[int], Awaitable[Outcome]],
+        send: Callable[[int], Awaitable[AppendOutcome]],
         deadline: float,
-    ) -> Outcome:
+    ) -> AppendOutcome:
         """`send(position)` until it is in the log, or a transaction with this key is known to be. `position`: that of its
         own checked locks, if it has some."""
         clock = asyncio.get_running_loop().time

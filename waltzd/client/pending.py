@@ -21,7 +21,7 @@ from waltzd.errors import BadFrame, NeedsBatches, TooLarge, WaltzError
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import U8, U64, AppendBatch, Limits
-from waltzd.protocol.locks import Committed, Lock, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 
 LOCK_BYTES = 9
@@ -77,7 +77,7 @@ class Outcomes:
         """How many are in the log."""
         return int(np.count_nonzero(self.reasons == IS_COMMITTED))
 
-    def __getitem__(self, row: int) -> Outcome:
+    def __getitem__(self, row: int) -> AppendOutcome:
         reason = int(self.reasons[row])
         if reason == IS_COMMITTED:
             return Committed(int(self.ids[row]), partition=self.partition)
@@ -91,7 +91,7 @@ class Outcomes:
         return Outcomes(*columns, self.partition)
 
 
-Late: TypeAlias = Callable[[Outcome], object]
+Late: TypeAlias = Callable[[AppendOutcome], object]
 """Told the outcome of what was sent when its waiter was cancelled before it came."""
 
 
@@ -127,7 +127,7 @@ class Request:
     def rest_bytes(self) -> int:
         return self.bytes
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: AppendOutcome) -> None:
         if not self.waiter.done():
             self.waiter.set_result(outcome)
         elif self.late is not None and self.waiter.cancelled():
@@ -227,7 +227,7 @@ class Bundle:
         if self._undecided == 0 and not self.waiter.done():
             self.waiter.set_result(self._result())
 
-    def _result(self) -> Outcomes | Outcome:
+    def _result(self) -> Outcomes | AppendOutcome:
         return replace(self._outcomes, partition=self.partition)
 
     def refuse(self, error: WaltzError) -> None:
@@ -263,7 +263,7 @@ class Group(Bundle):
         self.place = int(ids[0] - rows[0])
         super().committed(rows, ids)
 
-    def _result(self) -> Outcome:
+    def _result(self) -> AppendOutcome:
         first = self._outcomes[0]
         return Committed(first.id, self.rows, self.partition) if isinstance(first, Committed) else first
 
@@ -278,7 +278,7 @@ class Group(Bundle):
         elif self.taken:
             self._tell_late(Unknown())
 
-    def _tell_late(self, outcome: Outcome) -> None:
+    def _tell_late(self, outcome: AppendOutcome) -> None:
         if self.late is not None and self.waiter.cancelled():
             late, self.late = self.late, None
             late(outcome)

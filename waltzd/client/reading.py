@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from waltzd.client.mount import Seen
 from waltzd.client.routes import Routes
-from waltzd.client.view import Serializer, Transaction, checked_id, checked_time, transactions_of
+from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_time, transactions_of
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.record import Run
 from waltzd.protocol.peers import ServerPort
@@ -20,7 +20,7 @@ READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
 
 
 class Reader:
-    def __init__(self, routes: Routes, serializer: Serializer | None, seen: Seen, *, seconds: float) -> None:
+    def __init__(self, routes: Routes, serializer: Serializer[Any] | None, seen: Seen, *, seconds: float) -> None:
         """`seconds`: how long an owner is asked, through a fail-over."""
         self._routes = routes
         self._serializer = serializer
@@ -49,7 +49,7 @@ class Reader:
         until_time: datetime | int | None,
         with_locks: bool,
         timeout: float | None = None,
-    ) -> list[Transaction]:
+    ) -> list[Transaction[Any]]:
         if (first_id is None) == (from_time is None) or (last_id is not None and until_time is not None):
             raise BadArgument(
                 "reading begins with a `first_id` or a `from_time`, and ends with a `last_id` or an `until_time`"
@@ -95,7 +95,7 @@ class Reader:
         return await self._ask(partition, "Fetch", ask, timeout)
 
 
-class Reading:
+class Reading(Generic[E]):
     """What a client reads of the log. `Client` has all of this."""
 
     _reader: Reader
@@ -141,7 +141,9 @@ class Reading:
         self._check_reading(partition)
         return await self._reader.position_at(partition, time, timeout=timeout)
 
-    async def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction:
+    async def read(
+        self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None
+    ) -> Transaction[E]:
         """One committed transaction by its id. Needs no view and no partitions of one's own.
 
         Args:
@@ -167,7 +169,7 @@ class Reading:
         until_time: datetime | int | None = None,
         with_locks: bool = False,
         timeout: float | None = None,
-    ) -> list[Transaction]:
+    ) -> list[Transaction[E]]:
         """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
 
         At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be

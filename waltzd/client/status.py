@@ -15,6 +15,7 @@ class PartitionStatus:
     `Client.status` returns one for each partition."""
 
     partition: int
+    """Which one."""
     sentence: str
     """What the client does there, and what it waits for."""
     is_ready: bool
@@ -33,6 +34,7 @@ class PartitionStatus:
     pending: int
     """Transactions without an outcome yet."""
     pending_bytes: int
+    """Their size."""
     mounts: int
     """How often it was mounted."""
     stopped: WaltzError | None

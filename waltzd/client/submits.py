@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -19,9 +19,9 @@ from waltzd.client.partition import Line
 from waltzd.client.pending import group_of, request_of
 from waltzd.client.routes import pause_seconds
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Command, Declined, Serializer, checked_position, is_overridden
+from waltzd.client.view import Builder, Command, Serializer, builder_of, checked_position, is_overridden
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, WaltzError
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.locks import AppendOutcome, Committed, Declined, Lock, Mode, Outcome, Reason, Rejected, Unknown
 
 Wait: TypeAlias = Literal["committed", "applied"]
 
@@ -40,8 +40,10 @@ class Once:
 class Submits:
     """All `submit` of one client."""
 
-    def __init__(self, settings: ClientSettings, serializer: Serializer | None) -> None:
+    def __init__(self, settings: ClientSettings, serializer: Serializer[Any] | None, partitions: Callable[[], int]) -> None:
+        """`partitions`: how many the cluster has."""
         self._settings = settings
+        self._partitions = partitions
         self._serializer = serializer
         self.under_way: dict[asyncio.Future[None], None] = {}
         """Each until it has its outcome, also between two attempts: `flush` waits for them."""
@@ -51,7 +53,7 @@ class Submits:
     async def submit(
         self,
         line: Line,
-        commands: Sequence[Command],
+        commands: Sequence[Command[Any]],
         call: Call,
         *,
         later: Call,
@@ -60,7 +62,7 @@ class Submits:
         wait: Wait,
         timeout: float | None,
         once: Once | None = None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """`later`: how commands are told whose caller has gone."""
         if wait not in ("committed", "applied"):
             raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
@@ -93,13 +95,13 @@ class Submits:
     async def _attempt(
         self,
         line: Line,
-        commands: Sequence[Command],
+        commands: Sequence[Command[Any]],
         call: Call,
         later: Call,
         is_group: bool,
         deadline: float | None,
         once: Once | None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         """As often as it takes, and as is allowed."""
         clock = asyncio.get_running_loop().time
         number, attempt = self._count, 0
@@ -130,19 +132,19 @@ class Submits:
     async def _build_and_send(
         self,
         line: Line,
-        commands: Sequence[Command],
+        commands: Sequence[Command[Any]],
         call: Call,
         later: Call,
         is_group: bool,
         deadline: float | None,
         once: Once | None,
-    ) -> Outcome | Declined:
+    ) -> Outcome:
         await line.enter(len(commands), deadline)
         try:
             positions: list[int] = []
-            builders: list[Builder] = []
+            builders: list[Builder[Any]] = []
             for command in commands:
-                builder = Builder(line.position, self._serializer)
+                builder = builder_of(command, line.position, self._serializer, self._partitions())
                 if not _wants(command, await call(command.build, builder)):
                     return Declined()
                 positions.append(mark_of(line, builder.position if line.has_view else None, builder.locks))
@@ -150,12 +152,12 @@ class Submits:
             if (highest := max(positions)) > line.mount.known:
                 await line.prove(highest, deadline)
             if once is not None:
-                builders[0].locks = (*builders[0].locks, *once.locks)
+                builders[0]._hold(once.locks)
                 if (id_ := await once.find(highest, self._left(deadline))) is not None:
                     return Committed(id_, len(commands), line.partition)
             make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
             told = partial(self._tell_later, line, commands, later)
-            waiter: asyncio.Future[Outcome] = line.add(make, told, deadline)
+            waiter: asyncio.Future[AppendOutcome] = line.add(make, told, deadline)
         finally:
             line.leave(len(commands))
         try:
@@ -168,9 +170,7 @@ class Submits:
     def _left(self, deadline: float | None) -> float | None:
         return None if deadline is None else deadline - asyncio.get_running_loop().time()
 
-    async def _looked_up(
-        self, line: Line, once: Once, outcome: Outcome | Declined, count: int, deadline: float | None
-    ) -> Outcome | Declined:
+    async def _looked_up(self, line: Line, once: Once, outcome: Outcome, count: int, deadline: float | None) -> Outcome:
         """What was refused or declined may have been done before, behind what the view has seen."""
         try:
             if isinstance(outcome, Rejected) and outcome.reason is not Reason.LOST:
@@ -188,10 +188,10 @@ class Submits:
     async def _tell(
         self,
         line: Line,
-        commands: Sequence[tuple[int, Command]],
+        commands: Sequence[tuple[int, Command[Any]]],
         call: Call,
         later: Call,
-        outcome: Outcome | Declined,
+        outcome: Outcome,
     ) -> None:
         """Each with its place in the group."""
         rest = deque(commands)
@@ -208,7 +208,7 @@ class Submits:
             if rest:  # the caller was cancelled
                 self._in_background(self._tell(line, list(rest), later, later, outcome))
 
-    def _tell_later(self, line: Line, commands: Sequence[Command], later: Call, outcome: Outcome) -> None:
+    def _tell_later(self, line: Line, commands: Sequence[Command[Any]], later: Call, outcome: Outcome) -> None:
         """The caller is cancelled."""
         self._in_background(self._tell(line, list(enumerate(commands)), later, later, outcome))
 
@@ -245,7 +245,7 @@ async def _freshen(line: Line, seconds: float) -> None:
         ) from error
 
 
-def _wants(command: Command, answer: object) -> bool:
+def _wants(command: Command[Any], answer: object) -> bool:
     """What `build` returned. A `build` that forgets to return says nothing, which is no reason to send nothing."""
     if answer is None or not hasattr(answer, "__bool__"):
         raise BadArgument(

@@ -19,8 +19,7 @@ from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Declined
-from waltzd.protocol.locks import Committed
+from waltzd.protocol.locks import Committed, Declined
 from waltzd.sql import SqlView, sqlite
 from waltzd.testing import LocalCluster
 

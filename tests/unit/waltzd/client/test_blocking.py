@@ -13,10 +13,10 @@ import pytest
 from tests.unit.fake_server import FakeCluster
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Command, Declined, Transaction
+from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import BadArgument, ClientClosed
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Committed, LoggedLock, Mode, Outcome, Token, write_lock
+from waltzd.protocol.locks import Committed, Declined, LoggedLock, Mode, Outcome, Token, write_lock
 
 SETTINGS = ClientSettings(submit_seconds=30, close_seconds=10)
 
@@ -59,7 +59,7 @@ class Increment(Command):
         builder.locks = [write_lock("counter")]
         return True
 
-    def on_completion(self, outcome: Outcome | Declined) -> None:
+    def on_completion(self, outcome: Outcome) -> None:
         self.threads.append(threading.get_ident())
 
     def on_application(self, id: int) -> None:

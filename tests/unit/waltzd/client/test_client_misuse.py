@@ -30,7 +30,7 @@ from waltzd.client.settings import Tls
 from waltzd.client.view import Builder, Transaction
 from waltzd.errors import BadArgument, BadConfig, ClientClosed
 from waltzd.protocol.batches import Limits
-from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash
+from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash, read_lock, write_lock
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=100, frame_bytes_max=1 << 22)
 
@@ -63,14 +63,20 @@ async def test_what_fits_into_no_frame_is_refused_before_it_stands_in_the_way_of
     assert await client.append(b"after", partition=0, **taken) == Committed(1)
 
 
-def test_a_lock_is_a_text_an_integer_and_a_mode() -> None:
+def test_a_lock_that_is_none_is_refused_where_it_is_made() -> None:
     for mode in (0, 7, 300, "WRITE"):
         with pytest.raises(BadArgument, match="READ, WRITE or APPEND"):
             Lock("a", 1, mode)  # type: ignore[arg-type]
-    wrong: list[tuple[Any, Any]] = [("a", "1"), ("b", 1.5), (b"a", 1), (None, 1), ("\udcff", 1)]
+    made = lock_hash("a", 1)
+    wrong: list[tuple[Any, Any]] = [
+        *(("a", 1.0), ("a", True), ("a", b"1"), ("a", None), ("a", [1]), ("a", "\udcff")),
+        *((b"a", 1), (None, 1), ("\udcff", 1), (7, "a")),
+    ]
     for name, id_ in wrong:
-        with pytest.raises(BadArgument, match="a lock has a name"):
-            lock_hash(name, id_)
+        for make in (read_lock, write_lock, append_lock):
+            with pytest.raises(BadArgument, match="a lock has a name"):
+                make(name, id_)
+    assert lock_hash("a", 1) == made
     number: Any = np.int64(3)
     assert append_lock("numpy", number).hash == lock_hash("numpy", 3)
 

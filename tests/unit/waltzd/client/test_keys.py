@@ -20,9 +20,18 @@ from waltzd.client import keys
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Declined
 from waltzd.errors import BadArgument, CannotConnect, NeedsBatches, NotSent
-from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, Unknown, append_lock, read_lock, write_lock
+from waltzd.protocol.locks import (
+    Committed,
+    Declined,
+    Outcome,
+    Reason,
+    Rejected,
+    Unknown,
+    append_lock,
+    read_lock,
+    write_lock,
+)
 from waltzd.testing import LocalCluster
 
 

@@ -13,9 +13,9 @@ from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
 from tests.unit.waltzd.client.test_status import Poisoned
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Command, Declined, Transaction
+from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import BadArgument, BeyondLog, NotApplied, NotSent, PartitionParked
-from waltzd.protocol.locks import Committed, Rejected, Token, write_lock
+from waltzd.protocol.locks import Committed, Declined, Rejected, Token, write_lock
 
 
 class Withdraw(Command):

@@ -175,7 +175,7 @@ def test_a_parked_partition_is_visible_and_begins_again_when_it_is_taken_out_and
 
     async def story(cluster: LocalCluster) -> None:
         nonlocal is_mended
-        view: SqlView[Transaction] = SqlView(engine, apply, name="accounts", tries=2, on_poison=told.append)
+        view: SqlView = SqlView(engine, apply, name="accounts", tries=2, on_poison=told.append)
         async with cluster.client(view=view) as client:
             await client.append(change(0, 5), partition=0)
             while client.status()[0].stopped is None:
