@@ -96,12 +96,12 @@ class Service:
             raise HTTPException(400, "a booking is an object with room, night and guest") from None
         if not key or not all(isinstance(text, str) for text in asdict(booking).values()):
             raise HTTPException(400, "room, night and guest are texts, and an Idempotency-Key says which request it is")
-        match await self._client.submit(Book(self._hotel, booking)):
+        match await self._client.submit(Book(self._hotel, booking), idempotency_key=key):
             case Committed() as committed:
                 return JSONResponse({"night": booking.night}, 201, {SEEN: str(committed.token)})
             case Declined():
                 found, token = self._hotel.rooms[booking.room][booking.night]
-                return JSONResponse({"night": found.night}, 201 if found.request == key else 409, {SEEN: str(token)})
+                return JSONResponse({"night": found.night}, 409, {SEEN: str(token)})
             case outcome:
                 raise HTTPException(503, f"not known to be booked: {outcome}")
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import signal
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from typing import Annotated
@@ -33,12 +34,11 @@ class Index:
         self._connection = sqlite3.connect(path, timeout=30)
         self._connection.execute(SCHEMA)
 
-    def add(self, transaction: Transaction) -> None:
-        """Also one that was added before."""
-        row = (transaction.partition << ID_BITS) + transaction.id
-        words = (row, transaction.partition, transaction.id, text_of(transaction.payload))
+    def add(self, transactions: Sequence[Transaction]) -> None:
+        """Also what was added before."""
+        rows = [((one.partition << ID_BITS) + one.id, one.partition, one.id, text_of(one.payload)) for one in transactions]
         with self._connection as connection:
-            connection.execute("INSERT OR REPLACE INTO words (rowid, partition, id, text) VALUES (?, ?, ?, ?)", words)
+            connection.executemany("INSERT OR REPLACE INTO words (rowid, partition, id, text) VALUES (?, ?, ?, ?)", rows)
 
     def search(self, words: str) -> list[tuple[int, int]]:
         """Partitions and ids, in the order of the log."""
@@ -69,9 +69,9 @@ async def follow(servers: str, index: Index, positions: str) -> None:
 
 
 async def _follow(client: Client, partition: int, index: Index, file: PositionFile) -> None:
-    async for transaction in client.feed(partition, after=file.position(partition)):
-        index.add(transaction)
-        file.save(partition, transaction.id)
+    async for transactions in client.feed_batches(partition, after=file.position(partition)):
+        index.add(transactions)
+        file.save(partition, transactions[-1].id)
 
 
 def main(

@@ -108,7 +108,7 @@ class Move(Command):
 
     def build(self, builder: Builder) -> bool:
         wanted = self._movement
-        if self._shop.done(wanted.request) or self._shop.quantity(wanted.article) + wanted.quantity < 0:
+        if self._shop.quantity(wanted.article) + wanted.quantity < 0:
             return False
         builder.header = MOVED
         builder.payload = json.dumps(asdict(wanted)).encode()
@@ -129,11 +129,9 @@ def application(client: BlockingClient, shop: Shop) -> Flask:
         if not NAME.fullmatch(key):
             return answer(400, detail="say by an Idempotency-Key which request it is")
         movement = Movement(request=key, article=article, quantity=quantity)
-        match client.submit(Move(shop, movement)):
+        match client.submit(Move(shop, movement), idempotency_key=key):
             case Committed() as committed:
                 return answer(201, {SEEN: str(committed.token)})
-            case Declined() if found := shop.done(key):
-                return answer(201, {SEEN: found.token})
             case Declined():
                 return answer(409, quantity=shop.quantity(article))
             case outcome:

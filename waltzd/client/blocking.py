@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from contextvars import copy_context
 from datetime import datetime
 from functools import partial
@@ -400,11 +401,22 @@ class BlockingClient(Generic[E]):
 
     def feed(self, partition: int, *, after: int) -> Generator[Transaction[E], None, None]:
         """As `Client.feed`. It ends at once when the code breaks off, and when another thread closes the client."""
-        return self._each(partial(self._client._feed_batches, partition, after=after))
+        return self._each(partial(self._client.feed_batches, partition, after=after))
+
+    def feed_batches(self, partition: int, *, after: int) -> Generator[Sequence[Transaction[E]], None, None]:
+        """As `Client.feed_batches`; it ends as `feed` does."""
+        return self._batches(partial(self._client.feed_batches, partition, after=after))
 
     def _each(
         self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
     ) -> Generator[Transaction[E], None, None]:
+        with closing(self._batches(begin)) as batches:
+            for batch in batches:
+                yield from batch
+
+    def _batches(
+        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
+    ) -> Generator[Sequence[Transaction[E]], None, None]:
         batches: AsyncGenerator[Sequence[Transaction[E]], None] = self._thread.run(call_here(begin))
 
         async def following() -> Sequence[Transaction[E]] | None:
@@ -412,7 +424,7 @@ class BlockingClient(Generic[E]):
 
         try:
             while (batch := self._thread.run(following())) is not None:
-                yield from batch
+                yield batch
         finally:  # without waiting for it: this may be collected on the thread of the loop
             asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
 

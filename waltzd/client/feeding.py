@@ -128,7 +128,7 @@ class Feeding(Reading[E], Generic[E]):
                 file.save(0, transaction.id)
             ```
         """
-        return _each(self._feed_batches(partition, after=after))
+        return _each(self.feed_batches(partition, after=after))
 
     def _scan(
         self, partition: int, *, after: int, to: int | None, with_locks: bool
@@ -145,7 +145,17 @@ class Feeding(Reading[E], Generic[E]):
             after = found[-1].id
             yield [one for one in found if one.header != PROBE_HEADER]
 
-    def _feed_batches(self, partition: int, *, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
+    def feed_batches(self, partition: int, *, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
+        """As `feed`, with all that has come meanwhile at once: for work that costs as much for many as for one, such as a
+        flush of a disk. A batch has one transaction at least and `apply_batch_max` at most; a group is whole.
+
+        Example:
+            ```python
+            async for transactions in client.feed_batches(0, after=file.position(0)):
+                await index.add_all(transactions)
+                file.save(0, transactions[-1].id)
+            ```
+        """
         self._check_reading(partition)
         return self._batches(partition, checked_position(after))
 

@@ -36,6 +36,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from waltzd.client.conversation import Conversation
 from waltzd.client.follower import Call, Follower, ask_position
+from waltzd.client.instrument import Instruments
 from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Late, Submission
@@ -84,6 +85,7 @@ class Line:
         call: Call,
         fetch: Fetch,
         seen: Seen,
+        instruments: Instruments = (),
     ) -> None:
         self.partition = partition
         self.outbox = Outbox(
@@ -105,6 +107,7 @@ class Line:
         self._serializer = serializer
         self._call = call
         self._fetch = fetch
+        self._instruments = instruments
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
         self._talk: Conversation | None = None
@@ -138,10 +141,13 @@ class Line:
         position = None
         if self._view is not None:
             position = await ask_position(self._view, self._call, self.partition)
+            call = self._call
+            for instrument in self._instruments:
+                call = instrument.calling(self.partition, call)
             follower = Follower(
                 self.partition,
                 self._view,
-                call=self._call,
+                call=call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
             )
@@ -287,6 +293,8 @@ class Line:
             self._alarm = None
         if self._alarm is None:
             self._alarm = loop.call_at(submission.deadline, self._expire)
+        for instrument in self._instruments:
+            instrument.sent(self.partition, submission, waiter)
         return waiter
 
     async def send(
@@ -445,6 +453,11 @@ class Line:
     def _pending(self) -> tuple[int, bool]:
         announcements = self._follower.announcements if self._follower else 0
         return self.outbox.rows + announcements, self.outbox.bytes < self._settings.pending_bytes_max
+
+    def again(self) -> None:
+        """A submit is about to build its transaction anew."""
+        for instrument in self._instruments:
+            instrument.again(self.partition)
 
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)

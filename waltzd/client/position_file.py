@@ -80,7 +80,7 @@ class PositionFile:
     def save(self, partition: int, id: int) -> None:
         """Keep this as the position of the partition. When it returns, no crash takes it back.
 
-        It costs a flush of the disk: where many transactions come, save after every hundredth, or once a second.
+        It costs a flush of the disk: where many transactions come, save once for those of a batch (`Client.feed_batches`).
 
         Raises:
             BadArgument: It is below the position that is kept; to begin again, remove the file.

@@ -46,6 +46,23 @@ def test_a_feed_goes_on_from_what_is_there_to_what_comes() -> None:
     with_client(test, view=view)
 
 
+def test_a_feed_of_batches_hands_on_all_that_has_come_meanwhile() -> None:
+    async def test(client: Client, fake: FakeCluster) -> None:
+        await client.append(b"0", partition=0)
+        async with aclosing(client.feed_batches(0, after=-1)) as batches:
+            assert [one.id for one in await anext(batches)] == [0]
+            await client.append_many([b"x"] * 25, partition=0)
+            await asyncio.sleep(5)
+            found = [await anext(batches)]
+            while found[-1][-1].id < 25:
+                found.append(await anext(batches))
+            assert [one.id for batch in found for one in batch] == list(range(1, 26))
+            assert len(found) < 10
+            assert max(map(len, found)) <= 10
+
+    with_client(test, settings=ClientSettings(apply_batch_max=10, close_seconds=3))
+
+
 def test_a_feed_goes_on_through_a_fail_over() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         await client.append(b"0", partition=0)
@@ -162,6 +179,9 @@ def test_the_blocking_twins_are_generators() -> None:
         for transaction in client.feed(0, after=2):
             if transaction.id == 4:
                 break
+        batches = client.feed_batches(0, after=1)
+        assert [one.id for one in next(batches)] == [2, 3, 4]
+        batches.close()
         feed = client.feed(0, after=3)
         assert next(feed).payload == b"4"
         threading.Timer(0.05, client.close).start()

@@ -118,6 +118,8 @@ def test_locks_of_its_own_are_compared_with_their_own_position() -> None:
         assert refused == Rejected(Reason.CONFLICT, 1, read_lock("stock").hash)
         taken = await client.append(b"3", partition=0, locks=[read_lock("stock")], position=1, idempotency_key="l")
         assert taken == Committed(2)
+        with pytest.raises(BadArgument, match="above the end of partition 0"):
+            await client.append(b"4", partition=0, locks=lock, position=99, idempotency_key="m")
         assert fake.partitions[0].payloads == [b"1", b"2", b"3"]
 
     with_client(test, cluster=batches())
