@@ -6,10 +6,12 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import prometheus_client
 import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
@@ -179,6 +181,13 @@ def test_read_your_writes(blocking_waltz_cluster: BlockingCluster, monkeypatch: 
         assert "again" in asyncio.run(note())
 
 
+def test_observe() -> None:
+    """What its client tells is tried in tests/unit/waltzd/observe."""
+    with page("how-to/observe") as shown:
+        assert prometheus_client.REGISTRY.get_sample_value("waltz_client_retries_total", {"client": "client"}) == 0
+        asyncio.run(shown.client.close())
+
+
 def test_one_instance() -> None:
     async def story(cluster: LocalCluster) -> None:
         with page("how-to/one-instance", cluster) as shown:
@@ -199,13 +208,16 @@ def test_follow_the_log(tmp_path: Path) -> None:
                     following = asyncio.create_task(
                         shown.follow(cluster.servers, lambda one: added.append(one.payload), tmp_path / "position")
                     )
-                    await until(lambda expected=expected, following=following: len(added) >= expected or following.done())
+                    await until(partial(is_enough, expected, following))
                     following.cancel()
                     await asyncio.gather(following, return_exceptions=True)
                     await client.append(b"three", partition=0)
                 assert set(added) == {b"one", b"two", b"three"}
                 assert await shown.count_since(client, 0) == 4
             assert await asyncio.to_thread(read, shown, cluster) == ["one", "two", "three", "three"]
+
+    def is_enough(expected: int, following: asyncio.Task[Any]) -> bool:
+        return len(added) >= expected or following.done()
 
     def read(shown: Any, cluster: LocalCluster) -> list[str]:
         with BlockingClient(cluster.servers, connect=cluster.connect) as client:
@@ -260,7 +272,8 @@ def test_your_own_view(tmp_path: Path) -> None:
                 index = shown.Index(file)
                 async with cluster.client(view=index) as client:
                     outcome = await client.append(text, partition=0)
-                    await until(lambda index=index, outcome=outcome: index.position(0) == outcome.id)
+                    assert isinstance(outcome, Committed)
+                    await client.applied(outcome)
             assert shown.Index(file).words["be"] == ["0:0", "0:1"]
             index.apply(await only(cluster, 1))
             assert index.position(0) == 1

@@ -39,7 +39,8 @@ def steps() -> list[tuple[str, str]]:
 def typed(block: str, ports: dict[str, int]) -> str:
     """A block of commands, with the programs of this environment and with free ports."""
     script = block.replace(".venv/bin", str(Path(sys.executable).parent))
-    for name, number in {"PORT_1": "port server-1", "PORT_2": "port server-2", "PID_1": "pid server-1"}.items():
+    script = script.replace(" --port 25000", "")
+    for name, number in {"25000": "port server-1", "25002": "port server-2", "PID_1": "pid server-1"}.items():
         script = script.replace(name, f"$(theatre {number})")
     for said, port in ports.items():
         script = script.replace(said, str(port))

@@ -29,7 +29,7 @@ Observed: TypeAlias = "Client | BlockingClient"
 
 def metrics(client: Observed, *, name: str = "client", registry: CollectorRegistry | None = None) -> None:
     """Register the figures of a client with Prometheus: outcomes, how long they took, what is under way, and for each
-    partition the position of the view, how far it is behind, and whether it fails. docs/metrics.md lists them.
+    partition the position of the view, how far it is behind, and whether it fails. docs/how-to/observe.md lists them.
 
     Args:
         client: A client that is not open yet.

@@ -25,7 +25,7 @@ from waltzd.observe.prometheus import GAUGES, families
 from waltzd.testing import BlockingCluster, LocalCluster
 
 ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "observe.md").read_text(encoding="utf-8")
 
 
 class Shop:
