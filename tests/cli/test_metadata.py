@@ -17,6 +17,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.cli.example import examples
 from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
 from waltzctl.playground.local import LocalCluster
@@ -63,32 +64,35 @@ def until_healthy(waltzctl: Tool, cluster: LocalCluster) -> None:
     until(lambda: waltzctl("cluster", "describe", "--directory", cluster.directory).code == 0, "all partitions are open")
 
 
-def test_everything_comes_back_from_a_file_and_from_storages(cluster: LocalCluster, waltzctl: Tool, tmp_path: Path) -> None:
-    where, file = ("--directory", cluster.directory), tmp_path / "metadata.jsonl"
+def test_everything_comes_back_from_a_file_and_from_storages(
+    cluster: LocalCluster, waltzctl: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the very words of the help."""
+    where = ("--directory", cluster.directory)
+    storages = [f"{name}={','.join(cluster.blueprint.addresses(name))}" for name in cluster.blueprint.storage_names]
     with NumberedLoad(cluster.server_addresses, tmp_path, pause_seconds=0.05) as load:
-        told = waltzctl("cluster", "save-metadata", file, *where)
-        assert (told.code, told.err) == (0, "")
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        monkeypatch.chdir(tmp_path)
+        for typed in examples(waltzctl, ["cluster", "save-metadata"]):
+            told = waltzctl(*typed, *where)
+            assert (told.code, told.err) == (0, "")
+        assert stat.S_IMODE((tmp_path / "waltz-metadata.jsonl").stat().st_mode) == 0o600
         lose(cluster)
         refused(waltzctl("cluster", "describe", *where), 3, "W2026")
-        dry = waltzctl("cluster", "load-metadata", file, "--dry-run", *where)
-        assert dry.code == 0, dry.err
-        assert "partitions 0-1: as in the documents, no storage knows of a later session" in dry.out
-        refused(waltzctl("cluster", "describe", *where), 3, "W2026")
-        loaded = waltzctl("cluster", "load-metadata", file, "--yes", *where)
-        assert loaded.code == 0, loaded.err
+        for typed in examples(waltzctl, ["cluster", "load-metadata"]):
+            told = waltzctl(*typed, *where)
+            assert told.code == 0, told.err
+            assert "partitions 0-1: as in the documents, no storage knows of a later session" in told.out
         until_healthy(waltzctl, cluster)
         assert "cluster load-metadata" in waltzctl("history", *where).out
 
         lose(cluster)
-        storages = []
-        for name in cluster.blueprint.storage_names:
-            listen, admin = cluster.blueprint.addresses(name)
-            storages += ["--storage", f"{name}={listen},{admin}"]
-        place = ("--coordinator", cluster.coordinator_hosts, "--root", "/waltz")
-        rebuilt = waltzctl("cluster", "rebuild-metadata", "--name", "again", *storages, "--confirm", "again", *place)
-        assert rebuilt.code == 0, rebuilt.err
+        for typed in examples(waltzctl, ["cluster", "rebuild-metadata"]):
+            at = typed.index("--storage")
+            given = [word for storage in storages for word in ("--storage", storage)]
+            told = waltzctl(*typed[:at], *given, *typed[at + 2 :], "--replicas", "3", *where)
+            assert told.code == 0, told.err
         until_healthy(waltzctl, cluster)
+        assert waltzctl("cluster", "describe", "-o", "json", *where).out.count('"trial"') == 1
     assert load.acknowledged > 100
 
 

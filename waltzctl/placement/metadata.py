@@ -94,7 +94,7 @@ def save(
     \b
     Examples:
       waltzctl cluster save-metadata waltz-metadata.jsonl
-      waltzctl cluster save-metadata - -o json > waltz-metadata.jsonl
+      waltzctl cluster save-metadata waltz-metadata.jsonl -o json
     """
     check_operator(reach.tls, "read the secrets of a cluster")
     saved = using(reach, lambda cluster: cut(cluster, moment=_now()))

@@ -131,7 +131,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
         self._loop: asyncio.AbstractEventLoop | None = None
         """That it lives on, while it is open."""
         self._submits = Submits(self.settings, serializer, lambda: self.partition_count)
-        self._stops: list[asyncio.Future[None]] = []
+        self._stops: dict[asyncio.Future[None], None] = {}
 
     # -- life
 
@@ -683,7 +683,8 @@ class Client(Feeding[E], Waiting, Generic[E]):
     def status(self) -> ClientStatus:
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
-        return ClientStatus(self._lines[partition].status() for partition in self._active)
+        states = [self._lines[partition].status() for partition in self._active]
+        return ClientStatus(states, is_open=self._closed is None)
 
 
 def _connect_with(tls: Tls | None) -> Connect:

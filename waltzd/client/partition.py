@@ -182,12 +182,12 @@ class Line:
     async def _live(self, position: int | None) -> None:
         """Until one of the tasks fails (neither ends by itself), or this one is cancelled."""
         keep = asyncio.create_task(self._keep(position), name=f"waltz link {self.partition}")
-        tasks = [keep]
+        tasks, looks = [keep], list[asyncio.Task[None]]()
         if self._follower is not None:
             assert position is not None
             follow = asyncio.create_task(self._follower.run(position), name=f"waltz follower {self.partition}")
             tasks.append(follow)
-        look = asyncio.create_task(self._look_at_end(), name=f"waltz lag {self.partition}")
+            looks.append(asyncio.create_task(self._look_at_end(), name=f"waltz lag {self.partition}"))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = next(task.exception() for task in tasks if task.done())
@@ -201,14 +201,15 @@ class Line:
                 await asyncio.gather(keep, return_exceptions=True)
             self._stop()
         finally:
-            look.cancel()  # these before anything is waited for: who closes the client cancels this task as well
+            for look in looks:
+                look.cancel()  # these before anything is waited for: who closes the client cancels this task as well
             self._end.cancel()
             if self._follower is not None:
                 self._follower.stop()
                 await asyncio.wait(tasks[1:], timeout=self._settings.close_seconds)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, look, return_exceptions=True)
+            await asyncio.gather(*tasks, *looks, return_exceptions=True)
             if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
                 self.stopped = ClientClosed("the loop of the client ended before the client was closed")
             self._stop()
