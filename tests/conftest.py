@@ -54,6 +54,7 @@ LONG = (
     "process/test_readme.py",
     "simulation/test_damage.py",
     "process/test_operator_guide.py",
+    "process/test_tutorial.py",
 )
 """The files that take longest, in turns those that wait and those that compute."""
 
