@@ -16,11 +16,14 @@ import httpx2
 
 from tests.applications.services import BOOKING, SHOP, Services
 from tests.examples import booking, shop
+from waltzd import Client, Committed
 
 USERS = 4
 """Of each application."""
 ROOMS, ARTICLES = ("101", "102", "103", "201"), ("tea", "milk", "honey")
 DOUBLE_CLICKS = 0.2
+STRANGE = b"hello"
+"""What somebody writes into the log of others."""
 SECONDS_MAX = 60
 """Of one HTTP request: longer than a fail-over."""
 
@@ -66,6 +69,13 @@ class Users:
             count += 1
             await ask(f"{name}-{count}", pick, web)
             await asyncio.sleep(pick.uniform(0, 0.1))
+
+    async def disturb(self) -> None:
+        """Something that is no event comes into each partition."""
+        async with Client(self._services.cluster.servers) as client:
+            for partition in client.partitions:
+                outcome = await client.append(STRANGE, partition=partition)
+                assert isinstance(outcome, Committed)
 
     async def more(self, count: int) -> None:
         """Until so many more bookings and so many more movements were confirmed."""
