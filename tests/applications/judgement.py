@@ -34,7 +34,7 @@ async def judge(services: Services, users: Users) -> list[str]:
         homes = {room: client.partition_of(room) for room in ROOMS}
     return [
         *_complete(log, ends),
-        *users.unseen,
+        *users.contradictions,
         *_answered(log, users),
         *_overbooked(log),
         *_oversold(log),
