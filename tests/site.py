@@ -44,6 +44,7 @@ API = {
         *("waltzd.serializers.PydanticEvents", "waltzd.serializers.MsgspecEvents"),
     ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
+    "Observing": ("waltzd.observe.metrics", "waltzd.observe.traces"),
     "Testing": ("waltzd.testing.LocalCluster",),
     "Errors": ("waltzd.errors",),
 }

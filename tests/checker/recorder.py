@@ -85,8 +85,9 @@ class Recorder:
         self.time_seen = UNTIMED
         """The highest time that the view was given."""
 
-    def command(self, command: Command) -> Command:
-        return _RecordedCommand(command, self)
+    def command(self, command: Command, *, is_fresh: bool = False) -> Command:
+        """`is_fresh`: it is submitted at once, and so that its view has seen all that was committed by then."""
+        return _RecordedCommand(command, self, asked=self.clock() if is_fresh else None)
 
     def group(self, commands: Iterable[Command]) -> list[Command]:
         group = _Group()
@@ -153,7 +154,16 @@ class _Group:
 
 
 class _RecordedCommand(Command):
-    def __init__(self, inner: Command, recorder: Recorder, group: _Group | None = None, number: int = 0) -> None:
+    def __init__(
+        self,
+        inner: Command,
+        recorder: Recorder,
+        group: _Group | None = None,
+        number: int = 0,
+        asked: int | None = None,
+    ) -> None:
+        self._asked = asked
+        """When it was asked for a view that is fresh."""
         self._group = group
         self._number = number
         self.key, self.locks = inner.key, inner.locks
@@ -168,6 +178,10 @@ class _RecordedCommand(Command):
 
     async def build(self, builder: Builder) -> bool:
         self._close(Rejected(Reason.LOST))  # a client builds again only when it is certain that the last one is lost
+        recorder, asked, self._asked = self._recorder, self._asked, None
+        if asked is not None:  # as if it had asked for the end of the log
+            look = Observed(recorder.name, self._partition, asked, recorder.clock(), builder.position)
+            recorder.writer.observed(look)
         wanted = self._inner.build(builder)
         if not (await wanted if inspect.isawaitable(wanted) else wanted):
             return False

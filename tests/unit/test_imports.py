@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.cluster",),
     ("waltzd.wire", "waltzd.server.core", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
-    ("waltzd.serializers", "waltzd.sql", "waltzd.server.clients", "waltzd.storage"),
+    ("waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
     ("waltzd.server",),
     ("waltzd.testing", "waltzctl.shell.options", "waltzctl.shell.safety", "waltzctl.show.terminal"),
     ("waltzctl.show.forms",),
@@ -70,13 +70,14 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 
 DECIDING = (
     "waltzctl.picture.picture", "waltzctl.placement.moves", "waltzctl.placement.plan",
+    "waltzctl.placement.proof",
     "waltzctl.placement.rescue", "waltzctl.shell.safety",
     "waltzctl.watching.facts", "waltzctl.watching.rates", "waltzctl.watching.rules",
     "waltzctl.watching.troubles",
     "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",
     "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
-    "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
+    "waltzd.cluster.evidence", "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.client.pending",
     "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",
 )  # fmt: skip
@@ -91,6 +92,7 @@ GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire.wir
 ONLY_IN = {
     "kazoo": (("waltzd.cluster.zookeeper",), "take a `Coordinator` as an argument"),
     "sqlalchemy": (("waltzd.sql",), "it comes with the sql extra only"),
+    "opentelemetry": (("waltzd.observe",), "it comes with the otel extra only"),
     "pydantic": (("waltzd.serializers",), "it comes with the pydantic extra only"),
     "msgspec": (("waltzd.serializers",), "it comes with the msgspec extra only"),
     "pytest": (("waltzd.testing",), "nothing that is in production depends on it"),

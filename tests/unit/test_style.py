@@ -110,6 +110,7 @@ def test_every_module_begins_with_how_to_think_about_it() -> None:
 
 
 PLAIN_WORDS = """
+observe opentelemetry prometheus
 address admin analysis append archive avro bench blocking bundle certificate certificates change chart checksum choice
 client clients columns command compare comparison config configuration context conversation core creation daemon decode
 decoders
@@ -143,9 +144,11 @@ def test_every_name_of_a_module_stands_in_the_vocabulary() -> None:
 
 
 def test_every_package_is_shipped() -> None:
-    shipped = set(tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"])
-    there = {".".join(path.parent.relative_to(ROOT).parts).removeprefix("spark.") for path in PRODUCT}
-    assert shipped == there, "list every package in pyproject.toml under tool.setuptools"
+    find = tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]["find"]
+    tops = {path.relative_to(ROOT).as_posix().removeprefix("spark/").partition("/")[0] for path in PRODUCT}
+    assert {f"{top}*" for top in tops} == set(find["include"]), "tool.setuptools in pyproject.toml says what is shipped"
+    bare = {str(path.parent.relative_to(ROOT)) for path in PRODUCT if not (path.parent / "__init__.py").exists()}
+    assert bare == set(), "a folder without __init__.py is no package, and is not shipped"
 
 
 def test_what_takes_longest_is_there() -> None:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from waltzd.client.feeding import Arrivals, Feeding
 from waltzd.client.follower import Call, call_here, introduce
+from waltzd.client.instrument import Instrument, Instruments
 from waltzd.client.keys import Keys, hashes_of, key_locks
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line
@@ -119,6 +120,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
         )
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
+        self._instruments: list[Instrument] = []
         self._lines: dict[int, Line] = {}
         self._keys: dict[int, Keys] = {}
         self._feeds: dict[Line, Arrivals] = {}
@@ -129,7 +131,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
         self._loop: asyncio.AbstractEventLoop | None = None
         """That it lives on, while it is open."""
         self._submits = Submits(self.settings, serializer, lambda: self.partition_count)
-        self._stops: list[asyncio.Future[None]] = []
+        self._stops: dict[asyncio.Future[None], None] = {}
 
     # -- life
 
@@ -274,11 +276,13 @@ class Client(Feeding[E], Waiting, Generic[E]):
 
     def _line_of(self, partition: int) -> Line:
         if partition not in self._lines:
-            self._lines[partition] = self._new_line(partition, self._feed, self._view, self._call)
+            self._lines[partition] = self._new_line(partition, self._feed, self._view, self._call, self._instruments)
             self._lines[partition].on_stop = self._tell_stops
         return self._lines[partition]
 
-    def _new_line(self, partition: int, feed: FeedMode, view: View[E] | None, call: Call) -> Line:
+    def _new_line(
+        self, partition: int, feed: FeedMode, view: View[E] | None, call: Call, instruments: Instruments = ()
+    ) -> Line:
         return Line(
             partition,
             routes=self._routes,
@@ -289,6 +293,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
             call=call,
             fetch=self._fetch,
             seen=self._seen,
+            instruments=instruments,
         )
 
     async def _begin_feed(self, partition: int, arrivals: Arrivals) -> Line:
@@ -678,7 +683,8 @@ class Client(Feeding[E], Waiting, Generic[E]):
     def status(self) -> ClientStatus:
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
-        return ClientStatus(self._lines[partition].status() for partition in self._active)
+        states = [self._lines[partition].status() for partition in self._active]
+        return ClientStatus(states, is_open=self._closed is None)
 
 
 def _connect_with(tls: Tls | None) -> Connect:

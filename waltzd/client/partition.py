@@ -36,6 +36,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from waltzd.client.conversation import Conversation
 from waltzd.client.follower import Call, Follower, ask_position
+from waltzd.client.instrument import Instruments
 from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Late, Submission
@@ -84,6 +85,7 @@ class Line:
         call: Call,
         fetch: Fetch,
         seen: Seen,
+        instruments: Instruments = (),
     ) -> None:
         self.partition = partition
         self.outbox = Outbox(
@@ -105,6 +107,7 @@ class Line:
         self._serializer = serializer
         self._call = call
         self._fetch = fetch
+        self._instruments = instruments
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
         self._talk: Conversation | None = None
@@ -138,10 +141,13 @@ class Line:
         position = None
         if self._view is not None:
             position = await ask_position(self._view, self._call, self.partition)
+            call = self._call
+            for instrument in self._instruments:
+                call = instrument.calling(self.partition, call)
             follower = Follower(
                 self.partition,
                 self._view,
-                call=self._call,
+                call=call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
             )
@@ -176,12 +182,12 @@ class Line:
     async def _live(self, position: int | None) -> None:
         """Until one of the tasks fails (neither ends by itself), or this one is cancelled."""
         keep = asyncio.create_task(self._keep(position), name=f"waltz link {self.partition}")
-        tasks = [keep]
+        tasks, looks = [keep], list[asyncio.Task[None]]()
         if self._follower is not None:
             assert position is not None
             follow = asyncio.create_task(self._follower.run(position), name=f"waltz follower {self.partition}")
             tasks.append(follow)
-        look = asyncio.create_task(self._look_at_end(), name=f"waltz lag {self.partition}")
+            looks.append(asyncio.create_task(self._look_at_end(), name=f"waltz lag {self.partition}"))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = next(task.exception() for task in tasks if task.done())
@@ -195,14 +201,15 @@ class Line:
                 await asyncio.gather(keep, return_exceptions=True)
             self._stop()
         finally:
-            look.cancel()  # these before anything is waited for: who closes the client cancels this task as well
+            for look in looks:
+                look.cancel()  # these before anything is waited for: who closes the client cancels this task as well
             self._end.cancel()
             if self._follower is not None:
                 self._follower.stop()
                 await asyncio.wait(tasks[1:], timeout=self._settings.close_seconds)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, look, return_exceptions=True)
+            await asyncio.gather(*tasks, *looks, return_exceptions=True)
             if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
                 self.stopped = ClientClosed("the loop of the client ended before the client was closed")
             self._stop()
@@ -287,6 +294,8 @@ class Line:
             self._alarm = None
         if self._alarm is None:
             self._alarm = loop.call_at(submission.deadline, self._expire)
+        for instrument in self._instruments:
+            instrument.sent(self.partition, submission, waiter)
         return waiter
 
     async def send(
@@ -445,6 +454,11 @@ class Line:
     def _pending(self) -> tuple[int, bool]:
         announcements = self._follower.announcements if self._follower else 0
         return self.outbox.rows + announcements, self.outbox.bytes < self._settings.pending_bytes_max
+
+    def again(self) -> None:
+        """A submit is about to build its transaction anew."""
+        for instrument in self._instruments:
+            instrument.again(self.partition)
 
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)

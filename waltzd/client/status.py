@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
 from waltzd.errors import WaltzError
 
@@ -53,12 +55,19 @@ class ClientStatus(tuple[PartitionStatus, ...]):
         ```
     """
 
-    __slots__ = ()
+    is_open: bool
+    """The client is open: one that is not has no partitions."""
+
+    def __new__(cls, states: Iterable[PartitionStatus], *, is_open: bool) -> Self:
+        found = super().__new__(cls, states)
+        found.is_open = is_open
+        return found
 
     @property
     def ready(self) -> bool:
-        """Whether every partition is: none is stopped, none waits for its owner, and no view fails."""
-        return all(state.is_ready for state in self)
+        """Whether the client is open and every partition is ready: none is stopped, none waits for its owner, and no view
+        fails."""
+        return self.is_open and all(state.is_ready for state in self)
 
     @property
     def lag(self) -> int:

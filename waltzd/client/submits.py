@@ -125,6 +125,7 @@ class Submits:
                     await line.seen(outcome.conflict_id, epoch, deadline)
                 except TimeoutError:
                     return outcome
+            line.again()
             if attempt > 1:
                 await asyncio.sleep(pause_seconds(attempt - 2, line.mount.client or 0, line.partition, number))
 

@@ -21,7 +21,7 @@ class Waiting:
     _active: tuple[int, ...]
     _submits: Submits
     _closed: ClientClosed | None
-    _stops: list[asyncio.Future[None]]
+    _stops: dict[asyncio.Future[None], None]
     """Of those who wait for a partition to be stopped."""
 
     def _check_open(self) -> None:
@@ -71,7 +71,7 @@ class Waiting:
         Raises:
             NotApplied: The time is over, and the view is not there yet; the message says whether the view fails.
             CannotConnect: The owner did not say in time what is committed.
-            BadArgument: This client has no view, so there is no view.
+            BadArgument: This client has no view.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: A partition was stopped; see `status`.
         """
@@ -134,13 +134,16 @@ class Waiting:
                         if (stopped := self._lines[partition].stopped) is not None:
                             raise copy(stopped)
                     bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._stops.append(bell)
-                    await bell
+                    self._stops[bell] = None
+                    try:
+                        await bell
+                    finally:
+                        self._stops.pop(bell, None)
         except TimeoutError:
             return
 
     def _tell_stops(self) -> None:
-        bells, self._stops = self._stops, []
+        bells, self._stops = self._stops, {}
         for bell in bells:
             if not bell.done():
                 bell.set_result(None)

@@ -117,6 +117,8 @@ def test_who_waits_is_told_why_a_partition_was_stopped() -> None:
         await asyncio.sleep(0)
         await client.close()
         await waiting
+        assert not client.status().ready, "a client that is closed is not"
+        assert client._stops == {}
         with pytest.raises(ClientClosed):
             await client.wait_stopped()
 
