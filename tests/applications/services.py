@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 import zlib
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PARTITIONS = 3
 BOOKING, SHOP, INDEXER = ("booking-1", "booking-2"), ("shop-1", "shop-2"), "indexer"
 PATIENCE_SECONDS = 60
+DEAD_LETTER = re.compile(r"put aside as a dead letter[^\n]*\nTraceback .*?\n\S*EventUnreadable: [^\n]*", re.DOTALL)
 
 
 class Services:
@@ -112,10 +114,10 @@ class Services:
         await self.answer()
 
     def _tracebacks(self) -> list[str]:
-        """What is killed around a client is no surprise to it."""
+        """What is killed around a client is no surprise to it; what becomes a dead letter is told with its traceback."""
         found = []
         for process in self.processes.values():
-            text = process.log.read_text(encoding="utf-8", errors="replace")
+            text = DEAD_LETTER.sub("", process.log.read_text(encoding="utf-8", errors="replace"))
             at = text.find("Traceback ")
             if at >= 0:
                 found.append(f"{process.name} logged\n{text[max(0, at - 500) : at + 3000]}")

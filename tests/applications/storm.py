@@ -60,6 +60,7 @@ async def _storm(services: Services, seed: int, rounds: int | None, seconds: flo
     deadline = time.monotonic() + seconds
     async with users.running():
         await users.more(each)
+        await users.disturb()
         for names in itertools.islice(victims(services, seed), rounds):
             if rounds is None and time.monotonic() > deadline:
                 break

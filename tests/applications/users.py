@@ -16,11 +16,14 @@ import httpx2
 
 from tests.applications.services import BOOKING, SHOP, Services
 from tests.examples import booking, shop
+from waltzd import Client, Committed
 
 USERS = 4
 """Of each application."""
 ROOMS, ARTICLES = ("101", "102", "103", "201"), ("tea", "milk", "honey")
 DOUBLE_CLICKS = 0.2
+STRANGE = b"hello"
+"""What somebody writes into the log of others."""
 SECONDS_MAX = 60
 """Of one HTTP request: longer than a fail-over."""
 
@@ -37,8 +40,8 @@ class Users:
         """Keys of what was answered with 409, each time that it was sent."""
         self.open: set[str] = set()
         """Keys of what was answered with 409, and was not answered another time: the answer that is missing may be yes."""
-        self.unseen: list[str] = []
-        """What an instance did not show although it had been told where it is."""
+        self.contradictions: list[str] = []
+        """What one instance has written and the other one does not show, told where it is; two answers to one request."""
         self.sent = 0
         """HTTP requests that were to write, with those that were sent again."""
         self.shown = 0
@@ -67,6 +70,13 @@ class Users:
             await ask(f"{name}-{count}", pick, web)
             await asyncio.sleep(pick.uniform(0, 0.1))
 
+    async def disturb(self) -> None:
+        """Something that is no event comes into each partition."""
+        async with Client(self._services.cluster.servers) as client:
+            for partition in client.partitions:
+                outcome = await client.append(STRANGE, partition=partition)
+                assert isinstance(outcome, Committed)
+
     async def more(self, count: int) -> None:
         """Until so many more bookings and so many more movements were confirmed."""
         bookings, movements = len(self.booked) + count, len(self.moved) + count
@@ -89,7 +99,7 @@ class Users:
         self.booked[key] = room, night, key
         shown = await self._look(web, _other(BOOKING, name), f"/rooms/{room}", booking.SEEN, answer)
         if shown is not None and shown.get(night) != key:
-            self.unseen.append(f"{key} was booked by {name}, and not shown by the other one: {shown}")
+            self.contradictions.append(f"{key} was booked by {name}, and not shown by the other one: {shown}")
 
     async def _customer(self, key: str, pick: random.Random, web: httpx2.AsyncClient) -> None:
         article, quantity = pick.choice(ARTICLES), pick.choice((5, -1, -2, -3))
@@ -100,7 +110,7 @@ class Users:
         self.moved[key] = article, quantity
         shown = await self._look(web, _other(SHOP, name), f"/movements/{key}", shop.SEEN, answer)
         if shown is not None and shown != {"article": article, "quantity": quantity}:
-            self.unseen.append(f"{key} was moved by {name}, and not shown by the other one: {shown}")
+            self.contradictions.append(f"{key} was moved by {name}, and not shown by the other one: {shown}")
 
     async def _ask(
         self,
@@ -121,8 +131,11 @@ class Users:
             yes = [(answer, name) for answer, name in zip(answers, names, strict=True) if answer and answer.is_success]
             if yes or any(answers):
                 del self.pending[key]
+                is_no_for_ever = instances is BOOKING  # a room that another guest has; tea may be delivered again
                 if not yes:
-                    (self.refused if is_all_answered else self.open).add(key)
+                    (self.refused if is_all_answered or is_no_for_ever else self.open).add(key)
+                elif is_no_for_ever and any(answer and not answer.is_success for answer in answers):
+                    self.contradictions.append(f"{key} was told yes and no at once, by {' and '.join(names)}")
                 return yes[0] if yes else None
             await asyncio.sleep(pick.uniform(0.05, 0.2))
 

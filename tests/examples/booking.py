@@ -10,11 +10,9 @@ a guest has booked is shown by every instance to who brings the header `Waltz-Se
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
 import typer
@@ -26,90 +24,89 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from typer import Option
 
-from waltzd import Builder, Client, Command, Committed, Declined, Token, Transaction, WaltzError, write_lock
-from waltzd.errors import BadArgument, BeyondLog
+from tests.examples.events import EVENTS, Booked, Event
+from waltzd import (
+    Builder,
+    Client,
+    Command,
+    Committed,
+    Declined,
+    Rejected,
+    Token,
+    Transaction,
+    Unknown,
+    WaltzError,
+    write_lock,
+)
+from waltzd.errors import BadArgument, BeyondLog, EventUnreadable
 
-BOOKED = 1
-"""The header of our transactions: other applications write into the same partitions."""
 SEEN = "Waltz-Seen"
 WAIT_SECONDS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Booking:
-    room: str
-    night: str
-    guest: str
-    request: str
 
 
 class Hotel:
     """The view: who has which room in which night."""
 
     def __init__(self) -> None:
-        self.rooms: dict[str, dict[str, tuple[Booking, Token]]] = defaultdict(dict)
-        """By room and night, with the token for a guest's next request."""
+        self.rooms: dict[str, dict[str, str]] = defaultdict(dict)
+        """The guest, by room and night."""
         self._positions: dict[int, int] = {}
 
     def position(self, partition: int) -> int:
         return self._positions.get(partition, -1)
 
-    def apply(self, transaction: Transaction) -> None:
-        if transaction.header == BOOKED:
-            booking = Booking(**json.loads(transaction.payload))
-            token = Token(transaction.partition, transaction.id)
-            self.rooms[booking.room][booking.night] = booking, token
+    def apply(self, transaction: Transaction[Event]) -> None:
+        with suppress(EventUnreadable):  # somebody else wrote it, say with `waltzctl txn append`
+            event = transaction.value
+            if isinstance(event, Booked):
+                self.rooms[event.room][event.night] = event.guest
         self._positions[transaction.partition] = transaction.id
 
 
-class Book(Command):
+class Book(Command[Event]):
     """Take the room for the night, unless it is taken."""
 
-    def __init__(self, hotel: Hotel, booking: Booking) -> None:
+    def __init__(self, hotel: Hotel, wanted: Booked) -> None:
         self._hotel = hotel
-        self._booking = booking
-        self.key = booking.room
+        self._wanted = wanted
+        self.key = wanted.room
+        self.locks = [write_lock("night", f"{wanted.room} {wanted.night}")]
 
-    def build(self, builder: Builder) -> bool:
-        wanted = self._booking
-        if wanted.night in self._hotel.rooms[wanted.room]:
-            return False
-        builder.header = BOOKED
-        builder.payload = json.dumps(asdict(wanted)).encode()
-        builder.locks = [write_lock(f"night.{wanted.room}.{wanted.night}")]
-        return True
+    def build(self, builder: Builder[Event]) -> bool:
+        builder.payload = self._wanted
+        return self._wanted.night not in self._hotel.rooms[self._wanted.room]
 
 
 class Service:
     """What is asked over HTTP. An answer of 503 says: try it again, with the same key."""
 
-    def __init__(self, client: Client, hotel: Hotel) -> None:
+    def __init__(self, client: Client[Event], hotel: Hotel) -> None:
         self._client = client
         self._hotel = hotel
 
     async def book(self, request: Request) -> Response:
-        key = request.headers.get("Idempotency-Key")
+        key = request.headers.get("Idempotency-Key", "")
         try:
-            asked = await request.json()
-            booking = Booking(room=asked["room"], night=asked["night"], guest=asked["guest"], request=key or "")
-        except (ValueError, KeyError, TypeError):
-            raise HTTPException(400, "a booking is an object with room, night and guest") from None
-        if not key or not all(isinstance(text, str) for text in asdict(booking).values()):
-            raise HTTPException(400, "room, night and guest are texts, and an Idempotency-Key says which request it is")
-        match await self._client.submit(Book(self._hotel, booking), idempotency_key=key):
+            asked: object = await request.json()
+        except ValueError:
+            asked = None
+        match asked:
+            case {"room": str(room), "night": str(night), "guest": str(guest)} if key:
+                wanted = Booked(request=key, room=room, night=night, guest=guest)
+            case _:
+                raise HTTPException(400, "say room, night and guest, and by an Idempotency-Key which request it is")
+        match await self._client.submit(Book(self._hotel, wanted), idempotency_key=key):
             case Committed() as committed:
-                return JSONResponse({"night": booking.night}, 201, {SEEN: str(committed.token)})
+                return JSONResponse({}, 201, {SEEN: str(committed.token)})
             case Declined():
-                found, token = self._hotel.rooms[booking.room][booking.night]
-                return JSONResponse({"night": found.night}, 409, {SEEN: str(token)})
-            case outcome:
+                return JSONResponse({}, 409)
+            case Rejected() | Unknown() as outcome:
                 raise HTTPException(503, f"not known to be booked: {outcome}")
 
     async def show(self, request: Request) -> Response:
         if SEEN in request.headers:
             await self._client.applied(Token.parse(request.headers[SEEN]), timeout=WAIT_SECONDS)
-        nights = self._hotel.rooms.get(request.path_params["room"], {})
-        return JSONResponse({night: booking.guest for night, (booking, _) in sorted(nights.items())})
+        return JSONResponse(self._hotel.rooms.get(request.path_params["room"], {}))
 
 
 async def refuse(_: Request, error: Exception) -> Response:
@@ -118,7 +115,7 @@ async def refuse(_: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, status)
 
 
-def application(client: Client, hotel: Hotel) -> Starlette:
+def application(client: Client[Event], hotel: Hotel) -> Starlette:
     """`client` feeds `hotel`; it is opened and closed with the application, on its loop."""
 
     @asynccontextmanager
@@ -138,7 +135,7 @@ def main(
 ) -> None:
     """Serve until the process is told to end."""
     hotel = Hotel()
-    uvicorn.run(application(Client(servers, view=hotel), hotel), port=port, log_level="warning")
+    uvicorn.run(application(Client(servers, view=hotel, serializer=EVENTS), hotel), port=port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -9,18 +9,20 @@ so after a crash some transactions come again, and replace themselves. It writes
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
 import typer
 from typer import Option
 
+from tests.examples.events import EVENTS, Event
 from waltzd import Client, PositionFile, Transaction
+from waltzd.errors import EventUnreadable
 
 SCHEMA = "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (partition UNINDEXED, id UNINDEXED, text)"
 ID_BITS = 40
@@ -34,9 +36,9 @@ class Index:
         self._connection = sqlite3.connect(path, timeout=30)
         self._connection.execute(SCHEMA)
 
-    def add(self, transactions: Sequence[Transaction]) -> None:
+    def add(self, transactions: Sequence[Transaction[Event]]) -> None:
         """Also what was added before."""
-        rows = [((one.partition << ID_BITS) + one.id, one.partition, one.id, text_of(one.payload)) for one in transactions]
+        rows = [((one.partition << ID_BITS) + one.id, one.partition, one.id, text_of(one)) for one in transactions]
         with self._connection as connection:
             connection.executemany("INSERT OR REPLACE INTO words (rowid, partition, id, text) VALUES (?, ?, ?, ?)", rows)
 
@@ -49,18 +51,16 @@ class Index:
         self._connection.close()
 
 
-def text_of(payload: bytes) -> str:
-    """The values of an object; what is none is not searched for."""
+def text_of(transaction: Transaction[Event]) -> str:
     try:
-        found = json.loads(payload)
-    except ValueError:
+        return " ".join(str(value) for value in asdict(transaction.value).values())
+    except EventUnreadable:  # somebody else wrote it, say with `waltzctl txn append`
         return ""
-    return " ".join(map(str, found.values())) if isinstance(found, dict) else ""
 
 
 async def follow(servers: str, index: Index, positions: str) -> None:
     """Until the process is told to end."""
-    async with Client(servers, partitions=[]) as client, asyncio.TaskGroup() as group:
+    async with Client(servers, partitions=[], serializer=EVENTS) as client, asyncio.TaskGroup() as group:
         file = PositionFile(positions, client.cluster_key)
         for partition in range(client.partition_count):
             group.create_task(_follow(client, partition, index, file))
@@ -68,7 +68,7 @@ async def follow(servers: str, index: Index, positions: str) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
 
 
-async def _follow(client: Client, partition: int, index: Index, file: PositionFile) -> None:
+async def _follow(client: Client[Event], partition: int, index: Index, file: PositionFile) -> None:
     async for transactions in client.feed_batches(partition, after=file.position(partition)):
         index.add(transactions)
         file.save(partition, transactions[-1].id)

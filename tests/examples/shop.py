@@ -2,18 +2,17 @@
 
 Stock and movements are in a SQL database, which a `SqlView` keeps: PostgreSQL, or SQLite in a file. Several processes share
 one database. A movement is decided against the stock of its article under a WRITE lock; a request that is sent again with
-the same `Idempotency-Key` is found among the movements, and nothing is moved twice.
+the same `Idempotency-Key` is found in the log, and nothing is moved twice.
 
     python -m tests.examples.shop --servers 127.0.0.1:55180 --database shop.db --port 8000
 """
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -23,22 +22,23 @@ from sqlalchemy.engine import Connection, Engine
 from typer import Option
 from werkzeug.serving import run_simple
 
+from tests.examples.events import EVENTS, Event, Moved
 from waltzd import (
     BlockingClient,
     Builder,
     Command,
     Committed,
     Declined,
+    Rejected,
     Token,
     Transaction,
+    Unknown,
     WaltzError,
     write_lock,
 )
 from waltzd.errors import BadArgument, BeyondLog
 from waltzd.sql import SqlView, sqlite
 
-MOVED = 2
-"""The header of our transactions: other applications write into the same partitions."""
 SEEN = "Waltz-Seen"
 WAIT_SECONDS = 5
 NAME = re.compile(r"[\w-]{1,100}")
@@ -57,28 +57,18 @@ MOVEMENTS = sa.Table(
     sa.Column("request", sa.String(100), primary_key=True),
     sa.Column("article", sa.String(100), nullable=False),
     sa.Column("quantity", sa.BigInteger, nullable=False),
-    sa.Column("token", sa.String(40), nullable=False),
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Movement:
-    request: str
-    article: str
-    quantity: int
-    """Above 0: it was delivered. Below: it was sold."""
-
-
-def apply(connection: Connection, transaction: Transaction) -> None:
-    if transaction.header != MOVED:
+def apply(connection: Connection, transaction: Transaction[Event]) -> None:
+    event = transaction.value
+    if not isinstance(event, Moved):
         return
-    movement = json.loads(transaction.payload)
-    token = str(Token(transaction.partition, transaction.id))
-    connection.execute(sa.insert(MOVEMENTS).values(**movement, token=token))
-    is_it = STOCK.c.article == movement["article"]
-    moved = sa.update(STOCK).where(is_it).values(quantity=STOCK.c.quantity + movement["quantity"])
+    connection.execute(sa.insert(MOVEMENTS).values(asdict(event)))
+    is_it = STOCK.c.article == event.article
+    moved = sa.update(STOCK).where(is_it).values(quantity=STOCK.c.quantity + event.quantity)
     if connection.execute(moved).rowcount == 0:
-        connection.execute(sa.insert(STOCK).values(article=movement["article"], quantity=movement["quantity"]))
+        connection.execute(sa.insert(STOCK).values(article=event.article, quantity=event.quantity))
 
 
 class Shop:
@@ -86,55 +76,53 @@ class Shop:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.view = SqlView(engine, apply, name="shop", tables=TABLES)
+        # What somebody else writes into the log, say with `waltzctl txn append`, is put aside.
+        self.view = SqlView(engine, apply, name="shop", tables=TABLES, tries=2, dead_letters=True)
 
     def quantity(self, article: str) -> int:
         with self.engine.connect() as connection:
             return connection.scalar(sa.select(STOCK.c.quantity).where(STOCK.c.article == article)) or 0
 
-    def done(self, request: str) -> sa.Row[Any] | None:
-        """The movement of this request, if the database has it."""
+    def movement(self, request: str) -> sa.Row[Any] | None:
         with self.engine.connect() as connection:
             return connection.execute(sa.select(MOVEMENTS).where(MOVEMENTS.c.request == request)).one_or_none()
 
 
-class Move(Command):
-    """Deliver or sell, unless that was done already, or there is too little."""
+class Move(Command[Event]):
+    """Deliver or sell, unless there is too little."""
 
-    def __init__(self, shop: Shop, movement: Movement) -> None:
+    def __init__(self, shop: Shop, wanted: Moved) -> None:
         self._shop = shop
-        self._movement = movement
-        self.key = movement.article
+        self._wanted = wanted
+        self.key = wanted.article
+        self.locks = [write_lock("stock", wanted.article)]
 
-    def build(self, builder: Builder) -> bool:
-        wanted = self._movement
-        if self._shop.quantity(wanted.article) + wanted.quantity < 0:
-            return False
-        builder.header = MOVED
-        builder.payload = json.dumps(asdict(wanted)).encode()
-        builder.locks = [write_lock(f"stock.{wanted.article}")]
-        return True
+    def build(self, builder: Builder[Event]) -> bool:
+        builder.payload = self._wanted
+        return self._shop.quantity(self._wanted.article) + self._wanted.quantity >= 0
 
 
-def application(client: BlockingClient, shop: Shop) -> Flask:
+def application(client: BlockingClient[Event], shop: Shop) -> Flask:
     """`client` is open and feeds the view of `shop`. An answer of 503 says: try it again, with the same key."""
     app = Flask("shop")
 
     @app.post("/stock/<article>")
     def move(article: str) -> Response:
-        key, asked = request.headers.get("Idempotency-Key", ""), request.get_json(silent=True)
-        quantity = asked.get("quantity") if isinstance(asked, dict) else None
-        if not isinstance(quantity, int) or abs(quantity) > QUANTITY_MAX or not NAME.fullmatch(article):
-            return answer(400, detail="say the quantity, of an article")
+        key = request.headers.get("Idempotency-Key", "")
+        asked: object = request.get_json(silent=True)
+        match asked:
+            case {"quantity": int(quantity)} if abs(quantity) <= QUANTITY_MAX and NAME.fullmatch(article):
+                wanted = Moved(request=key, article=article, quantity=quantity)
+            case _:
+                return answer(400, detail="say the quantity, of an article")
         if not NAME.fullmatch(key):
             return answer(400, detail="say by an Idempotency-Key which request it is")
-        movement = Movement(request=key, article=article, quantity=quantity)
-        match client.submit(Move(shop, movement), idempotency_key=key):
+        match client.submit(Move(shop, wanted), idempotency_key=key):
             case Committed() as committed:
                 return answer(201, {SEEN: str(committed.token)})
             case Declined():
                 return answer(409, quantity=shop.quantity(article))
-            case outcome:
+            case Rejected() | Unknown() as outcome:
                 return answer(503, detail=f"not known to be moved: {outcome}")
 
     @app.get("/stock/<article>")
@@ -145,7 +133,7 @@ def application(client: BlockingClient, shop: Shop) -> Flask:
     @app.get("/movements/<key>")
     def movement(key: str) -> Response:
         wait()
-        found = shop.done(key)
+        found = shop.movement(key)
         return answer(404) if found is None else answer(200, article=found.article, quantity=found.quantity)
 
     def wait() -> None:
@@ -176,7 +164,7 @@ def main(
     """Serve until the process is told to end."""
     shop = Shop(sa.create_engine(database) if "://" in database else sqlite(database))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with BlockingClient(servers, view=shop.view) as client:
+    with BlockingClient(servers, view=shop.view, serializer=EVENTS) as client:
         run_simple("127.0.0.1", port, application(client, shop), threaded=True)
     shop.view.close_blocking()
 

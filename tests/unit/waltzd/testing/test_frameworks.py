@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.examples import booking, shop
+from tests.examples.events import EVENTS
 from waltzd import Committed, Token
 from waltzd.sql import sqlite
 from waltzd.testing import BlockingCluster
@@ -24,7 +25,7 @@ def test_starlettes_test_client_runs_two_instances(blocking_waltz_cluster: Block
 
     def instance() -> TestClient:
         hotel = booking.Hotel()
-        return TestClient(booking.application(cluster.asyncio_client(view=hotel), hotel))
+        return TestClient(booking.application(cluster.asyncio_client(view=hotel, serializer=EVENTS), hotel))
 
     with instance() as one, instance() as other:
         first = one.post("/bookings", json=WISH, headers=GUEST)
@@ -47,7 +48,8 @@ def test_flasks_test_client_runs_two_processes_of_a_shop(blocking_waltz_cluster:
     """The processes share a database, and a client each."""
     cluster = blocking_waltz_cluster
     shops = [shop.Shop(sqlite(str(tmp_path / "shop.db"))) for _ in range(2)]
-    with cluster.client(view=shops[0].view) as one, cluster.client(view=shops[1].view) as other:
+    clients = [cluster.client(view=each.view, serializer=EVENTS) for each in shops]
+    with clients[0] as one, clients[1] as other:
         here, there = (
             shop.application(client, each).test_client() for client, each in zip((one, other), shops, strict=True)
         )
