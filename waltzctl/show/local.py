@@ -211,10 +211,11 @@ def ready(
         certificate, key, ca = map(repr, _application(directory).values())
         out.print("An application needs a certificate, and gives it so:")
         for line in (
-            f"tls = Tls({certificate},",
-            f"          {key},",
-            f"          {ca}, role=Role.CLIENT)",
-            f"Client({servers}, connect=lambda address, key: ServerClient(address, key, tls=tls))",
+            f"Client({servers}, tls=Tls(",
+            f"    ca={ca},",
+            f"    certificate={certificate},",
+            f"    key={key},",
+            "))",
         ):
             out.print(f"  {line}", soft_wrap=True, highlight=False)
         out.print("Elsewhere a person gives these; with --directory, waltzctl finds them by itself:")

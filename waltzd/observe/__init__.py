@@ -1,6 +1,6 @@
 """What a client does, told to the systems that watch applications: figures for Prometheus, spans for OpenTelemetry.
 
-    client = Client("server-1:55180", handler=view)
+    client = Client("server-1:55180", view=view)
     observe.metrics(client)
     observe.traces(client)
     async with client: ...
@@ -42,7 +42,7 @@ def metrics(client: Observed, *, name: str = "client", registry: CollectorRegist
 
     Example:
         ```python
-        client = Client(servers, handler=view)
+        client = Client(servers, view=view)
         observe.metrics(client)
         prometheus_client.start_http_server(9100)
         ```
