@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.disk",),
     ("waltzd.format",),
     ("waltzd.protocol",),
-    ("waltzd.cluster",),
+    ("waltzd.cluster", "waltzd.archive"),
     ("waltzd.wire", "waltzd.server.core", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
     ("waltzd.sql", "waltzd.server.clients", "waltzd.storage"),
@@ -92,6 +92,7 @@ ONLY_IN = {
     "kazoo": (("waltzd.cluster.zookeeper",), "take a `Coordinator` as an argument"),
     "sqlalchemy": (("waltzd.sql",), "it comes with the sql extra only"),
     "pytest": (("waltzd.testing",), "nothing that is in production depends on it"),
+    "obstore": (("waltzd.archive.objects",), "it comes with the archive extra only; take a `Store` as an argument"),
     "typer": (("waltzctl", "waltz_spark", "waltzd.__main__"), "the command line is where commands are"),
     **dict.fromkeys(SPARK, (("waltz_spark", "pyspark_waltz"), "it comes with the spark extra only")),
 }
