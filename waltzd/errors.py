@@ -947,6 +947,35 @@ class ObjectExists(WaltzError):
     next_step = "nothing, if another storage did the same work; otherwise find out who else writes to this store"
 
 
+class ArchiveDamaged(WaltzError):
+    """An object of an archive is not what was written there, or names what is not there: bit rot, or something else writes
+    to the store. The message names the object, and where it can be told the ids. Nothing is done with it, and nothing is
+    built upon it; the replicas of the cluster do not depend on it."""
+
+    code, exit_code = "W2264", EXIT_FINDINGS
+    not_done = "nothing was written, and nothing of it was used"
+    next_step = "bring the object back from a copy or an older version of it in the store"
+
+
+class ForeignArchive(WaltzError):
+    """The store that `archive` names holds the archive of another cluster, or is empty although an archive of this cluster
+    was begun: another store, or one that was emptied. Archives are never mixed, and one is never begun a second time by
+    itself. Nothing was written."""
+
+    code, exit_code = "W2265", EXIT_CONFLICT
+    not_done = "nothing was written"
+    next_step = "let `archive` of all storages name the store in which the archive of this cluster was begun"
+
+
+class NoArchive(WaltzError):
+    """This storage has no `archive` in its configuration, so it uploads nothing. The owner of a partition asks another of
+    its storages; where none has one, the log is not archived."""
+
+    code, status = "W2266", "FAILED_PRECONDITION"
+    not_done = "nothing was uploaded"
+    next_step = "set `archive` in the configuration of each storage, with the same store, and start them again"
+
+
 class ArchiveUnfit(WaltzError):
     """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
     `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or

@@ -78,6 +78,7 @@ DECIDING = (
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
     "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.client.pending",
+    "waltzd.archive.manifest", "waltzd.archive.piece",
     "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",
 )  # fmt: skip
 """Modules that decide, in rooms that do more than that. Each has to exist."""

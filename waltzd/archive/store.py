@@ -68,16 +68,16 @@ class Store(Protocol):
         ...
 
 
-def read_object(store: Store, name: str, limit: int) -> tuple[bytes, Listed]:
-    """A small object at once. `ObjectAbsent` without one; more than `limit` bytes are refused before any is read."""
-    found = store.head(name)
-    if found.size > limit:
+def read_object(store: Store, name: str, limit: int) -> bytes:
+    """A small object at once. `ObjectAbsent` without one; one of more than `limit` bytes is refused."""
+    found = store.get_range(name, 0, limit + 1)
+    if len(found) > limit:
         raise StoreRefused(
-            f"{name} in {store.place} has {found.size} bytes; an object of its kind has {limit} at most",
-            not_done="nothing was read",
+            f"{name} in {store.place} has more than {limit} bytes, which no object of its kind has",
+            not_done="nothing of it was used",
             next_step="find out what was put there; what Waltz writes is never so large",
         )
-    return store.get_range(name, 0, found.size), found
+    return found
 
 
 def is_object_name(name: str) -> bool:
