@@ -22,7 +22,7 @@ MENU = "documentation.md"
 API = {
     "Clients": ("waltzd.Client", "waltzd.BlockingClient", "waltzd.ClientSettings", "waltzd.Serializer"),
     "Transactions": (
-        *("waltzd.Transaction", "waltzd.TransactionContext", "waltzd.FeedMode", "waltzd.Handler", "waltzd.Builder"),
+        *("waltzd.Transaction", "waltzd.Command", "waltzd.FeedMode", "waltzd.View", "waltzd.Builder"),
         *("waltzd.Decision", "waltzd.Declined"),
     ),
     "Locks and outcomes": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from waltzd.client.view import Builder, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Transaction
 from waltzd.protocol.locks import append_lock, read_lock, write_lock
 
 LOCKS = 12
@@ -18,11 +18,11 @@ class View:
     def __init__(self) -> None:
         self.marks: dict[int, int] = {}
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return self.marks.get(partition, -1)
 
     def apply(self, transaction: Transaction) -> None:
-        assert transaction.id == self.mark(transaction.partition) + 1
+        assert transaction.id == self.position(transaction.partition) + 1
         self.marks[transaction.partition] = transaction.id
 
 
@@ -34,7 +34,7 @@ class GroupView(View):
             self.apply(transaction)
 
 
-class Attempt(TransactionContext):
+class Attempt(Command):
     """One transaction of one caller; its payload is unique, also among its own attempts."""
 
     def __init__(self, name: str, number: int, pick: random.Random, partition: int, *, locks: int = LOCKS) -> None:
@@ -52,6 +52,6 @@ class Attempt(TransactionContext):
 
     def build(self, builder: Builder) -> bool:
         self._attempts += 1
-        builder.data = f"{self._name}:{self._attempts} ".encode() + bytes(self._size)
+        builder.payload = f"{self._name}:{self._attempts} ".encode() + bytes(self._size)
         builder.locks = self._locks
         return True

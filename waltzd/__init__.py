@@ -1,7 +1,7 @@
 """Waltz: a distributed write-ahead log. This package is the library of applications, tools and daemons.
 
 An application imports from here: `Client` or `BlockingClient`, the outcomes `Committed`, `Rejected` and `Unknown`, locks,
-and what it implements itself (`Handler`, `TransactionContext`). Beside it stand `waltzd.sql`, views in databases,
+and what it implements itself (`View`, `Command`). Beside it stand `waltzd.sql`, views in databases,
 `waltzd.testing`, a cluster within a test, and `waltzd.errors`. A name is loaded when it is first used, so that a tool
 which needs a part of the library does not load the rest."""
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from waltzd.client.pending import Outcomes as Outcomes
     from waltzd.client.settings import ClientSettings as ClientSettings
     from waltzd.client.view import Builder as Builder
+    from waltzd.client.view import Command as Command
     from waltzd.client.view import Decision as Decision
     from waltzd.client.view import Declined as Declined
-    from waltzd.client.view import Handler as Handler
     from waltzd.client.view import Serializer as Serializer
     from waltzd.client.view import Transaction as Transaction
-    from waltzd.client.view import TransactionContext as TransactionContext
+    from waltzd.client.view import View as View
     from waltzd.errors import WaltzError as WaltzError
     from waltzd.protocol.batches import FeedMode as FeedMode
     from waltzd.protocol.locks import Committed as Committed
@@ -42,12 +42,12 @@ _MODULES = {
     "client.settings": ("ClientSettings",),
     "client.view": (
         "Builder",
+        "Command",
         "Decision",
         "Declined",
-        "Handler",
         "Serializer",
         "Transaction",
-        "TransactionContext",
+        "View",
     ),
     "errors": ("WaltzError",),
     "protocol.batches": ("FeedMode",),

@@ -327,7 +327,7 @@ class ClientAhead(WaltzError):
 
     code, exit_code, status = "W2017", EXIT_UNSAFE, "FAILED_PRECONDITION"
     not_done = "nothing was read or written"
-    next_step = "check that the client's database belongs to this cluster; do not reset its mark before you know why"
+    next_step = "check that the client's database belongs to this cluster; do not reset its position before you know why"
 
 
 class ClockAhead(WaltzError):
@@ -550,13 +550,13 @@ class NotMounted(WaltzError):
 
 
 class PartitionParked(WaltzError):
-    """The application's handler could not apply a transaction and said PARK. The partition stands still in front of that
+    """The application's view could not apply a transaction and said PARK. The partition stands still in front of that
     transaction, nothing behind it is applied, and the client takes no transactions for the partition any more. What is in
     the log stays there."""
 
     code, exit_code = "W2062", EXIT_FINDINGS
     not_done = "the transaction that the message names, and those behind it, were not applied here"
-    next_step = "mend the handler or its database, then take the partition out with set_partitions and in again"
+    next_step = "mend the view or its database, then take the partition out with set_partitions and in again"
 
 
 class ClientClosed(WaltzError):
@@ -572,7 +572,7 @@ class ClientClosed(WaltzError):
 
 class DatabaseUnavailable(WaltzError):
     """The application's database did not take a change: it cannot be reached, is locked, or asked to try again. Whether
-    the last commit took effect is not known, and need not be: the stored mark tells at the next attempt. Nothing is
+    the last commit took effect is not known, and need not be: the stored position tells at the next attempt. Nothing is
     applied twice."""
 
     code, exit_code, retry = "W2080", EXIT_TIMEOUT, Retry.LATER
@@ -582,9 +582,9 @@ class DatabaseUnavailable(WaltzError):
 
 class ApplyFailed(WaltzError):
     """The application's own function failed on a transaction that is in the log. Its database transaction was rolled back,
-    so nothing of it is in the view, and what comes behind it in this partition waits. The view and its mark change together
-    or not at all, so that database transaction belongs to Waltz: a function that tries to commit, roll back, begin or close
-    it fails in the same way."""
+    so nothing of it is in the view, and what comes behind it in this partition waits. The view and its position change
+    together or not at all, so that database transaction belongs to Waltz: a function that tries to commit, roll back,
+    begin or close it fails in the same way."""
 
     code = "W2081"
     not_done = "nothing of this transaction was applied; this partition's view stays in front of it"
@@ -592,12 +592,12 @@ class ApplyFailed(WaltzError):
 
 
 class ViewBehind(WaltzError):
-    """The mark in the application's database is lower than what this client has already applied there: the database was
+    """The position in the application's database is lower than what this client has already applied there: the database was
     restored or edited while the client was running. Going on would leave a gap in the view, so nothing was applied."""
 
     code, exit_code = "W2082", EXIT_CONFLICT
     not_done = "nothing was applied to this partition's view"
-    next_step = "start the client again: it continues from the mark that the database has now"
+    next_step = "start the client again: it continues from the position that the database has now"
 
 
 class NotTransactional(WaltzError):
@@ -610,9 +610,9 @@ class NotTransactional(WaltzError):
 
 
 class OtherView(WaltzError):
-    """The application's database holds something else under the name of this view: the marks of another function, or a
-    table of marks that an earlier version made. Two functions under one name would each leave out what the other one has
-    applied, so nothing was applied. A function that only got another name is taken with `accept_rename=True`."""
+    """The application's database holds something else under the name of this view: the positions of another function, or a
+    table of positions that an earlier version made. Two functions under one name would each leave out what the other one
+    has applied, so nothing was applied. A function that only got another name is taken with `accept_rename=True`."""
 
     code, exit_code = "W2084", EXIT_CONFLICT
     not_done = "nothing was applied"
@@ -780,7 +780,7 @@ class SourceDamaged(WaltzError):
 
 class TransactionRefused(WaltzError):
     """A transaction that an operator typed was refused, because of a lock or because a fail-over lost it. It is certainly
-    not in the log. The message names the lock, the reason and the id that stands against it: REAL, a committed
+    not in the log. The message names the lock, the reason and the id that stands against it: CONFLICT, a committed
     transaction marked the lock; IN_FLIGHT, one that is not decided yet; FLOOR, the owner no longer knows; NEW_OWNER,
     the owner is new and does not know yet; LOST, it never reached the log. `waltzctl lock explain` tells more."""
 

@@ -219,7 +219,7 @@ def against_length(options: argparse.Namespace) -> tuple[Curve, list[Measured]]:
 
 async def length_of(cluster: LocalCluster) -> int:
     async with Client(cluster.server_addresses, feed=FeedMode.NONE, partitions=()) as client:
-        return await client.high_water_mark(0) + 1
+        return await client.end_position(0) + 1
 
 
 def memories_now(cluster: LocalCluster) -> dict[str, float]:

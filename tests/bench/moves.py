@@ -60,7 +60,7 @@ class Load:
         due = loop.time()
         while True:
             begun = loop.time()
-            outcomes = await self._client.append_many([b"x" * 512], partition=partition, mark=-1)
+            outcomes = await self._client.append_many([b"x" * 512], partition=partition, position=-1)
             took, phase = loop.time() - begun, self.phase
             outcome = outcomes[0]
             what = outcome.reason.name if isinstance(outcome, Rejected) else type(outcome).__name__.lower()
@@ -86,7 +86,7 @@ async def measure(cluster: LocalCluster, partitions: int, rate: float, seconds: 
     new = [f"{name}={','.join(cluster.blueprint.addresses(name))}" for name in ("storage-4", "storage-5")]
     async with Client(",".join(cluster.server_addresses), feed=FeedMode.NONE) as client:
         for partition in range(partitions):
-            await client.append_many([b"x" * 4096] * (fill // 4096), partition=partition, mark=-1)
+            await client.append_many([b"x" * 4096] * (fill // 4096), partition=partition, position=-1)
         load = Load(client, partitions, rate)
         working = asyncio.create_task(load.run())
         loop = asyncio.get_running_loop()

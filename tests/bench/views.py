@@ -101,7 +101,7 @@ async def measure(engine: Engine, view: SqlView[Transaction], callers: int, seco
         connection.execute(sa.insert(STOCK), [{"article": article, "count": 0} for article in range(ARTICLES)])
         connection.execute(sa.insert(TAKINGS).values(day=1, sum=0))
     log = Log(view)
-    following = asyncio.create_task(log.follower.run(await view.mark(0)))
+    following = asyncio.create_task(log.follower.run(await view.position(0)))
     begun, used = time.perf_counter(), time.process_time()
 
     async def call() -> None:

@@ -1,7 +1,7 @@
 """Writes down what an application asks of a client and what it is given, while it runs.
 
-A `Recorder` stands between the application and its client on both sides: contexts go through `context`, so that each
-attempt becomes an operation of its own; the handler goes through `handler`, so that everything that is fed is written down.
+A `Recorder` stands between the application and its client on both sides: commands go through `command`, so that each
+attempt becomes an operation of its own; the view goes through `view`, so that everything that is fed is written down.
 What makes a payload unique is the application's business: two attempts must never have the same bytes.
 """
 
@@ -19,12 +19,12 @@ from tests.checker.history import UNTIMED, LogRecord, Observed, Operation, Recor
 from waltzd.client.follower import call_here, introduce
 from waltzd.client.view import (
     Builder,
+    Command,
     Decision,
     Declined,
-    Handler,
     Partitioner,
     Transaction,
-    TransactionContext,
+    View,
     partition_by_hash,
 )
 from waltzd.format.checksum import crc32
@@ -83,18 +83,18 @@ class Recorder:
         self.partitioner = partitioner
         self.are_clocks_right = are_clocks_right
         self.time_seen = UNTIMED
-        """The highest time that the handler was given."""
+        """The highest time that the view was given."""
 
-    def context(self, context: TransactionContext) -> TransactionContext:
-        return _RecordedContext(context, self)
+    def command(self, command: Command) -> Command:
+        return _RecordedCommand(command, self)
 
-    def group(self, contexts: Iterable[TransactionContext]) -> list[TransactionContext]:
+    def group(self, commands: Iterable[Command]) -> list[Command]:
         group = _Group()
-        return [_RecordedContext(context, self, group, number) for number, context in enumerate(contexts)]
+        return [_RecordedCommand(command, self, group, number) for number, command in enumerate(commands)]
 
-    def handler(self, handler: Handler) -> Handler:
-        recorded = _RecordedHandler(handler, self)
-        return _RecordedBatchHandler(handler, self) if hasattr(handler, "apply_batch") else recorded
+    def view(self, view: View) -> View:
+        recorded = _RecordedView(view, self)
+        return _RecordedBatchView(view, self) if hasattr(view, "apply_batch") else recorded
 
     async def append(self, client: Any, data: bytes, *, partition: int, header: int = 0) -> Outcome:
         """The client's short form, without locks: what it had seen does not matter then."""
@@ -103,9 +103,9 @@ class Recorder:
         self.returned(attempt, outcome)
         return outcome
 
-    async def high_water_mark(self, client: Any, partition: int, *, confirmed: bool = True) -> int:
+    async def end_position(self, client: Any, partition: int, *, confirmed: bool = True) -> int:
         invoked = self.clock()
-        mark: int = await client.high_water_mark(partition, confirmed=confirmed)
+        mark: int = await client.end_position(partition, confirmed=confirmed)
         self.writer.observed(Observed(self.name, partition, invoked, self.clock(), mark, is_confirmed=confirmed))
         return mark
 
@@ -119,7 +119,7 @@ class Recorder:
             client=self.name,
             partition=partition,
             invoked=self.clock(),
-            mark=builder.mark,
+            mark=builder.position,
             read=hashes(locks, Mode.READ),
             write=hashes(locks, Mode.WRITE),
             append=hashes(locks, Mode.APPEND),
@@ -152,8 +152,8 @@ class _Group:
     """Of the first of them, as it was built last."""
 
 
-class _RecordedContext(TransactionContext):
-    def __init__(self, inner: TransactionContext, recorder: Recorder, group: _Group | None = None, number: int = 0) -> None:
+class _RecordedCommand(Command):
+    def __init__(self, inner: Command, recorder: Recorder, group: _Group | None = None, number: int = 0) -> None:
         self._group = group
         self._number = number
         self.key = inner.key
@@ -173,10 +173,10 @@ class _RecordedContext(TransactionContext):
         if not (await wanted if inspect.isawaitable(wanted) else wanted):
             return False
         if self._group is not None and self._number == 0:
-            self._group.key = payload_key(builder.data)
+            self._group.key = payload_key(builder.payload)
         together = "" if self._group is None else self._group.key
         self._open = self._recorder.invoked(
-            builder, self._partition, builder.data, builder.header, builder.locks, together=together
+            builder, self._partition, builder.payload, builder.header, builder.locks, together=together
         )
         return True
 
@@ -198,8 +198,8 @@ class _RecordedContext(TransactionContext):
             self._recorder.returned(attempt, outcome, self._number)
 
 
-class _RecordedHandler:
-    def __init__(self, inner: Handler, recorder: Recorder) -> None:
+class _RecordedView:
+    def __init__(self, inner: View, recorder: Recorder) -> None:
         self._inner = inner
         self._recorder = recorder
         self._marks: dict[int, int] = {}
@@ -207,8 +207,8 @@ class _RecordedHandler:
     async def opened(self, cluster: UUID) -> None:
         await introduce(self._inner, call_here, cluster)
 
-    async def mark(self, partition: int) -> int:
-        found = self._inner.mark(partition)
+    async def position(self, partition: int) -> int:
+        found = self._inner.position(partition)
         mark = await found if inspect.isawaitable(found) else found
         self._marks[partition] = mark
         return mark
@@ -217,7 +217,7 @@ class _RecordedHandler:
         done = self._inner.apply(transaction)
         if inspect.isawaitable(done):
             await done
-        self._fed([(transaction, await transaction.data())])
+        self._fed([(transaction, await transaction.fetch())])
 
     async def failed(self, transaction: Transaction, error: Exception) -> Decision:
         failed = getattr(self._inner, "failed", None)
@@ -238,10 +238,10 @@ class _RecordedHandler:
         self._marks[partition] = rows[-1][0]
 
 
-class _RecordedBatchHandler(_RecordedHandler):
+class _RecordedBatchView(_RecordedView):
     async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
         apply_batch: Any = self._inner.apply_batch  # type: ignore[attr-defined]
         done = apply_batch(transactions)
         if inspect.isawaitable(done):
             await done
-        self._fed([(transaction, await transaction.data()) for transaction in transactions], is_whole=True)
+        self._fed([(transaction, await transaction.fetch()) for transaction in transactions], is_whole=True)

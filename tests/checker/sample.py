@@ -85,7 +85,7 @@ def _decide(chance: random.Random, members: list[Operation], part: _Partition, n
             one.returned = now + chance.randrange(1, 20)
     if conflict > first.mark:
         for one in members if is_answered else ():
-            one.kind, one.reason, one.conflict, one.lock = "rejected", "REAL", conflict, lock
+            one.kind, one.reason, one.conflict, one.lock = "rejected", "CONFLICT", conflict, lock
         return
     if not is_answered and chance.random() < 0.5:
         return

@@ -47,7 +47,7 @@ def story() -> History:
     operations = [
         committed(0, -1, 0, at=0, write=(LOCK,)),
         committed(1, 0, 1, at=10, read=(LOCK,), write=(OTHER,)),
-        ask(2, -1, at=20, write=(LOCK,), returned=25, kind="rejected", reason="REAL", conflict=0, lock=LOCK),
+        ask(2, -1, at=20, write=(LOCK,), returned=25, kind="rejected", reason="CONFLICT", conflict=0, lock=LOCK),
         ask(3, 1, at=30, append=(LOCK,)),
         ask(4, 1, at=31, append=(LOCK,)),
         committed(5, 2, 3, at=50, write=(LOCK,)),
@@ -279,7 +279,7 @@ def damaged(draw: st.DrawFn) -> History:
             case 4 if operation.kind == "committed":
                 operation.id = draw(st.integers(0, 6))
             case 5:
-                operation.kind, operation.reason, operation.conflict = "rejected", "REAL", draw(st.integers(-1, 6))
+                operation.kind, operation.reason, operation.conflict = "rejected", "CONFLICT", draw(st.integers(-1, 6))
             case 6 if ids:
                 ids.pop(draw(st.sampled_from(sorted(ids))))
             case 7:

@@ -98,7 +98,7 @@ def _by_operation(history: History, log: Placed, asked: dict[str, Operation]) ->
                 found.append(Finding("moved", operation.partition, operation.id, operation.key))
         if operation.kind in ("rejected", "declined") and places:
             found.append(Finding("rejected present", *places[0], operation.key))
-        if operation.kind in ("rejected", "declined") and operation.reason == "REAL":
+        if operation.kind in ("rejected", "declined") and operation.reason == "CONFLICT":
             causes = [
                 asked[record.key]
                 for partition, id, record in log

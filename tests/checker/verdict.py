@@ -203,7 +203,7 @@ class _Case:
                 if place is not None:
                     detail = f"{operation.kind} ({operation.reason}), found at {place}"
                     yield Finding("rejected present", place[0], place[1], operation.key, detail)
-                if operation.reason == "REAL":
+                if operation.reason == "CONFLICT":
                     yield from self._false_conflict(operation)
 
     def _how_lost(self, operation: Operation) -> str:

@@ -58,11 +58,11 @@ def test_an_operator_disconnects_an_instance_and_it_comes_back(live: LocalCluste
         one.append(b"x", partition=0)
         planned = waltzctl("client", "disconnect", "anonymous/box:2", "--dry-run", *where).out
         assert "end the mounts of anonymous/box:2 at " in planned
-        before = one.describe()[0].mounts
+        before = one.status()[0].mounts
         done = as_json(waltzctl("client", "disconnect", "anonymous/box:2", "--yes", *where, "-o", "json"))
         assert done["mounts"] == 2
         one.append(b"y", partition=0)
-        assert one.describe()[0].mounts > before
+        assert one.status()[0].mounts > before
         (entry,) = as_json(waltzctl("history", "-n", "1", *where, "-o", "json"))["history"]
         assert (entry["verb"], entry["subject"]) == ("client disconnect", "anonymous/box:2")
     assert "nothing to do" in waltzctl("client", "disconnect", "nobody", "--yes", *where).out

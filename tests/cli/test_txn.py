@@ -254,12 +254,12 @@ def test_append_says_the_id_or_the_refusal(log: Log) -> None:
     first, order, _, last = log.ids
     told = log("append", 0, "again", "--lock", "write:order:17", "--mark", first)
     assert (told.code, told.out) == (4, "")
-    assert f"W2130 partition 0 refused it: REAL, the lock write:order:17 was marked by transaction {order}" in told.err
+    assert f"W2130 partition 0 refused it: CONFLICT, the lock write:order:17 was marked by transaction {order}" in told.err
     assert f"--mark {order}" in told.err
     told = log("append", 0, "again", "--lock", "read:other:1", "--lock", "write:order:17", "--mark", first, "-o", "json")
     found = json.loads(told.out)
     assert (told.code, found["result"], found["id"]) == (4, "rejected", None)
-    assert (found["reason"], found["lock"], found["conflict_id"]) == ("REAL", "write:order:17", order)
+    assert (found["reason"], found["lock"], found["conflict_id"]) == ("CONFLICT", "write:order:17", order)
     assert [row["id"] for row in log.rows("tail", 0, "-n", 1)] == [last], "nothing was appended"
     told = log("append", 0, "again", "--lock", "write:order:17")
     assert (told.code, told.err) == (0, "")
@@ -339,7 +339,7 @@ def test_a_lock_is_explained(log: Log, waltzctl: Tool) -> None:
     assert (found["marked_by"]["id"], found["marked_by"]["header"]) == (order, 7)
     assert found["marked_by"]["payload"] == json.loads(ORDER)
     refused = explain("order", 17, "--mark", first)
-    assert (refused["would_be_accepted"], refused["reason"], refused["wait_for"]) == (False, "REAL", order)
+    assert (refused["would_be_accepted"], refused["reason"], refused["wait_for"]) == (False, "CONFLICT", order)
     assert explain("order", 17, "--mark", first, "--mode", "append")["would_be_accepted"] is True
     assert explain("order", 17, "--mark", first, "--mode", "read")["would_be_accepted"] is False
     other = explain("nobody", "-5")
@@ -347,7 +347,7 @@ def test_a_lock_is_explained(log: Log, waltzctl: Tool) -> None:
     assert other["lock_mark"] == other["floor"]
 
     told = waltzctl("lock", "explain", 0, "order", 17, "--mark", first, "--directory", log.live.directory)
-    assert told.out.startswith("refused (REAL): ")
+    assert told.out.startswith("refused (CONFLICT): ")
     assert f"marked last by transaction {order:,}, which is committed" in told.out
     assert ORDER in told.out
 

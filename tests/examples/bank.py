@@ -24,7 +24,7 @@ from typer import Option
 
 from waltzd.client import loop
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Declined, Handler, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Declined, Transaction, View
 from waltzd.protocol.locks import Committed, Outcome, Rejected, append_lock, write_lock
 from waltzd.sql import SqlView, sqlite
 
@@ -98,7 +98,7 @@ class Bank:
         return {(branch, number): balance for branch, number, balance in rows}
 
 
-class Transfer(TransactionContext):
+class Transfer(Command):
     def __init__(self, bank: Bank, branch: int, payer: int, receiver: int, amount: int, name: str) -> None:
         assert payer != receiver
         self._bank = bank
@@ -122,7 +122,7 @@ class Transfer(TransactionContext):
             builder.locks = [write_lock("account", self._payer), append_lock("account", self._receiver)]
         self.attempts += 1
         movement = Movement(payer=self._payer, receiver=self._receiver, amount=self._amount)
-        builder.data = payload_of(movement, by=f"{self._name}, attempt {self.attempts}")
+        builder.payload = payload_of(movement, by=f"{self._name}, attempt {self.attempts}")
         return True
 
 
@@ -177,7 +177,7 @@ def count(result: Result, transfer: Transfer, outcome: Outcome | Declined) -> No
 
 
 async def run(
-    make_client: Callable[[Handler], Any],
+    make_client: Callable[[View], Any],
     databases: Sequence[Engine],
     *,
     branches: int = 1,
@@ -225,9 +225,9 @@ async def _wait_until_level(client: Any, banks: Sequence[Bank], branches: Sequen
     """Every database contains everything that is in the log now."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         for branch in branches:
-            end = await client.high_water_mark(branch)
+            end = await client.end_position(branch)
             for bank in banks:
-                while await bank.view.mark(branch) < end:
+                while await bank.view.position(branch) < end:
                     await asyncio.sleep(0.02)
 
 
@@ -246,7 +246,7 @@ def main(
     engines = {name: sa.create_engine(name) if "://" in name else sqlite(name) for name in databases}
     result = loop.run(
         run(
-            lambda handler: Client(servers, handler=handler, partitions=partitions),
+            lambda view: Client(servers, view=view, partitions=partitions),
             [engines[name] for name in databases],
             branches=branches,
             first_branch=first_branch,

@@ -21,7 +21,7 @@ from typer import Option
 
 from waltzd.client import loop
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Declined, Handler, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Declined, Transaction, View
 from waltzd.protocol.locks import Committed, Outcome, Rejected, write_lock
 
 PATIENCE_SECONDS = 60
@@ -38,7 +38,7 @@ class CounterView:
         self._marks: dict[int, int] = {}
         self._moved = asyncio.Condition()
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return self._marks.get(partition, -1)
 
     async def apply(self, transaction: Transaction) -> None:
@@ -51,7 +51,7 @@ class CounterView:
 
     async def reached(self, id: int) -> None:
         async with self._moved:
-            await self._moved.wait_for(lambda: self.mark(self.partition) >= id)
+            await self._moved.wait_for(lambda: self.position(self.partition) >= id)
 
 
 def amount_of(transaction: Transaction) -> int:
@@ -63,7 +63,7 @@ def amount_of(transaction: Transaction) -> int:
         return 0
 
 
-class Change(TransactionContext):
+class Change(Command):
     """Add to the counter, unless that would bring it below zero."""
 
     def __init__(self, view: CounterView, amount: int, name: str) -> None:
@@ -80,7 +80,7 @@ class Change(TransactionContext):
             return False
         self.attempts += 1
         builder.locks = [write_lock("counter")]
-        builder.data = json.dumps({"add": self._amount, "by": f"{self._name}, attempt {self.attempts}"}).encode()
+        builder.payload = json.dumps({"add": self._amount, "by": f"{self._name}, attempt {self.attempts}"}).encode()
         return True
 
 
@@ -126,11 +126,11 @@ def count(result: Result, change: Change, amount: int, outcome: Outcome | Declin
             result.unknown += 1
 
 
-MakeClient = Callable[[Handler], Any]
+MakeClient = Callable[[View], Any]
 
 
 async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, seed: int = 0, partition: int = 0) -> Result:
-    """Let several clients change the counter at once. `make_client` gives a `Client` for a handler: where the servers
+    """Let several clients change the counter at once. `make_client` gives a `Client` for a view: where the servers
     are is not the application's business."""
     views = [CounterView(partition) for _ in range(clients)]
     result = Result()
@@ -150,10 +150,10 @@ async def run(make_client: MakeClient, *, clients: int = 4, changes: int = 25, s
         async with asyncio.TaskGroup() as working:
             for number, client in enumerate(made):
                 working.create_task(work(number, client))
-        end = await made[0].high_water_mark(partition)
+        end = await made[0].end_position(partition)
         async with asyncio.timeout(PATIENCE_SECONDS):
             for client in made:
-                while client.mark(partition) < end:
+                while client.position(partition) < end:
                     await asyncio.sleep(0.01)
     finally:
         for client in made:
@@ -173,8 +173,8 @@ def main(
 ) -> None:
     """Race for a counter that must not fall below zero."""
 
-    def make_client(handler: Handler) -> Client:
-        return Client(servers, handler=handler, partitions=[partition])
+    def make_client(view: View) -> Client:
+        return Client(servers, view=view, partitions=[partition])
 
     result = loop.run(run(make_client, clients=clients, changes=changes, seed=seed, partition=partition))
     typer.echo(str(result))

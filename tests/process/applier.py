@@ -28,8 +28,8 @@ def main(url: str, last: int, batch: int, die_at: int) -> None:
     view = SqlView(engine, insert_and_count, tables=TABLES, batch_max=batch)
     for _ in range(ATTEMPTS):  # as a client does, without its back-off
         try:
-            view.prepare(CLUSTER)
-            mark = view.read_mark(0)
+            view._prepare(CLUSTER)
+            mark = view.read_position(0)
             print(mark, flush=True)
             view.apply_all(feed(mark + 1, last))
             break

@@ -99,7 +99,7 @@ class Race:
             recorder = Recorder(writer, f"{self._tag}-{number}", are_clocks_right=self._are_clocks_right)
             client = Client(
                 servers=",".join(self._servers),
-                handler=recorder.handler(GroupView() if number % 2 else View()),
+                view=recorder.view(GroupView() if number % 2 else View()),
                 partitions=self._partitions,
                 settings=ClientSettings(close_seconds=1),  # each caller has its outcome by then, or is given up
             )
@@ -122,7 +122,7 @@ class Race:
                     members = [Attempt(f"{name}:{number}", count, pick, partition) for number in range(size)]
                     outcome = await client.submit_group(recorder.group(members))
                 else:
-                    outcome = await client.submit(recorder.context(Attempt(name, count, pick, partition)))
+                    outcome = await client.submit(recorder.command(Attempt(name, count, pick, partition)))
             except NeedsBatches:
                 pass
             except WaltzError as error:

@@ -121,8 +121,8 @@ def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path
                 clock = asyncio.get_running_loop()
                 began = clock.time()
                 await append(client)
-                marks = [await client.high_water_mark(number) for number in range(PARTITIONS)]
-                assert marks == [await client.high_water_mark(number, confirmed=False) for number in range(PARTITIONS)]
+                marks = [await client.end_position(number) for number in range(PARTITIONS)]
+                assert marks == [await client.end_position(number, confirmed=False) for number in range(PARTITIONS)]
                 print(f"{name} is killed, leader: {is_leader}; silence {clock.time() - began:.3f} s")
                 assert name not in await owners()
                 assert clock.time() - began < SESSION_SECONDS / 2, "the coordinator goes on believing that it is there"
@@ -171,10 +171,10 @@ def test_a_paused_owner_comes_back_and_nothing_of_it_is_taken(cluster: Cluster, 
 async def taken(client: Client, payload: bytes, mark: int) -> int:
     """The id of a transaction that writes the lock, for a client that has seen everything up to `mark`, and looks again
     when it is refused: it was lost in a fail-over, or a new owner does not know the lock."""
-    outcome = await client.append(payload, partition=QUIET, locks=LOCK, mark=mark)
+    outcome = await client.append(payload, partition=QUIET, locks=LOCK, position=mark)
     while isinstance(outcome, Rejected):
-        mark = await client.high_water_mark(QUIET)
-        outcome = await client.append(payload, partition=QUIET, locks=LOCK, mark=mark)
+        mark = await client.end_position(QUIET)
+        outcome = await client.append(payload, partition=QUIET, locks=LOCK, position=mark)
     assert isinstance(outcome, Committed)
     return outcome.id
 
@@ -184,7 +184,7 @@ def test_a_lock_that_another_owner_marked_is_not_forgotten(cluster: Cluster) -> 
 
     async def tell() -> None:
         async with Client(servers=cluster.servers, feed=FeedMode.NONE) as client:
-            first = await taken(client, b"one", await client.high_water_mark(QUIET))
+            first = await taken(client, b"one", await client.end_position(QUIET))
             name = await cluster.owner(QUIET)
             cluster.pause(name)
             second = await taken(client, b"two", first)
@@ -193,9 +193,9 @@ def test_a_lock_that_another_owner_marked_is_not_forgotten(cluster: Cluster) -> 
             cluster.resume(name)
             cluster.kill(other)
             await cluster.owned_by(QUIET, name)
-            stale = await client.append(b"three", partition=QUIET, locks=LOCK, mark=first)
+            stale = await client.append(b"three", partition=QUIET, locks=LOCK, position=first)
             while isinstance(stale, Rejected) and stale.reason is Reason.LOST:
-                stale = await client.append(b"three", partition=QUIET, locks=LOCK, mark=first)
+                stale = await client.append(b"three", partition=QUIET, locks=LOCK, position=first)
             assert isinstance(stale, Rejected)
             assert stale.conflict_id >= second
 

@@ -163,10 +163,10 @@ async def load(listen: str) -> tuple[int, int]:
             assert outcomes.committed == 100
             count, size = count + 100, size + sum(range(100)) + 100 * 40
         lock = [write_lock("A")]
-        mark = await client.high_water_mark(2)
-        assert isinstance(await client.append(b"mine", partition=2, locks=lock, mark=mark), Committed)
+        mark = await client.end_position(2)
+        assert isinstance(await client.append(b"mine", partition=2, locks=lock, position=mark), Committed)
         for _ in range(2):
-            assert isinstance(await client.append(b"yours", partition=2, locks=lock, mark=mark), Rejected)
+            assert isinstance(await client.append(b"yours", partition=2, locks=lock, position=mark), Rejected)
     return count + 1, size + 44
 
 
@@ -182,7 +182,7 @@ def test_metrics_add_up_and_readiness_follows_what_happens(world: World) -> None
     assert over_servers("waltz_server_committed_bytes_total") == size
     assert over_servers("waltz_server_attempted_transactions_total") == count + 2
     assert over_servers("waltz_server_refused_transactions_total") == 2
-    assert over_servers("waltz_server_refused_transactions_total", reason="REAL", partition="2") == 2
+    assert over_servers("waltz_server_refused_transactions_total", reason="CONFLICT", partition="2") == 2
     assert over_servers("waltz_server_commit_seconds_count") == count
     assert over_servers("waltz_server_partition_open") == over_servers("waltz_server_partition_margin") == PARTITIONS
     assert {watch.total("waltz_server_cluster_partitions") for watch in servers} == {PARTITIONS}

@@ -58,7 +58,9 @@ def engine(postgres: LocalPostgres) -> Engine:
     """With an empty database."""
     engine = postgres.engine()
     with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE IF EXISTS waltz_views, waltz_marks, waltz_dead_letters, rows, total"))
+        connection.execute(
+            sa.text("DROP TABLE IF EXISTS waltz_views, waltz_positions, waltz_marks, waltz_dead_letters, rows, total")
+        )
     return engine
 
 
@@ -66,8 +68,8 @@ def view_of(
     engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
 ) -> SqlView[Given]:
     view = SqlView(engine, apply, tables=TABLES, **settings)
-    view.prepare(CLUSTER)
-    view.read_mark(0)
+    view._prepare(CLUSTER)
+    view.read_position(0)
     return view
 
 
@@ -180,7 +182,7 @@ def test_a_commit_whose_answer_is_lost(postgres: LocalPostgres, engine: Engine, 
     broken = postgres.engine(creator=lambda: Forgetful.connect(postgres.socket))
     view = SqlView(broken, insert_and_count, batch_max=2)
     Forgetful.break_at = 0
-    view.prepare(CLUSTER)
+    view._prepare(CLUSTER)
     Forgetful.commits, Forgetful.break_at, Forgetful.is_heard = 0, break_at, is_heard
     with pytest.raises(DatabaseUnavailable, match="server closed the connection") as raised:
         view.apply_all(feed(0, 3))
@@ -215,7 +217,7 @@ def test_a_server_that_goes_away_in_the_middle_and_comes_back(postgres: LocalPos
 def test_a_process_that_stands_still_does_not_stop_the_others_for_ever(engine: Engine) -> None:
     view = view_of(engine, lock_seconds=1)
     with engine.connect() as other:
-        other.execute(sa.text("UPDATE waltz_marks SET mark = 0 WHERE partition_id = 0"))
+        other.execute(sa.text("UPDATE waltz_positions SET position = 0 WHERE partition_id = 0"))
         with pytest.raises(DatabaseUnavailable, match="lock timeout"):
             view.apply_all([Given(0)])
         other.rollback()
@@ -291,8 +293,8 @@ def test_a_function_for_many_and_one_that_refuses(engine: Engine) -> None:
             raise Unhappy("no")
 
     view: SqlView[Given] = SqlView(engine, apply_many=apply_many, tables=TABLES, tries=1, dead_letters=True, batch_max=4)
-    view.prepare(CLUSTER)
-    view.read_mark(0)
+    view._prepare(CLUSTER)
+    view.read_position(0)
     view.apply_all([Given(0), Given(1, follows=False), Given(2), Given(3), Given(4, follows=True), Given(5)])
     assert content(engine) == ([0, 1, 2, 5], 4, 5)
     assert [letter[3] for letter in letters(engine)] == [3, 4]
@@ -304,14 +306,14 @@ def test_several_views_put_the_same_poison_aside_once(engine: Engine) -> None:
         view: SqlView[Given] = SqlView(
             engine, refusing(*range(0, 60, 7)), tables=TABLES, batch_max=size, tries=2, dead_letters=True
         )
-        view.prepare(CLUSTER)
-        view.read_mark(0)
+        view._prepare(CLUSTER)
+        view.read_position(0)
         views.append(view)
 
     def follow(view: SqlView[Given]) -> None:
-        while view.read_mark(0) < 59:
+        while view.read_position(0) < 59:
             with contextlib.suppress(ApplyFailed):
-                view.apply_all(feed(view.read_mark(0) + 1, 59))
+                view.apply_all(feed(view.read_position(0) + 1, 59))
 
     in_threads(*[functools.partial(follow, view) for view in views])
     good = [id for id in range(60) if id % 7]
@@ -325,19 +327,19 @@ def test_a_view_is_waited_for_from_another_connection(engine: Engine) -> None:
     thread.start()
     waiting.wait_blocking(2, partition=0, timeout=60)
     thread.join()
-    assert waiting.read_marks() == {0: 2}
+    assert waiting.read_positions() == {0: 2}
 
 
 def test_another_cluster_and_another_function_are_refused(engine: Engine) -> None:
     view_of(engine).apply_all(feed(0, 2))
     with pytest.raises(ForeignCluster):
-        SqlView(engine, insert_and_count).prepare(OTHER_CLUSTER)
+        SqlView(engine, insert_and_count)._prepare(OTHER_CLUSTER)
     with pytest.raises(OtherView):
         view_of(engine, refusing())
     with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE waltz_marks"))
-        connection.execute(sa.text("CREATE TABLE waltz_marks (partition_id INTEGER PRIMARY KEY, mark BIGINT NOT NULL)"))
-    with pytest.raises(OtherView, match="an earlier version made it"):
+        connection.execute(sa.text("DROP TABLE waltz_positions"))
+        connection.execute(sa.text("CREATE TABLE waltz_marks (partition_id INTEGER PRIMARY KEY)"))
+    with pytest.raises(OtherView, match="an earlier version of Waltz made it"):
         view_of(engine)
     assert holds_rows(engine, 2)
 

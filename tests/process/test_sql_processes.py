@@ -46,7 +46,7 @@ def test_a_process_killed_in_front_of_any_statement_leaves_whole_transactions(en
         if finish(applier(str(engine.url), last, 2, die_at)) == 0:
             break
         killed += 1
-        if {"rows", "total", "waltz_marks"} <= set(sa.inspect(engine).get_table_names()):
+        if {"rows", "total", "waltz_positions"} <= set(sa.inspect(engine).get_table_names()):
             ids, total, mark = content(engine)
             assert (ids, total) == (list(range(mark + 1)), mark + 1)
     assert killed >= 5

@@ -93,7 +93,7 @@ class ClientMachine(Machine):
         recorder = Recorder(writer, name, clock=lambda: round(world.loop.now * 1e9))
         client = self.client = Client(
             [server_address(name) for name in world.servers],
-            handler=recorder.handler(random.Random(f"{world.plan.seed} {name}").choice((View, GroupView))()),
+            view=recorder.view(random.Random(f"{world.plan.seed} {name}").choice((View, GroupView))()),
             settings=ClientSettings(
                 close_seconds=30,
                 submit_seconds=60,
@@ -116,7 +116,7 @@ class ClientMachine(Machine):
         while world.is_racing:
             try:
                 partition, confirmed = pick.randrange(world.setup.partitions), pick.random() < 0.8
-                await recorder.high_water_mark(client, partition, confirmed=confirmed)
+                await recorder.end_position(client, partition, confirmed=confirmed)
             except WaltzError as error:
                 world.say(name, f"{error.code} {error.message}")
             await asyncio.sleep(pick.choice((0.02, 0.1, 0.5)) * pick.random())
@@ -151,7 +151,7 @@ class ClientMachine(Machine):
                     outcome = await client.submit_group(recorder.group(members))
                 else:
                     attempt = Attempt(name, count, pick, partition, locks=setup.locks)
-                    outcome = await client.submit(recorder.context(attempt))
+                    outcome = await client.submit(recorder.command(attempt))
             except Superseded:  # it is not the one that lives any more, and ends
                 raise
             except WaltzError as error:

@@ -73,9 +73,9 @@ def database_with(path: Path, made: dict[int, list[Movement]], marks: dict[int, 
     """The example's own, after it has applied everything up to these ids."""
     engine = sqlite(str(path))
     bank = Bank(engine)
-    bank.view.prepare(UUID(int=1))
+    bank.view._prepare(UUID(int=1))
     for partition, mark in marks.items():
-        assert bank.view.read_mark(partition) == -1
+        assert bank.view.read_position(partition) == -1
         payloads = payloads_of(made[partition][: mark + 1])
         bank.view.apply_all([Numbered(partition, number, payload) for number, payload in enumerate(payloads)])  # type: ignore[misc]
     asyncio.run(bank.view.close())
@@ -196,7 +196,7 @@ def test_a_view_that_is_behind_is_compared_as_far_as_it_is(
         ("UPDATE accounts SET balance = balance + 1 WHERE branch = 2 AND number = 3", "branch 2, account 3: the log"),
         ("DELETE FROM accounts WHERE branch = 0 AND number = 1", "the view says no such account"),
         ("INSERT INTO accounts VALUES (0, 99, 5)", "account 99: the log up to id 149 leads to no such account"),
-        ("UPDATE waltz_marks SET mark = mark - 1 WHERE partition_id = 0", "branch 0, account"),
+        ("UPDATE waltz_positions SET position = position - 1 WHERE partition_id = 0", "branch 0, account"),
     ],
 )
 def test_the_first_difference(

@@ -216,7 +216,7 @@ class FakePartition:
             if mode != Mode.APPEND and mark < marked:
                 if lock not in self.marks:
                     return Reason.NEW_OWNER, marked, lock
-                return (Reason.REAL if marked <= self.committed else Reason.IN_FLIGHT), marked, lock
+                return (Reason.CONFLICT if marked <= self.committed else Reason.IN_FLIGHT), marked, lock
         return None
 
     def commit(self, mark: int | None = None) -> None:

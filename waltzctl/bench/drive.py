@@ -103,7 +103,7 @@ class Drive:
     async def _reach_all(self) -> None:
         """Every partition has an owner that answers, before any clock runs."""
         for partition in range(self._load.partitions):
-            await self._client.high_water_mark(partition)
+            await self._client.end_position(partition)
 
     async def _span(self, work: asyncio.Task[None], seconds: float) -> None:
         """So long, or until the work fails."""
@@ -166,14 +166,16 @@ class Drive:
     async def _hand_over(self, partition: int, count: int, since: float) -> None:
         client = self._client
         payloads, locks = self._payloads.take(count), self._locks.take(count)
-        mark, last_header = client.mark(partition), 0
+        mark, last_header = client.position(partition), 0
         if self._stamps:
             payloads[-1], last_header = stamped(payloads[-1]), STAMPED
         if count == 1:
-            outcome = await client.append(payloads[0], partition=partition, header=last_header, locks=locks[0], mark=mark)
+            outcome = await client.append(
+                payloads[0], partition=partition, header=last_header, locks=locks[0], position=mark
+            )
             self._counters.one(outcome, time.perf_counter() - since)
         else:
             headers = [0] * (count - 1) + [last_header] if self._stamps else None
             given = locks if self._load.locks else None
-            outcomes = await client.append_many(payloads, partition=partition, headers=headers, locks=given, mark=mark)
+            outcomes = await client.append_many(payloads, partition=partition, headers=headers, locks=given, position=mark)
             self._counters.many(outcomes, time.perf_counter() - since)

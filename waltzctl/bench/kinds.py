@@ -25,7 +25,7 @@ from waltzctl.bench.site import CLIENT, Reading, Site, flushes, processes
 from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster, is_even
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Declined, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Declined, Transaction
 from waltzd.errors import DaemonSilent, WaltzError
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import FeedMode
@@ -96,12 +96,12 @@ class Bench:
 
 
 class Follower:
-    """A handler that keeps nothing but its mark."""
+    """A view that keeps nothing but its position."""
 
     def __init__(self, marks: Mapping[int, int]) -> None:
         self._marks = marks
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return self._marks[partition]
 
     def apply(self, transaction: Transaction) -> None:
@@ -112,7 +112,7 @@ class Follower:
 
 
 async def marks_of(client: Client, partitions: int) -> dict[int, int]:
-    return {partition: await client.high_water_mark(partition) for partition in range(partitions)}
+    return {partition: await client.end_position(partition) for partition in range(partitions)}
 
 
 # -- alone, and beside readers -----------------------------------------------------------------------------------------
@@ -155,21 +155,21 @@ async def mixed(bench: Bench, load: Load, readers: int, behind: int = 0) -> Resu
         if behind:
             past = replace(load, producers=8, batch=FILLING, seconds=None, count=behind)
             await Drive(client, past, Counters()).run()
-        handlers = [Reader(marks) for _ in range(readers)]
-        for handler in handlers:
-            await stack.enter_async_context(bench.site.client(range(load.partitions), handler=handler))
+        views = [Reader(marks) for _ in range(readers)]
+        for view in views:
+            await stack.enter_async_context(bench.site.client(range(load.partitions), view=view))
 
         async def counting() -> None:
             await bench.begin()
-            for handler in handlers:
-                handler.begin()
+            for view in views:
+                view.begin()
 
         await Drive(client, load, bench.counters, watch=bench.watch, stamps=True).run(counting)
-        count, size = sum(handler.count for handler in handlers), sum(handler.bytes for handler in handlers)
+        count, size = sum(view.count for view in views), sum(view.bytes for view in views)
         await bench.end()
         seen = Latencies()
-        for handler in handlers:
-            seen.merge(handler.latencies)
+        for view in views:
+            seen.merge(view.latencies)
         applied = Series(
             name=f"applied by {readers}",
             count=count,
@@ -184,7 +184,7 @@ async def mixed(bench: Bench, load: Load, readers: int, behind: int = 0) -> Resu
 # -- against each other ------------------------------------------------------------------------------------------------
 
 
-class _Contender(TransactionContext):
+class _Contender(Command):
     """A transaction that is built again until it has its locks, as an application does it."""
 
     def __init__(self, partition: int, payload: bytes, locks: Sequence[Any], counters: Counters) -> None:
@@ -197,7 +197,7 @@ class _Contender(TransactionContext):
         return self._partition
 
     def build(self, builder: Builder) -> bool:
-        builder.data = self._payload
+        builder.payload = self._payload
         builder.locks = list(self._locks)
         return True
 
@@ -221,8 +221,8 @@ class _Contention(Drive):
     async def _contend(self, client: Client, partition: int) -> None:
         while not self._is_over:
             begun = time.perf_counter()
-            context = _Contender(partition, self._payloads.take(1)[0], self._locks.take(1)[0], self._counters)
-            outcome = await client.submit(context)
+            command = _Contender(partition, self._payloads.take(1)[0], self._locks.take(1)[0], self._counters)
+            outcome = await client.submit(command)
             if not isinstance(outcome, Declined | Rejected):  # its failures are counted already
                 self._counters.one(outcome, time.perf_counter() - begun)
 
@@ -235,7 +235,7 @@ async def locks(bench: Bench, load: Load, clients: int) -> Result:
         marks = await marks_of(first, load.partitions)
         contenders = [
             await stack.enter_async_context(
-                bench.site.client(range(load.partitions), handler=Follower(marks), feed=FeedMode.HEADS)
+                bench.site.client(range(load.partitions), view=Follower(marks), feed=FeedMode.HEADS)
             )
             for _ in range(clients)
         ]
@@ -292,11 +292,11 @@ async def feed(bench: Bench, load: Load) -> Result:
 
 async def _read(site: Site, name: str, marks: Mapping[int, int], count: int, mode: FeedMode) -> Series:
     """`count` of every partition, behind its mark. The clock runs from before the client is there."""
-    handler = _Passing(marks, count)
+    view = _Passing(marks, count)
     begun = time.perf_counter()
-    async with site.client(list(marks), handler=handler, feed=mode):
-        await handler.done.wait()
-    return Series(name=name, count=count * len(marks), seconds=handler.done_at - begun, bytes=handler.bytes)
+    async with site.client(list(marks), view=view, feed=mode):
+        await view.done.wait()
+    return Series(name=name, count=count * len(marks), seconds=view.done_at - begun, bytes=view.bytes)
 
 
 # -- outages ----------------------------------------------------------------------------------------------------------

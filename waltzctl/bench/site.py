@@ -25,7 +25,7 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import first_contact
 from waltzd.client.client import Client, Partitions
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Handler
+from waltzd.client.view import View
 from waltzd.disk.real import translate
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.descriptions import Statistics
@@ -63,13 +63,11 @@ class Site:
         self,
         partitions: Partitions,
         *,
-        handler: Handler | None = None,
+        view: View | None = None,
         feed: FeedMode | None = None,
         settings: ClientSettings | None = None,
     ) -> Client:
-        return Client(
-            self._servers, handler=handler, feed=feed, partitions=partitions, settings=settings, connect=self._connect
-        )
+        return Client(self._servers, view=view, feed=feed, partitions=partitions, settings=settings, connect=self._connect)
 
     def _connect(self, address: str, key: UUID | None = None) -> ServerClient:
         return ServerClient(address, key, tls=self._tls)

@@ -79,7 +79,7 @@ class Submitted:
         return (
             f"{refused.reason.name}, "
             + {
-                Reason.REAL: f"the lock {self.lock} was marked by transaction {at}",
+                Reason.CONFLICT: f"the lock {self.lock} was marked by transaction {at}",
                 Reason.IN_FLIGHT: f"the lock {self.lock} is marked by transaction {at}, which is not decided yet",
                 Reason.FLOOR: f"the lock {self.lock} is not known any more, and may have been marked up to id {at}",
                 Reason.NEW_OWNER: f"the owner is new and does not know the lock {self.lock} up to id {at}",
@@ -157,9 +157,9 @@ async def submit(
 ) -> Submitted:
     """The locks of a group stand with its first transaction: it is decided as a whole."""
     clock = asyncio.get_running_loop().time
-    committed = await client.high_water_mark(partition, confirmed=False)  # an old one can only be refused
+    committed = await client.end_position(partition, confirmed=False)  # an old one can only be refused
     if mark is not None and mark > committed:
-        committed = await client.high_water_mark(partition)
+        committed = await client.end_position(partition)
     if mark is not None and mark > committed:
         raise BadArgument(
             f"--mark {mark}: no client can have seen that yet; the high-water mark of partition {partition} is {committed}",
@@ -170,9 +170,9 @@ async def submit(
     if is_group:
         each = [locks, *[()] * (len(payloads) - 1)]
         headers = [header] * len(payloads)
-        outcome = await client.append_group(payloads, partition=partition, headers=headers, locks=each, mark=seen)
+        outcome = await client.append_group(payloads, partition=partition, headers=headers, locks=each, position=seen)
     else:
-        outcome = await client.append(payloads[0], partition=partition, header=header, locks=locks, mark=seen)
+        outcome = await client.append(payloads[0], partition=partition, header=header, locks=locks, position=seen)
     failed = next((spelled(lock) for lock in locks if isinstance(outcome, Rejected) and lock.hash == outcome.lock), None)
     return Submitted(
         partition=partition,

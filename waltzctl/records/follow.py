@@ -37,9 +37,9 @@ T = TypeVar("T")
 async def mark_for(client: Client, partition: int, last_id: int | None) -> int:
     """The high-water mark, for who wants to know of ids up to `last_id`; None: of all. It is confirmed where it decides
     that there is no such id: without a majority of storages everything else can still be read."""
-    committed = await client.high_water_mark(partition, confirmed=False)
+    committed = await client.end_position(partition, confirmed=False)
     if last_id is None or last_id > committed:
-        committed = await client.high_water_mark(partition)
+        committed = await client.end_position(partition)
     return committed
 
 
@@ -47,8 +47,8 @@ async def stretch(
     client: Client, partition: int, times: Within, committed: int, *, newest: int | None = None
 ) -> tuple[int, int]:
     """The first and the last id of those times, or the newest of them; none where the first is above the last."""
-    first = 0 if times.since is None else await client.mark_at(partition, times.since) + 1
-    last = committed if times.until is None else min(committed, await client.mark_at(partition, times.until))
+    first = 0 if times.since is None else await client.position_at(partition, times.since) + 1
+    last = committed if times.until is None else min(committed, await client.position_at(partition, times.until))
     return first if newest is None else max(first, last - newest + 1), last
 
 
@@ -103,7 +103,7 @@ class Feed:
 
     # -- called by the client
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return self._after[partition]
 
     async def apply(self, transaction: Transaction) -> None:
@@ -143,7 +143,7 @@ class Feed:
                 self._look(client)
 
     def _look(self, client: Client) -> None:
-        for state in client.describe():
+        for state in client.status():
             if state.stopped is not None:
                 raise state.stopped
             if state.is_ready == (state.partition in self._silent):
@@ -180,7 +180,7 @@ def with_client(
     async def run() -> T:
         client = Client(
             addresses,
-            handler=feed,
+            view=feed,
             partitions=(typed,) if is_appending and typed is not None else (),
             settings=ClientSettings(
                 submit_seconds=seconds, call_seconds=min(seconds, CALL_SECONDS), close_seconds=CLOSE_SECONDS

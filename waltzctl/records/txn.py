@@ -164,7 +164,7 @@ def tail(
 
     async def show(client: Any) -> None:
         numbers = range(client.partition_count) if partition is None else (partition,)
-        marks = await asyncio.gather(*(client.high_water_mark(number, confirmed=False) for number in numbers))
+        marks = await asyncio.gather(*(client.end_position(number, confirmed=False) for number in numbers))
         spans = {
             number: await stretch(client, number, times, mark, newest=lines)
             for number, mark in zip(numbers, marks, strict=True)

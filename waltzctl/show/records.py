@@ -241,7 +241,7 @@ def _basis(told: Explained) -> str:
     if found.marker is None and found.is_exact:
         return "No transaction has marked it since the log began."
     said = {
-        Reason.REAL: f"It was marked last by transaction {found.mark:,}, which is committed.",
+        Reason.CONFLICT: f"It was marked last by transaction {found.mark:,}, which is committed.",
         Reason.IN_FLIGHT: f"It was marked last by transaction {found.mark:,}, which is not committed yet.",
         Reason.FLOOR: f"The table does not have it any more: it was marked at id {found.mark:,} or before, or never. "
         "This is an estimate, because the table is full and forgets the oldest marks.",

@@ -20,17 +20,17 @@ from typing import Any, Self, TypeVar
 from waltzd.client.client import Client, Partitions
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
-from waltzd.client.partition import PartitionState
+from waltzd.client.partition import PartitionStatus
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
+    Command,
     Declined,
-    Handler,
     Partitioner,
     Serializer,
     Transaction,
-    TransactionContext,
+    View,
     partition_by_hash,
 )
 from waltzd.errors import BadArgument
@@ -79,8 +79,8 @@ def loop_thread() -> _LoopThread:
 class BlockingClient:
     """`Client` for applications without an event loop: the same calls, and each blocks until it has its result.
 
-    Use it as a context manager. All methods may be called from any thread. The handler runs on threads of the client, for
-    one transaction of a partition at a time, and may itself call the client. The functions of a context run on the thread
+    Use it as a context manager. All methods may be called from any thread. The view runs on threads of the client, for
+    one transaction of a partition at a time, and may itself call the client. The functions of a command run on the thread
     that called `submit`, except `on_application`, which runs on a thread of the client. A process that is forked after its
     first client cannot use one: start processes with `spawn`.
 
@@ -97,7 +97,7 @@ class BlockingClient:
         self,
         servers: str | Sequence[str],
         *,
-        handler: Handler | None = None,
+        view: View | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
         serializer: Serializer | None = None,
@@ -106,10 +106,10 @@ class BlockingClient:
         connect: Connect = ServerClient,
         threads: int = 32,
     ) -> None:
-        """All arguments but the last are those of `Client`. Functions of the handler are plain or `async`.
+        """All arguments but the last are those of `Client`. Functions of the view are plain or `async`.
 
         Args:
-            threads: How many handlers may be at work at once, each for another partition.
+            threads: How many views may be at work at once, each for another partition.
 
         Raises:
             BadArgument: As of `Client`, or this process was forked from one that had a client.
@@ -117,20 +117,20 @@ class BlockingClient:
         self._thread = loop_thread()
         self._threads = threads
         self._is_shut = False
-        self._pool = ThreadPoolExecutor(threads, "waltz-handler")
+        self._pool = ThreadPoolExecutor(threads, "waltz-view")
         self._left_behind: dict[int, Future[Any]] = {}
-        """By partition, the call of the handler that still runs although it was cancelled."""
+        """By partition, the call of the view that still runs although it was cancelled."""
         self._client = Client(
             servers,
-            handler=handler,
+            view=view,
             feed=feed,
             partitions=partitions,
             serializer=serializer,
             partitioner=partitioner,
             settings=settings,
             connect=connect,
-            call=self._call_on_pool,
         )
+        self._client._call = self._call_on_pool
 
     async def _call_on_pool(self, function: Callable[..., Any], *arguments: Any) -> Any:
         partition = _partition_in(arguments)
@@ -153,7 +153,7 @@ class BlockingClient:
     def open(self) -> None:
         """As `Client.open`."""
         if self._is_shut:
-            self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-handler"), False
+            self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-view"), False
         self._thread.run(self._client.open())
 
     def close(self) -> None:
@@ -203,35 +203,37 @@ class BlockingClient:
 
     # -- writing
 
-    def submit(self, context: TransactionContext) -> Outcome | Declined:
-        """As `Client.submit`. The context's functions run on this thread, `on_application` on one of the client's."""
+    def submit(self, command: Command) -> Outcome | Declined:
+        """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client.submit_with(caller.call, context))
+        return caller.serve(self._client._submit_with(caller.call, command))
 
-    def submit_group(self, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
-        """As `Client.submit_group`. The contexts' functions run as those of `submit`."""
+    def submit_group(self, commands: Sequence[Command]) -> Outcome | Declined:
+        """As `Client.submit_group`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client.submit_group_with(caller.call, contexts))
+        return caller.serve(self._client._submit_group_with(caller.call, commands))
 
-    def mark(self, partition: int) -> int:
-        """As `Client.mark`. Read it *before* the view and give it to `append`."""
-        return self._client.mark(partition)
+    def position(self, partition: int) -> int:
+        """As `Client.position`. Read it *before* the view and give it to `append`."""
+        return self._client.position(partition)
 
     def append(
         self,
-        data: Any,
+        payload: Any,
         *,
         partition: int | None = None,
         key: Any = None,
         header: int = 0,
         locks: Iterable[Lock] = (),
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Outcome:
-        """As `Client.append`, but with a READ or WRITE lock `mark` must be given, and must have been read before the view
-        was: the handler is at work on another thread. `submit` does that by itself."""
+        """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
+        view was: the view is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
-        _check_mark(mark, locks)
-        return self._ask(self._client.append, data, partition=partition, key=key, header=header, locks=locks, mark=mark)
+        _check_position(position, locks)
+        return self._ask(
+            self._client.append, payload, partition=partition, key=key, header=header, locks=locks, position=position
+        )
 
     def append_many(
         self,
@@ -241,13 +243,13 @@ class BlockingClient:
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Outcomes:
-        """As `Client.append_many`; `mark` as of `append`."""
+        """As `Client.append_many`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
-        _check_mark(mark, [lock for some in each or () for lock in some])
+        _check_position(position, [lock for some in each or () for lock in some])
         return self._ask(
-            self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, mark=mark
+            self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, position=position
         )
 
     def append_group(
@@ -258,13 +260,19 @@ class BlockingClient:
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Outcome:
-        """As `Client.append_group`; `mark` as of `append`."""
+        """As `Client.append_group`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
-        _check_mark(mark, [lock for some in each or () for lock in some])
+        _check_position(position, [lock for some in each or () for lock in some])
         return self._ask(
-            self._client.append_group, payloads, partition=partition, key=key, headers=headers, locks=each, mark=mark
+            self._client.append_group,
+            payloads,
+            partition=partition,
+            key=key,
+            headers=headers,
+            locks=each,
+            position=position,
         )
 
     # -- waiting
@@ -280,13 +288,13 @@ class BlockingClient:
 
     # -- reading
 
-    def high_water_mark(self, partition: int, *, confirmed: bool = True) -> int:
-        """As `Client.high_water_mark`."""
-        return self._thread.run(self._client.high_water_mark(partition, confirmed=confirmed))
+    def end_position(self, partition: int, *, confirmed: bool = True) -> int:
+        """As `Client.end_position`."""
+        return self._thread.run(self._client.end_position(partition, confirmed=confirmed))
 
-    def mark_at(self, partition: int, time: datetime | int) -> int:
-        """As `Client.mark_at`."""
-        return self._thread.run(self._client.mark_at(partition, time))
+    def position_at(self, partition: int, time: datetime | int) -> int:
+        """As `Client.position_at`."""
+        return self._thread.run(self._client.position_at(partition, time))
 
     def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
         """As `Client.read`."""
@@ -309,17 +317,17 @@ class BlockingClient:
             )
         )
 
-    def data(self, transaction: Transaction) -> bytes:
-        """As `Transaction.data`: the payload of a transaction, also of one that was fed as a head."""
-        return self._thread.run(transaction.data())
+    def fetch(self, transaction: Transaction) -> bytes:
+        """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""
+        return self._thread.run(transaction.fetch())
 
-    def describe(self) -> tuple[PartitionState, ...]:
-        """As `Client.describe`."""
+    def status(self) -> tuple[PartitionStatus, ...]:
+        """As `Client.status`."""
 
-        async def describe() -> tuple[PartitionState, ...]:
-            return self._client.describe()
+        async def status() -> tuple[PartitionStatus, ...]:
+            return self._client.status()
 
-        return self._thread.run(describe())
+        return self._thread.run(status())
 
     def _ask(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **named: Any) -> T:
         """Call it on the loop, and wait for what it awaits."""
@@ -327,9 +335,11 @@ class BlockingClient:
         return found
 
 
-def _check_mark(mark: int | None, locks: Sequence[Lock]) -> None:
-    if mark is None and any(lock.mode is not Mode.APPEND for lock in locks):
-        raise BadArgument("a READ or WRITE lock needs the mark that was read before the view: give `mark`, or use `submit`")
+def _check_position(position: int | None, locks: Sequence[Lock]) -> None:
+    if position is None and any(lock.mode is not Mode.APPEND for lock in locks):
+        raise BadArgument(
+            "a READ or WRITE lock needs the position that was read before the view: give `position`, or use `submit`"
+        )
 
 
 class _Caller:
@@ -364,7 +374,7 @@ class _Caller:
 
 
 def _partition_in(arguments: Sequence[Any]) -> int | None:
-    """Of a call of the handler: its first argument is a partition, a transaction, or several of one partition."""
+    """Of a call of the view: its first argument is a partition, a transaction, or several of one partition."""
     first = arguments[0] if arguments else None
     if isinstance(first, Sequence) and first:
         first = first[0]

@@ -15,21 +15,21 @@ from typing import Any, Literal, Self, TypeAlias
 
 from waltzd.client.follower import Call, call_here, introduce, tell
 from waltzd.client.mount import Seen
-from waltzd.client.partition import Line, PartitionState
+from waltzd.client.partition import Line, PartitionStatus
 from waltzd.client.pending import Bundle, Group, Outcomes, group_of, no_outcomes, request, request_of
 from waltzd.client.reading import Reader
 from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds, some
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import (
     Builder,
+    Command,
     Declined,
-    Handler,
     Partitioner,
     Serializer,
     Transaction,
-    TransactionContext,
+    View,
     checked_header,
-    checked_mark,
+    checked_position,
     encoded,
     is_overridden,
     partition_by_hash,
@@ -47,7 +47,7 @@ class Client:
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
-    after a fail-over, and feeds the `handler`, if there is one. All calls belong to the event loop that opened it.
+    after a fail-over, and feeds the `view`, if there is one. All calls belong to the event loop that opened it.
 
     What a caller is told is certain. `Committed` and `Rejected` are facts about the log; an exception means that nothing
     was sent; `Unknown` means that the deadline (`ClientSettings.submit_seconds`) passed before the log could be asked. The
@@ -66,21 +66,20 @@ class Client:
         self,
         servers: str | Sequence[str],
         *,
-        handler: Handler | None = None,
+        view: View | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
         serializer: Serializer | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
         connect: Connect = ServerClient,
-        call: Call = call_here,
     ) -> None:
         """Nothing is connected before `open`.
 
         Args:
             servers: Some servers of the cluster, `"host:port,host:port"` or a list. The others are found through them.
-            handler: The application's view, fed with every committed transaction. Without one there is no feed.
-            feed: `FeedMode.RECORDS` (the default with a handler), or `FeedMode.HEADS`, which leaves the payloads out until
+            view: The application's view, fed with every committed transaction. Without one there is no feed.
+            feed: `FeedMode.RECORDS` (the default with a view), or `FeedMode.HEADS`, which leaves the payloads out until
                 they are asked for.
             partitions: `"all"`, or the numbers of the partitions to have.
             serializer: Turns values into payloads and back. Without one, payloads are bytes.
@@ -88,21 +87,20 @@ class Client:
                 language, so that all clients agree.
             settings: Deadlines and limits.
             connect: How a server is reached. `LocalCluster.connect` reaches one in the same process.
-            call: How the handler's functions are called. The default awaits them on the loop.
 
         Raises:
-            BadArgument: An address is no `host:port`, or `feed` and `handler` do not fit each other.
+            BadArgument: An address is no `host:port`, or `feed` and `view` do not fit each other.
         """
         self.settings = settings or ClientSettings()
-        self._feed = feed or (FeedMode.NONE if handler is None else FeedMode.RECORDS)
+        self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)
         if not isinstance(self._feed, FeedMode):
             raise BadArgument(f"feed is one of FeedMode, not {feed!r}")
-        if (handler is None) != (self._feed is FeedMode.NONE):
-            raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if handler is None else 'without'} a handler")
+        if (view is None) != (self._feed is FeedMode.NONE):
+            raise BadArgument(f"FeedMode.{self._feed.name} goes {'with' if view is None else 'without'} a view")
         self._wanted = partitions if isinstance(partitions, str) else tuple(partitions)
-        self._handler = handler
+        self._view = view
         self._serializer, self._partitioner = serializer, partitioner
-        self._call = call
+        self._call: Call = call_here
         seconds, introduction = self.settings.call_seconds, self.settings.introduction
         self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
         self._seen = Seen()
@@ -129,8 +127,8 @@ class Client:
             CannotConnect: No server answered within `submit_seconds`, or none gave out a client id.
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
-            BadArgument: The client is open already, a partition does not exist, or the handler's mark makes no sense.
-            Exception: What the handler's `opened` or `mark` raises.
+            BadArgument: The client is open already, a partition does not exist, or the view's position makes no sense.
+            Exception: What the view's `opened` or `position` raises.
         """
         if self._closed is None:
             raise BadArgument("the client is open already")
@@ -199,17 +197,17 @@ class Client:
     async def set_partitions(self, partitions: Partitions) -> None:
         """Have these partitions and no others.
 
-        A partition that goes away finishes what is under way first. For one that comes, the handler is asked for its mark.
+        A partition that goes away finishes what is under way first. For one that comes, the view is asked for its position.
         A partition that was stopped by an error begins again when it is taken out and in.
 
         Args:
             partitions: `"all"`, or numbers.
 
         Raises:
-            BadArgument: A partition does not exist, or the handler's mark makes no sense.
+            BadArgument: A partition does not exist, or the view's position makes no sense.
             CannotConnect: This is the first partition, and no server gave out a client id in time.
             ClientClosed: The client is not open.
-            Exception: What the handler's `opened` or `mark` raises.
+            Exception: What the view's `opened` or `position` raises.
         """
         await self._set_partitions(partitions, self.settings.submit_seconds)
 
@@ -228,7 +226,7 @@ class Client:
                 *[self._lines[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
             if coming:
-                await introduce(self._handler, self._call, self._routes.topology.cluster_key)
+                await introduce(self._view, self._call, self._routes.topology.cluster_key)
             for partition in coming:
                 assert self._registration is not None
                 await self._line_of(partition).activate(self._registration)
@@ -251,7 +249,7 @@ class Client:
                 routes=self._routes,
                 settings=self.settings,
                 feed=self._feed,
-                handler=self._handler,
+                view=self._view,
                 serializer=self._serializer,
                 call=self._call,
                 fetch=self._fetch,
@@ -288,15 +286,15 @@ class Client:
 
     # -- writing
 
-    async def submit(self, context: TransactionContext) -> Outcome | Declined:
-        """Append the transaction that a context builds, and build it again where that may help.
+    async def submit(self, command: Command) -> Outcome | Declined:
+        """Append the transaction that a command builds, and build it again where that may help.
 
-        `context.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
-        way and calls `build` again; likewise when a fail-over lost the transaction. Without a handler there is no view, and
-        a failed lock is the outcome.
+        `command.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
+        way and calls `build` again; likewise when a fail-over lost the transaction. A client without a view has nothing
+        to wait for: a failed lock is the outcome.
 
         Args:
-            context: What to write; see `TransactionContext`.
+            command: What to write; see `Command`.
 
         Returns:
             The outcome of the last attempt, or `Declined` when `build` returned False.
@@ -304,77 +302,75 @@ class Client:
         Raises:
             NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided.
             TooLarge: The payload or the number of locks is above the limits of the server.
-            BadArgument: `build` set something that makes no sense, or a checked lock has no mark to be compared with.
+            BadArgument: `build` set something that makes no sense, or a checked lock has no position to be compared with.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
-        return await self.submit_with(self._call, context)
+        return await self._submit_with(self._call, command)
 
-    async def submit_with(self, call: Call, context: TransactionContext) -> Outcome | Declined:
-        """As `submit`, with another way to call the context's functions."""
-        return await self._submit(call, (context,), is_group=False)
+    async def _submit_with(self, call: Call, command: Command) -> Outcome | Declined:
+        """As `submit`, with another way to call the command's functions."""
+        return await self._submit(call, (command,), is_group=False)
 
-    async def submit_group(self, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
-        """Append the transactions of several contexts as one group: all of them are in the log, in a row, or none is.
+    async def submit_group(self, commands: Sequence[Command]) -> Outcome | Declined:
+        """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
 
-        Every context builds against the view as it is before the group; what the others build is not in it. When a lock of
+        Every command builds against the view as it is before the group; what the others build is not in it. When a lock of
         one fails, or a fail-over lost them, all of them are built again, as with `submit`. The partition has to write
         format 1.
 
         Args:
-            contexts: What to write, in this order. All of them must mean the same partition.
+            commands: What to write, in this order. All of them must mean the same partition.
 
         Returns:
             One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
-            `Declined` when `build` of one returned False. Every context is told it.
+            `Declined` when `build` of one returned False. Every command is told it.
 
         Raises:
-            BadArgument: There is no context, they mean different partitions, or as of `submit`.
+            BadArgument: There is no command, they mean different partitions, or as of `submit`.
             NeedsBatches: The partition writes format 0. Nothing was sent.
             TooLarge: The group is larger than a frame of the server, or as of `submit`. Nothing was sent.
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self.submit_group_with(self._call, contexts)
+        return await self._submit_group_with(self._call, commands)
 
-    async def submit_group_with(self, call: Call, contexts: Sequence[TransactionContext]) -> Outcome | Declined:
-        """As `submit_group`, with another way to call the contexts' functions."""
-        return await self._submit(call, tuple(contexts), is_group=True)
+    async def _submit_group_with(self, call: Call, commands: Sequence[Command]) -> Outcome | Declined:
+        """As `submit_group`, with another way to call the commands' functions."""
+        return await self._submit(call, tuple(commands), is_group=True)
 
-    async def _submit(self, call: Call, contexts: Sequence[TransactionContext], *, is_group: bool) -> Outcome | Declined:
-        line = self._line(self._partition_of(contexts))
+    async def _submit(self, call: Call, commands: Sequence[Command], *, is_group: bool) -> Outcome | Declined:
+        line = self._line(self._partition_of(commands))
         async with self._counted():
-            outcome = await self._attempt(line, contexts, call, is_group)
-        for number, context in enumerate(contexts):
-            await tell(line.partition, call, context.on_completion, outcome)
-            if isinstance(outcome, Committed) and is_overridden(context, "on_application"):
-                line.announce(outcome.id + number, context.on_application)
+            outcome = await self._attempt(line, commands, call, is_group)
+        for number, command in enumerate(commands):
+            await tell(line.partition, call, command.on_completion, outcome)
+            if isinstance(outcome, Committed) and is_overridden(command, "on_application"):
+                line.announce(outcome.id + number, command.on_application)
         return outcome
 
-    def _partition_of(self, contexts: Sequence[TransactionContext]) -> int:
+    def _partition_of(self, commands: Sequence[Command]) -> int:
         count, found = self.partition_count, set()
-        for context in contexts:
-            partition = context.partition(count)
-            found.add(self._partitioner(context.key, count) if partition is None else partition)
+        for command in commands:
+            partition = command.partition(count)
+            found.add(self._partitioner(command.key, count) if partition is None else partition)
         if len(found) != 1:
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
 
-    async def _attempt(
-        self, line: Line, contexts: Sequence[TransactionContext], call: Call, is_group: bool
-    ) -> Outcome | Declined:
+    async def _attempt(self, line: Line, commands: Sequence[Command], call: Call, is_group: bool) -> Outcome | Declined:
         """As often as it takes, and as is allowed."""
         attempt = 0
         while True:
             attempt += 1
             epoch = await line.ready_epoch()
-            outcome = await self._build_and_send(line, contexts, call, is_group)
+            outcome = await self._build_and_send(line, commands, call, is_group)
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.LOST:
-                for context in contexts:
-                    await tell(line.partition, call, context.on_lock_failure, outcome)
+                for command in commands:
+                    await tell(line.partition, call, command.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
             if attempt >= self.settings.attempts_max:
@@ -388,26 +384,26 @@ class Client:
                 await asyncio.sleep(pause_seconds(attempt - 2, self.client_id, line.partition, self._submit_count))
 
     async def _build_and_send(
-        self, line: Line, contexts: Sequence[TransactionContext], call: Call, is_group: bool
+        self, line: Line, commands: Sequence[Command], call: Call, is_group: bool
     ) -> Outcome | Declined:
-        await line.enter(len(contexts))
+        await line.enter(len(commands))
         try:
-            marks: list[int] = []
+            positions: list[int] = []
             builders: list[Builder] = []
-            for context in contexts:
-                builder = Builder(line.mark, self._serializer)
-                if not await call(context.build, builder):
+            for command in commands:
+                builder = Builder(line.position, self._serializer)
+                if not await call(command.build, builder):
                     return Declined()
-                marks.append(self._checked_mark(line, builder.mark if line.has_view else None, builder.locks))
+                positions.append(self._checked_position(line, builder.position if line.has_view else None, builder.locks))
                 builders.append(builder)
-            make = group_of(marks, builders) if is_group else request_of(marks[0], builders[0])
+            make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
             waiter: asyncio.Future[Outcome] = line.add(make)
         finally:
-            line.leave(len(contexts))
+            line.leave(len(commands))
         return await waiter
 
-    def mark(self, partition: int) -> int:
-        """The highest id of a partition that the handler has applied; without a handler, that is known to be committed.
+    def position(self, partition: int) -> int:
+        """The highest id of a partition that the view has applied; without a view, that is known to be committed.
 
         Read it *before* the view and give it to `append`: then locks are compared with what the view showed, even if it
         has moved on since.
@@ -415,28 +411,28 @@ class Client:
         Raises:
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
         """
-        return self._line(partition).mark
+        return self._line(partition).position
 
     def append(
         self,
-        data: Any,
+        payload: Any,
         *,
         partition: int | None = None,
         key: Any = None,
         header: int = 0,
         locks: Iterable[Lock] = (),
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
         Args:
-            data: The payload: bytes, or what the serializer takes.
+            payload: Bytes, or what the serializer takes.
             partition: Which partition; or give `key`.
             key: The partitioner makes a partition of it.
             header: 32 bits with a sign that travel beside the payload.
             locks: See `read_lock`, `write_lock` and `append_lock`.
-            mark: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a later
-                transaction marked them. The default is `mark(partition)` at the moment of this call.
+            position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
+                later transaction marked them. The default is `position(partition)` at the moment of this call.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
@@ -446,12 +442,12 @@ class Client:
             NotSent: The partition took nothing for `submit_seconds`.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         line = self._line(self._choose(partition, key))
         locks = tuple(locks)
-        mark = self._checked_mark(line, mark, locks)
-        return line.send(1, request(mark, encoded(data, self._serializer), checked_header(header), locks))
+        position = self._checked_position(line, position, locks)
+        return line.send(1, request(position, encoded(payload, self._serializer), checked_header(header), locks))
 
     def append_many(
         self,
@@ -461,7 +457,7 @@ class Client:
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Coroutine[Any, Any, Outcomes]:
         """Append many transactions to one partition, in this order, with one `await` for all of them.
 
@@ -469,12 +465,12 @@ class Client:
         calls of `append`.
 
         Args:
-            payloads: As `data` of `append`, one for each transaction.
+            payloads: As `payload` of `append`, one for each transaction.
             partition: Which partition; or give `key`.
             key: The partitioner makes a partition of it.
             headers: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
-            mark: As of `append`, for all of them.
+            position: As of `append`, for all of them.
 
         Returns:
             An awaitable of `Outcomes`: columns with a row for each payload.
@@ -484,12 +480,12 @@ class Client:
             NotSent: The partition took nothing for `submit_seconds`.
             TooLarge: One payload, or its number of locks, is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `describe`.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
-        line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
+        line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             return no_outcomes()
-        return line.send(len(data), partial(Bundle, mark, data, headers, each))
+        return line.send(len(data), partial(Bundle, position, data, headers, each))
 
     def append_group(
         self,
@@ -499,7 +495,7 @@ class Client:
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
-        mark: int | None = None,
+        position: int | None = None,
     ) -> Coroutine[Any, Any, Outcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
@@ -511,7 +507,7 @@ class Client:
             key: As of `append_many`.
             headers: As of `append_many`.
             locks: As of `append_many`.
-            mark: As of `append_many`.
+            position: As of `append_many`.
 
         Returns:
             An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
@@ -522,10 +518,10 @@ class Client:
             TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `append`.
         """
-        line, mark, data, headers, each = self._columns(payloads, partition, key, headers, locks, mark)
+        line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
-        return line.send(len(data), partial(Group, mark, data, headers, each))
+        return line.send(len(data), partial(Group, position, data, headers, each))
 
     def _columns(
         self,
@@ -534,7 +530,7 @@ class Client:
         key: Any,
         headers: Sequence[int] | None,
         locks: Sequence[Iterable[Lock]] | None,
-        mark: int | None,
+        position: int | None,
     ) -> tuple[Line, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
         """The arguments of `append_many`, checked."""
         line = self._line(self._choose(partition, key))
@@ -543,8 +539,8 @@ class Client:
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
-        mark = self._checked_mark(line, mark, [lock for some in each or () for lock in some])
-        return line, mark, [encoded(payload, self._serializer) for payload in payloads], headers, each
+        position = self._checked_position(line, position, [lock for some in each or () for lock in some])
+        return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
     def partition_of(self, key: Any) -> int:
         """The partition in which `append(…, key=key)` writes."""
@@ -555,12 +551,14 @@ class Client:
             raise BadArgument("name either the partition or the key of a transaction")
         return partition if partition is not None else self.partition_of(key)
 
-    def _checked_mark(self, line: Line, mark: int | None, locks: Sequence[Lock]) -> int:
-        if mark is None:
+    def _checked_position(self, line: Line, position: int | None, locks: Sequence[Lock]) -> int:
+        if position is None:
             if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
-                raise BadArgument("a READ or WRITE lock needs a mark to be compared with: give a handler, or a mark")
-            return line.mark
-        return checked_mark(mark)
+                raise BadArgument(
+                    "a READ or WRITE lock needs a position to be compared with: give the client a view, or a position"
+                )
+            return line.position
+        return checked_position(position)
 
     # -- waiting
 
@@ -608,7 +606,7 @@ class Client:
 
     # -- reading
 
-    async def high_water_mark(self, partition: int, *, confirmed: bool = True) -> int:
+    async def end_position(self, partition: int, *, confirmed: bool = True) -> int:
         """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
 
         It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
@@ -620,12 +618,12 @@ class Client:
             BadArgument, ClientClosed: There is no such partition, or the client is not open.
         """
         self._check_reading(partition)
-        return await self._reader.high_water_mark(partition, confirmed=confirmed)
+        return await self._reader.end_position(partition, confirmed=confirmed)
 
-    async def mark_at(self, partition: int, time: datetime | int) -> int:
+    async def position_at(self, partition: int, time: datetime | int) -> int:
         """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
 
-        A handler that begins at a time returns it from `mark`. What was written before the partition went over to format 1
+        A view that begins at a time returns it from `position`. What was written before the partition went over to format 1
         has no time, and counts as earlier than any. Needs no partitions of one's own.
 
         Args:
@@ -638,10 +636,10 @@ class Client:
             BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
         """
         self._check_reading(partition)
-        return await self._reader.mark_at(partition, time)
+        return await self._reader.position_at(partition, time)
 
     async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
-        """One committed transaction by its id. Needs no handler and no partitions of one's own.
+        """One committed transaction by its id. Needs no view and no partitions of one's own.
 
         Args:
             partition: Which partition.
@@ -674,13 +672,13 @@ class Client:
             partition: Which partition.
             first_id: The first one; or give `from_time`.
             last_id: The last one; or give `until_time`. With neither, all that is committed.
-            from_time: Those of this time and later; a time as of `mark_at`.
+            from_time: Those of this time and later; a time as of `position_at`.
             until_time: Those before this time.
             with_locks: As of `read`.
 
         Raises:
             BeyondLog: One of these is not committed yet.
-            NeedsBatches: As of `mark_at`.
+            NeedsBatches: As of `position_at`.
             CannotConnect: The owner did not answer within `submit_seconds`.
             BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
         """
@@ -694,6 +692,6 @@ class Client:
 
     # -- for people
 
-    def describe(self) -> tuple[PartitionState, ...]:
+    def status(self) -> tuple[PartitionStatus, ...]:
         """The state of every partition of this client, for people and for monitoring."""
-        return tuple(self._lines[partition].state() for partition in self._active)
+        return tuple(self._lines[partition].status() for partition in self._active)

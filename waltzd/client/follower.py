@@ -1,9 +1,9 @@
-"""The feed of one partition on its way to the application's handler, one call at a time, each id exactly next.
+"""The feed of one partition on its way to the application's view, one call at a time, each id exactly next.
 
 What waits here is bounded by the credit of the mount. A feed is cut anywhere, a group is not: its beginning is held until
 the rest is there, and `applied` never stands inside a group. A transaction that cannot be applied stands in the way of
 those behind it, on purpose: it is tried again with growing pauses, each failure is reported with its id, or the partition
-is parked when the application says so. Probes of operators are passed: `applied` goes over them, and the handler's mark
+is parked when the application says so. Probes of operators are passed: `applied` goes over them, and the view's position
 need not."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from waltzd.client.view import Decision, Handler, Transaction, end_of_part
+from waltzd.client.view import Decision, Transaction, View, end_of_part
 from waltzd.errors import BadArgument, PartitionParked
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.quorum import EMPTY
@@ -57,16 +57,18 @@ def shielded(call: Call) -> Call:
     return shielded_call
 
 
-async def ask_mark(handler: Handler, call: Call, partition: int) -> int:
-    mark = await call(handler.mark, partition)
-    if not isinstance(mark, int) or mark < EMPTY:
-        raise BadArgument(f"the handler says that its mark of partition {partition} is {mark!r}: no integer from -1 on")
-    return mark
+async def ask_position(view: View, call: Call, partition: int) -> int:
+    position = await call(view.position, partition)
+    if not isinstance(position, int) or position < EMPTY:
+        raise BadArgument(
+            f"the view says that its position of partition {partition} is {position!r}: no integer from -1 on"
+        )
+    return position
 
 
-async def introduce(handler: Any, call: Call, cluster: UUID) -> None:
-    """A handler that wants to know it is told which cluster this is: what it keeps may come from another one."""
-    opened = getattr(handler, "opened", None)
+async def introduce(view: Any, call: Call, cluster: UUID) -> None:
+    """A view that wants to know it is told which cluster this is: what it keeps may come from another one."""
+    opened = getattr(view, "opened", None)
     if callable(opened):
         await call(opened, cluster)
 
@@ -80,20 +82,18 @@ async def tell(partition: int, call: Call, listener: Callable[[Any], object], ou
 
 
 class Follower:
-    def __init__(
-        self, partition: int, handler: Handler, *, call: Call, batch_max: int, consumed: Callable[[int], None]
-    ) -> None:
+    def __init__(self, partition: int, view: View, *, call: Call, batch_max: int, consumed: Callable[[int], None]) -> None:
         """`consumed`: called with the size that `put` was given, when that is applied."""
         self.applied = EMPTY
         self._handed = EMPTY
-        """The highest id that the handler has taken; a probe may stand behind it."""
+        """The highest id that the view has taken; a probe may stand behind it."""
         self._partition = partition
-        self._handler = handler
+        self._view = view
         self._call = shielded(call)
         self._batch_max = batch_max
         self._consumed = consumed
-        self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(handler, "apply_batch", None)
-        self._takes_probes = bool(getattr(handler, "takes_probes", False))
+        self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(view, "apply_batch", None)
+        self._takes_probes = bool(getattr(view, "takes_probes", False))
         self._inbox: deque[tuple[int, Load, bool]] = deque()
         self._held: list[Transaction] = []
         """The beginning of a group whose rest has not come."""
@@ -148,9 +148,9 @@ class Follower:
 
     # -- applying
 
-    async def run(self, mark: int) -> None:
+    async def run(self, position: int) -> None:
         """Until `stop`; ends with `PartitionParked` when the application gives up."""
-        self.applied = self._handed = mark
+        self.applied = self._handed = position
         try:
             while True:
                 await self._make_announcements()
@@ -171,7 +171,7 @@ class Follower:
             raise _Stopped
 
     def _next(self) -> tuple[int, list[Transaction]]:
-        """What came next and may be applied, with its size; for a handler that takes several at once, as many as it
+        """What came next and may be applied, with its size; for a view that takes several at once, as many as it
         takes: while it was busy, they came in small pieces."""
         size, load, goes_on = self._inbox.popleft()
         found = load()
@@ -209,8 +209,8 @@ class Follower:
                 await self._call(self._apply_batch, part)
             except Exception as error:  # noqa: BLE001  # the application's code
                 _log.warning("%s could not be applied together: %r; applying them one by one", _names(part), error)
-                mark = await self._persist(part[0], self._ask_mark)
-                await self._apply_each([transaction for transaction in part if transaction.id > mark])
+                position = await self._persist(part[0], self._ask_position)
+                await self._apply_each([transaction for transaction in part if transaction.id > position])
             await self._took(part[-1].id)
             start = stop
 
@@ -225,25 +225,27 @@ class Follower:
             else:
                 for number, transaction in enumerate(group, start + 1):
                     self._check()
-                    await self._persist(transaction, self._handler.apply, transaction)
+                    await self._persist(transaction, self._view.apply, transaction)
                     if number % TURN == 0:
                         await asyncio.sleep(0)
             await self._took(group[-1].id)
             start = stop
 
     async def _apply_group(self, group: list[Transaction]) -> None:
-        """What the handler has not taken of it, together."""
+        """What the view has not taken of it, together."""
         assert self._apply_batch is not None
-        mark = await self._ask_mark()
-        rest = [transaction for transaction in group if transaction.id > mark]
+        position = await self._ask_position()
+        rest = [transaction for transaction in group if transaction.id > position]
         if rest:
             await self._call(self._apply_batch, rest)
 
-    async def _ask_mark(self) -> int:
-        mark = await ask_mark(self._handler, self._call, self._partition)
-        if mark < self._handed:
-            raise BadArgument(f"the handler's mark of partition {self._partition} went back from {self._handed} to {mark}")
-        return mark
+    async def _ask_position(self) -> int:
+        position = await ask_position(self._view, self._call, self._partition)
+        if position < self._handed:
+            raise BadArgument(
+                f"the view's position of partition {self._partition} went back from {self._handed} to {position}"
+            )
+        return position
 
     async def _took(self, id: int) -> None:
         self._handed = id
@@ -294,13 +296,13 @@ class Follower:
         raise _Stopped
 
     async def _decide(self, transaction: Transaction, error: Exception) -> Decision:
-        failed = getattr(self._handler, "failed", None)
+        failed = getattr(self._view, "failed", None)
         if failed is None:
             return Decision.RETRY
         try:
             decision: Decision = await self._call(failed, transaction, error)
         except Exception:  # noqa: BLE001  # the application's code
-            _log.exception("`failed` of the handler failed as well, on %s", _names([transaction]))
+            _log.exception("`failed` of the view failed as well, on %s", _names([transaction]))
             return Decision.PARK
         return decision
 

@@ -36,13 +36,13 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from waltzd.client.follower import Call, Follower, ask_mark
+from waltzd.client.follower import Call, Follower, ask_position
 from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Submission
 from waltzd.client.routes import Routes, pause_seconds
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Handler, Serializer, Transaction, transactions_of, transactions_of_heads
+from waltzd.client.view import Serializer, Transaction, View, transactions_of, transactions_of_heads
 from waltzd.errors import (
     BadArgument,
     BadFrame,
@@ -81,8 +81,8 @@ _log = logging.getLogger("waltz.client")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionState:
-    """One partition of a client, for people and for monitoring: what `Client.describe` returns."""
+class PartitionStatus:
+    """One partition of a client, for people and for monitoring: what `Client.status` returns."""
 
     partition: int
     sentence: str
@@ -90,7 +90,7 @@ class PartitionState:
     is_ready: bool
     """It is mounted, and transactions leave at once."""
     applied: int
-    """The highest id that the handler has applied; without a handler, the highest that is known to be committed."""
+    """The highest id that the view has applied; without a view, the highest that is known to be committed."""
     received: int
     """The highest id that was fed."""
     pending: int
@@ -110,7 +110,7 @@ class Line:
         routes: Routes,
         settings: ClientSettings,
         feed: FeedMode,
-        handler: Handler | None,
+        view: View | None,
         serializer: Serializer | None,
         call: Call,
         fetch: Fetch,
@@ -130,7 +130,7 @@ class Line:
         """Why it takes nothing; None while it runs."""
         self._routes = routes
         self._settings = settings
-        self._handler = handler
+        self._view = view
         self._serializer = serializer
         self._call = call
         self._fetch = fetch
@@ -153,16 +153,16 @@ class Line:
     # -- life
 
     async def activate(self, registration: Registration) -> None:
-        """Ask the handler for its mark, and begin. What the handler raises is raised here."""
+        """Ask the view for its position, and begin. What the view raises is raised here."""
         if self._supervisor is not None:  # left by a deactivation that was given up
             await asyncio.wait((self._supervisor,))
             self._supervisor = None
-        mark = None
-        if self._handler is not None:
-            mark = await ask_mark(self._handler, self._call, self.partition)
+        position = None
+        if self._view is not None:
+            position = await ask_position(self._view, self._call, self.partition)
             follower = Follower(
                 self.partition,
-                self._handler,
+                self._view,
                 call=self._call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
@@ -176,7 +176,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._is_ready.clear()
         self._trouble = None
-        self._supervisor = asyncio.create_task(self._live(mark), name=f"waltz line {self.partition}")
+        self._supervisor = asyncio.create_task(self._live(position), name=f"waltz line {self.partition}")
 
     async def deactivate(self, reason: WaltzError) -> None:
         """Take nothing more, wait for what is under way, and end. `activate` begins again."""
@@ -194,13 +194,13 @@ class Line:
         self._supervisor = None
         self.stopped = reason
 
-    async def _live(self, mark: int | None) -> None:
+    async def _live(self, position: int | None) -> None:
         """Until one of the tasks fails (neither ends by itself), or this one is cancelled."""
-        keep = asyncio.create_task(self._keep(mark), name=f"waltz link {self.partition}")
+        keep = asyncio.create_task(self._keep(position), name=f"waltz link {self.partition}")
         tasks = [keep]
         if self._follower is not None:
-            assert mark is not None
-            follow = asyncio.create_task(self._follower.run(mark), name=f"waltz follower {self.partition}")
+            assert position is not None
+            follow = asyncio.create_task(self._follower.run(position), name=f"waltz follower {self.partition}")
             tasks.append(follow)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -250,8 +250,8 @@ class Line:
     # -- from the application
 
     @property
-    def mark(self) -> int:
-        """What a transaction that is built now may rely on: the view, or without one the log."""
+    def position(self) -> int:
+        """What a transaction that is built now may rely on: where the view stands, or without one the log."""
         return self.mount.known if self._follower is None else self._follower.applied
 
     @property
@@ -376,18 +376,18 @@ class Line:
 
     # -- the link
 
-    async def _keep(self, mark: int | None) -> None:
+    async def _keep(self, position: int | None) -> None:
         """Mount, again and again; raises only what the next attempt would meet again."""
         unanswered = 0
         """Failures in a row to learn the high-water mark, which `mount.attempts` does not count."""
         while True:
             try:
-                if mark is None:  # without a view it stands on what is committed now
-                    mark = await self._routes.ask_once(
+                if position is None:  # without a view it stands on what is committed now
+                    position = await self._routes.ask_once(
                         self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
                     )
                 if self.mount.state is State.IDLE:
-                    self.mount.activated(mark)
+                    self.mount.activated(position)
                 await self._mount_once()
                 self._is_ready.clear()
             except WaltzError as error:
@@ -395,7 +395,7 @@ class Line:
                     raise
                 self._is_ready.clear()
                 self._note(error)
-                unanswered = unanswered + 1 if mark is None else 0
+                unanswered = unanswered + 1 if position is None else 0
                 await asyncio.sleep(
                     pause_seconds(max(self.mount.attempts, unanswered), self.mount.client or 0, self.partition)
                 )
@@ -480,17 +480,17 @@ class Line:
         if self._follower is not None and self.stopped is None:
             assert self._follower.applied <= self.mount.received
 
-    def state(self) -> PartitionState:
+    def status(self) -> PartitionStatus:
         if self.stopped is not None:
             sentence = f"stopped: {self.stopped}"
         else:
             trouble = f"; last trouble: {self._trouble.message}" if self._trouble is not None else ""
             sentence = self.mount.sentence() + trouble
-        return PartitionState(
+        return PartitionStatus(
             partition=self.partition,
             sentence=sentence,
             is_ready=self.stopped is None and self.mount.state is State.READY,
-            applied=self.mark,
+            applied=self.position,
             received=self.mount.received,
             pending=self.outbox.rows,
             pending_bytes=self.outbox.bytes,

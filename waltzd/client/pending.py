@@ -92,7 +92,7 @@ class Request:
     """One transaction."""
 
     mark: int
-    data: bytes
+    payload: bytes
     header: int
     lock_ids: tuple[int, ...]
     lock_modes: tuple[int, ...]
@@ -103,8 +103,8 @@ class Request:
     ticket: int = 0
 
     def __post_init__(self) -> None:
-        self.data_crc = crc32(self.data)
-        self.bytes = len(self.data) + OVERHEAD_BYTES + LOCK_BYTES * len(self.lock_ids)
+        self.data_crc = crc32(self.payload)
+        self.bytes = len(self.payload) + OVERHEAD_BYTES + LOCK_BYTES * len(self.lock_ids)
 
     @property
     def rows(self) -> int:
@@ -261,26 +261,28 @@ Submission: TypeAlias = Request | Bundle
 
 class Built(Protocol):
     @property
-    def data(self) -> bytes: ...
+    def payload(self) -> bytes: ...
     @property
     def header(self) -> int: ...
     @property
     def locks(self) -> tuple[Lock, ...]: ...
 
 
-def request(mark: int, data: bytes, header: int, locks: Sequence[Lock]) -> Callable[[Waiter, float], Request]:
+def request(mark: int, payload: bytes, header: int, locks: Sequence[Lock]) -> Callable[[Waiter, float], Request]:
     """All but who waits for it, and until when; the others likewise."""
     return partial(
-        Request, mark, data, header, tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
+        Request, mark, payload, header, tuple([lock.hash for lock in locks]), tuple([int(lock.mode) for lock in locks])
     )
 
 
 def request_of(mark: int, built: Built) -> Callable[[Waiter, float], Request]:
-    return request(mark, built.data, built.header, built.locks)
+    return request(mark, built.payload, built.header, built.locks)
 
 
 def group_of(marks: Sequence[int], built: Sequence[Built]) -> Callable[[Waiter, float], Group]:
-    return partial(Group, marks, [one.data for one in built], [one.header for one in built], [one.locks for one in built])
+    return partial(
+        Group, marks, [one.payload for one in built], [one.header for one in built], [one.locks for one in built]
+    )
 
 
 def _ends(sizes: I64) -> I64:
@@ -294,7 +296,7 @@ def why_refused(submission: Submission, limits: Limits, format: int) -> WaltzErr
     if isinstance(submission, Bundle):
         size, locks = int(submission.lengths.max()), int(submission.lock_counts.max())
     else:
-        size, locks = len(submission.data), len(submission.lock_ids)
+        size, locks = len(submission.payload), len(submission.lock_ids)
     if size > limits.payload_bytes_max:
         return TooLarge(f"a transaction has {size} bytes; the server takes {limits.payload_bytes_max}")
     if locks > limits.locks_max:
@@ -319,12 +321,12 @@ def batch_of(requests: Sequence[Request], first_sequence: int, seen_time: int = 
         first_sequence=first_sequence,
         marks=np.array([request.mark for request in requests], np.int64),
         headers=np.array([request.header for request in requests], np.int32),
-        lengths=np.array([len(request.data) for request in requests], np.int64),
+        lengths=np.array([len(request.payload) for request in requests], np.int64),
         data_crcs=np.array([request.data_crc for request in requests], np.uint32),
         lock_counts=np.fromiter(map(len, locks), np.int64, count),
         lock_ids=np.array([id_ for some in locks for id_ in some], np.uint64),
         lock_modes=np.array([mode for request in requests for mode in request.lock_modes], np.uint8),
-        payloads=b"".join([request.data for request in requests]),
+        payloads=b"".join([request.payload for request in requests]),
         seen_time=seen_time,
     )
 

@@ -24,12 +24,12 @@ class Reader:
         self._seen = seen
         self._seconds = seconds
 
-    async def high_water_mark(self, partition: int, *, confirmed: bool = True) -> int:
+    async def end_position(self, partition: int, *, confirmed: bool = True) -> int:
         return await self._routes.ask(
             partition, "HighWaterMark", lambda port: port.high_water_mark(partition, confirmed=confirmed), self._seconds
         )
 
-    async def mark_at(self, partition: int, time: datetime | int) -> int:
+    async def position_at(self, partition: int, time: datetime | int) -> int:
         us = checked_time(time)
         return await self._routes.ask(partition, "FindTime", lambda port: port.find_time(partition, us), self._seconds)
 
@@ -48,14 +48,14 @@ class Reader:
                 "reading begins with a `first_id` or a `from_time`, and ends with a `last_id` or an `until_time`"
             )
         if from_time is not None:
-            first_id = await self.mark_at(partition, from_time) + 1
+            first_id = await self.position_at(partition, from_time) + 1
         assert first_id is not None
         first_id = checked_id(first_id)
         is_bounded = last_id is not None and from_time is None
         if until_time is not None:
-            last_id = await self.mark_at(partition, until_time)
+            last_id = await self.position_at(partition, until_time)
         elif last_id is None:
-            last_id = await self.high_water_mark(partition)
+            last_id = await self.end_position(partition)
         else:
             last_id = checked_id(last_id)
         if last_id < first_id:

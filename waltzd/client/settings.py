@@ -35,7 +35,7 @@ class ClientSettings:
     close_seconds: float = 10.0
     """How long closing, or giving up a partition, waits for outcomes."""
     attempts_max: int = 100
-    """How often a context is built and sent before its last rejection is the outcome."""
+    """How often a command is built and sent before its last rejection is the outcome."""
     pending_max: int = 20_000
     """Transactions without an outcome; with more of them, `submit` and `append` wait."""
     pending_bytes_max: int = 32 << 20

@@ -1,8 +1,8 @@
 """What an application sees of the log: transactions that come to it, and transactions that it makes.
 
-A handler keeps a view: it says where it stands, and applies each transaction once, in order (`waltzd.client.follower` hands
-them to it). A context makes a transaction: it looks at the view and says what should be written under which locks. Nothing
-here knows a connection."""
+A view says where it stands, and applies each transaction once, in order (`waltzd.client.follower` hands them to it). A
+command makes a transaction: it looks at the view and says what should be written under which locks. Nothing here knows a
+connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from waltzd.protocol.locks import Lock, LoggedLock, Mode, Outcome, Rejected
 from waltzd.protocol.quorum import EMPTY
 
 HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
-MARK_MAX = (1 << 63) - 1
+POSITION_MAX = (1 << 63) - 1
 EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
@@ -38,8 +38,8 @@ class Serializer(Protocol):
             def encode(self, value):
                 return json.dumps(value).encode()
 
-            def decode(self, data):
-                return json.loads(data)
+            def decode(self, payload):
+                return json.loads(payload)
         ```
     """
 
@@ -47,7 +47,7 @@ class Serializer(Protocol):
         """The payload of a value."""
         ...
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, payload: bytes) -> Any:
         """The value of a payload."""
         ...
 
@@ -72,12 +72,12 @@ def partition_by_hash(key: Any, count: int) -> int:
 
 def encoded(value: Any, serializer: Serializer | None) -> bytes:
     """The payload that stands for a value."""
-    data = value if serializer is None else serializer.encode(value)
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise BadArgument(f"a payload is bytes, not {type(data).__name__}: give the client a serializer")
+    payload = value if serializer is None else serializer.encode(value)
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    raise BadArgument(f"a payload is bytes, not {type(payload).__name__}: give the client a serializer")
 
 
 def checked_header(header: int) -> int:
@@ -86,12 +86,12 @@ def checked_header(header: int) -> int:
     return _checked_integer(header, HEADER_MIN, HEADER_MAX, "a header has 32 bits with a sign; {} does not fit")
 
 
-def checked_mark(mark: int) -> int:
-    return _checked_integer(mark, EMPTY, MARK_MAX, "a mark is -1 or an id, not {}")
+def checked_position(position: int) -> int:
+    return _checked_integer(position, EMPTY, POSITION_MAX, "a position is -1 or an id, not {}")
 
 
 def checked_id(id: int) -> int:
-    return _checked_integer(id, 0, MARK_MAX, "ids start at 0; {} is none")
+    return _checked_integer(id, 0, POSITION_MAX, "ids start at 0; {} is none")
 
 
 def checked_time(time: datetime | int) -> int:
@@ -100,7 +100,9 @@ def checked_time(time: datetime | int) -> int:
         if time.utcoffset() is None:
             raise BadArgument(f"the time {time.isoformat()} has no time zone: `datetime.now(UTC)` is one that has")
         return max(0, (time - EPOCH) // MICROSECOND)
-    return _checked_integer(time, 0, MARK_MAX, "a time is a datetime with a time zone, or microseconds since 1970, not {}")
+    return _checked_integer(
+        time, 0, POSITION_MAX, "a time is a datetime with a time zone, or microseconds since 1970, not {}"
+    )
 
 
 def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
@@ -119,7 +121,7 @@ def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
 
 
 class Transaction:
-    """One committed transaction, as a handler is given it and as reads return it.
+    """One committed transaction, as a view is given it and as reads return it.
 
     Example:
         ```python
@@ -132,7 +134,7 @@ class Transaction:
         id: Its place there: 0, 1, 2, … without a gap.
         header: The 32 bits that were appended beside the payload.
         length: Bytes of the payload.
-        data_crc: CRC-32 of the payload.
+        payload_crc: CRC-32 of the payload.
         request: Which client asked for it: (client, generation, sequence), unique in its partition.
         time_us: When its owner took it, in microseconds since 1970; `time` is the same. It never falls within a partition.
             None for one that was written in format 0.
@@ -144,13 +146,13 @@ class Transaction:
         "_fetch",
         "_payload",
         "_serializer",
-        "data_crc",
         "follows",
         "header",
         "id",
         "length",
         "locks",
         "partition",
+        "payload_crc",
         "request",
         "time_us",
     )
@@ -161,7 +163,7 @@ class Transaction:
         id: int,
         header: int,
         length: int,
-        data_crc: int,
+        payload_crc: int,
         request: tuple[int, int, int],
         payload: bytes | None,
         fetch: Callable[[Transaction], Awaitable[bytes]] | None,
@@ -174,7 +176,7 @@ class Transaction:
         self.id = id
         self.header = header
         self.length = length
-        self.data_crc = data_crc
+        self.payload_crc = payload_crc
         self.request = request
         self.time_us = time_us
         self.follows = follows
@@ -196,10 +198,10 @@ class Transaction:
         """The bytes.
 
         Raises:
-            BadArgument: It was fed as a head (`FeedMode.HEADS`), and `data` was not awaited yet.
+            BadArgument: It was fed as a head (`FeedMode.HEADS`), and `fetch` was not awaited yet.
         """
         if self._payload is None:
-            raise BadArgument(f"the payload of {self!r} was not fed (FeedMode.HEADS): use `await transaction.data()`")
+            raise BadArgument(f"the payload of {self!r} was not fed (FeedMode.HEADS): use `await transaction.fetch()`")
         return self._payload
 
     @property
@@ -207,7 +209,7 @@ class Transaction:
         """The payload as the client's serializer decodes it; the bytes without a serializer. Raises as `payload`."""
         return self.payload if self._serializer is None else self._serializer.decode(self.payload)
 
-    async def data(self) -> bytes:
+    async def fetch(self) -> bytes:
         """The bytes, fetched from the owner and checked if they did not come with the feed.
 
         Raises:
@@ -216,10 +218,10 @@ class Transaction:
         """
         if self._payload is None:
             assert self._fetch is not None
-            data = await self._fetch(self)
-            if len(data) != self.length or crc32(data) != self.data_crc:
+            payload = await self._fetch(self)
+            if len(payload) != self.length or crc32(payload) != self.payload_crc:
                 raise BadFrame(f"the payload of {self!r} is not the one that its head speaks of")
-            self._payload = data
+            self._payload = payload
         return self._payload
 
 
@@ -252,7 +254,7 @@ def transactions_of_heads(
     serializer: Serializer | None,
     fetch: Callable[[Transaction], Awaitable[bytes]],
 ) -> list[Transaction]:
-    """The same without payloads; `Transaction.data` fetches them."""
+    """The same without payloads; `Transaction.fetch` fetches them."""
     rows = zip(frame.heads.tolist(), _times(frame.times), _flags(frame.follows), strict=False)
     return [
         Transaction(
@@ -295,9 +297,9 @@ def end_of_part(transactions: Sequence[Grouped], start: int, most: int) -> int:
 
 
 class Decision(enum.Enum):
-    """What to do with a transaction that the handler could not apply: the answer of `failed`.
+    """What to do with a transaction that the view could not apply: the answer of `failed`.
 
-    It cannot be left out: a handler that wants to ignore a transaction returns from `apply`.
+    It cannot be left out: a view that wants to ignore a transaction returns from `apply`.
 
     Example:
         ```python
@@ -312,41 +314,41 @@ class Decision(enum.Enum):
     """Stop this partition in front of it, until `set_partitions` takes it out and in."""
 
 
-class Handler(Protocol):
-    """An application's view of the log: the argument `handler` of a client. Each method may be plain or `async`.
+class View(Protocol):
+    """What an application makes of the log: the argument `view` of a client. Each method may be plain or `async`.
 
-    Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before `mark`
-    is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at once, in
-    order, and a group always whole; when it fails, `mark` is asked how far it came. `failed(transaction, error)` returns
-    a `Decision` each time that `apply` failed; without it the answer is `RETRY`.
+    Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before
+    `position` is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at
+    once, in order, and a group always whole; when it fails, `position` is asked how far it came.
+    `failed(transaction, error)` returns a `Decision` each time that `apply` failed; without it the answer is `RETRY`.
 
     Probes that operators write (`waltzctl health`) are not handed on, so an id may be missing between two transactions. A
-    handler whose attribute `takes_probes` is true is given them, too: it must pass those with the header
+    view whose attribute `takes_probes` is true is given them, too: it must pass those with the header
     `waltzd.protocol.batches.PROBE_HEADER`.
 
     Example:
         ```python
         class Counter:
             def __init__(self):
-                self.marks, self.count = {}, 0
+                self.positions, self.count = {}, 0
 
-            def mark(self, partition):
-                return self.marks.get(partition, -1)
+            def position(self, partition):
+                return self.positions.get(partition, -1)
 
             def apply(self, transaction):
                 self.count += 1
-                self.marks[transaction.partition] = transaction.id
+                self.positions[transaction.partition] = transaction.id
         ```
     """
 
-    def mark(self, partition: int) -> int | Awaitable[int]:
+    def position(self, partition: int) -> int | Awaitable[int]:
         """The id of the last transaction in the view, -1 for an empty one. Asked whenever the partition is activated."""
         ...
 
     def apply(self, transaction: Transaction) -> object:
-        """Take a transaction into the view, together with its id, which `mark` must return from now on.
+        """Take a transaction into the view, together with its id, which `position` must return from now on.
 
-        Called for one transaction of a partition at a time, in the order of their ids. A handler that wants to take a
+        Called for one transaction of a partition at a time, in the order of their ids. A view that wants to take a
         group together has `apply_batch`.
         """
         ...
@@ -357,21 +359,21 @@ class Handler(Protocol):
 
 @dataclass(frozen=True)
 class Declined:
-    """What `submit` returns when `TransactionContext.build` returned False: there was nothing to do, and nothing was
+    """What `submit` returns when `Command.build` returned False: there was nothing to do, and nothing was
     sent."""
 
 
 class Builder:
-    """A transaction in the making: what `TransactionContext.build` fills in (see there). `data` must be set."""
+    """A transaction in the making: what `Command.build` fills in (see there). `payload` must be set."""
 
-    __slots__ = ("_data", "_header", "_locks", "_serializer", "mark")
+    __slots__ = ("_header", "_locks", "_payload", "_serializer", "position")
 
-    def __init__(self, mark: int, serializer: Serializer | None = None) -> None:
-        self.mark = mark
+    def __init__(self, position: int, serializer: Serializer | None = None) -> None:
+        self.position = position
         """The highest id that the view held when the building began: every checked lock is compared with it."""
         self._header = 0
         self._locks: tuple[Lock, ...] = ()
-        self._data: bytes | None = None
+        self._payload: bytes | None = None
         self._serializer = serializer
 
     @property
@@ -393,32 +395,32 @@ class Builder:
         self._locks = tuple(locks)
 
     @property
-    def data(self) -> bytes:
+    def payload(self) -> bytes:
         """The payload. Set it to bytes, or to what the client's serializer takes."""
-        if self._data is None:
-            raise BadArgument("the context returned True and gave the transaction no data: set builder.data")
-        return self._data
+        if self._payload is None:
+            raise BadArgument("the command returned True and gave the transaction no payload: set builder.payload")
+        return self._payload
 
-    @data.setter
-    def data(self, value: Any) -> None:
-        self._data = encoded(value, self._serializer)
+    @payload.setter
+    def payload(self, value: Any) -> None:
+        self._payload = encoded(value, self._serializer)
 
 
-class TransactionContext(ABC):
+class Command(ABC):
     """One intention of the application, for as many attempts as it takes: the argument of `submit`.
 
     Each method may be plain or `async`. Only `build` must be there.
 
     Example:
         ```python
-        class Withdraw(TransactionContext):
+        class Withdraw(Command):
             def __init__(self, accounts, name, amount):
                 self.accounts, self.key, self.amount = accounts, name, amount
 
             def build(self, builder):
                 if self.accounts[self.key] < self.amount:
                     return False
-                builder.data = b"%d" % self.amount
+                builder.payload = b"%d" % self.amount
                 builder.locks = [write_lock(self.key)]
                 return True
         ```
@@ -433,7 +435,7 @@ class TransactionContext(ABC):
 
     @abstractmethod
     def build(self, builder: Builder) -> bool | Awaitable[bool]:
-        """Look at the view as it is now and set data, header and locks.
+        """Look at the view as it is now and set payload, header and locks.
 
         Called again for each attempt, so it must change nothing but the builder.
 
@@ -448,8 +450,8 @@ class TransactionContext(ABC):
         """`submit` is about to return this. Called once, and before `on_application`."""
 
     def on_application(self, id: int) -> object:  # noqa: B027  # may be left out
-        """The handler of this client has applied it."""
+        """The view of this client has applied it."""
 
 
-def is_overridden(context: TransactionContext, name: str) -> bool:
-    return getattr(type(context), name) is not getattr(TransactionContext, name)
+def is_overridden(command: Command, name: str) -> bool:
+    return getattr(type(command), name) is not getattr(Command, name)

@@ -107,7 +107,7 @@ def namespace_of(prefix: str) -> int:
 class Reason(enum.IntEnum):
     """Why a transaction was rejected: `Rejected.reason`. All but LOST speak of a lock."""
 
-    REAL = 1
+    CONFLICT = 1
     """A lock was marked by a committed transaction that the client had not seen."""
     IN_FLIGHT = 2
     """A lock was marked by a transaction that is not decided yet."""
@@ -187,7 +187,7 @@ class LockExplanation:
     @property
     def is_exact(self) -> bool:
         """The table has the lock; or its floor is below all ids, so that nothing can have marked it."""
-        return self.reason in (Reason.REAL, Reason.IN_FLIGHT) or self.mark == EMPTY
+        return self.reason in (Reason.CONFLICT, Reason.IN_FLIGHT) or self.mark == EMPTY
 
     @property
     def marker(self) -> int | None:

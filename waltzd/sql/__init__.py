@@ -1,4 +1,4 @@
-"""Views in a SQL database: each transaction of the log is applied exactly once, together with the mark that remembers it.
+"""Views in a SQL database: each transaction of the log is applied exactly once, together with its position.
 
 Needs SQLAlchemy, which the extra `waltzd[sql]` brings, and the driver of the database."""
 

@@ -17,7 +17,7 @@ from waltzd.errors import BadArgument
 def sqlite(path: str, *, busy_seconds: int = 30) -> Engine:
     """An engine for a SQLite file that several processes may share: readers see a snapshot and never wait for writers.
 
-    A power failure may take the last commits back (`synchronous = NORMAL`), but always mark and rows together: the log
+    A power failure may take the last commits back (`synchronous = NORMAL`), but always position and rows together: the log
     still has them, and feeds them again.
 
     Args:

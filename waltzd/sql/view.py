@@ -1,10 +1,10 @@
-"""A view in a SQL database: the handler that applies each transaction together with the mark that remembers it.
+"""A view in a SQL database applies each transaction together with the position that remembers it.
 
-Raising the mark from n - 1 to n is the first statement of the database transaction that applies n, and it succeeds for
+Raising the position from n - 1 to n is the first statement of the database transaction that applies n, and it succeeds for
 one process only. So a crash at any moment, a commit whose answer was lost, and several processes on one database all come
-to the same: a process that finds the mark already raised skips what it covers. The order matters: the row of the mark is
-the lock that makes the others wait. A group is applied in one database transaction, so nobody sees a part of it. What is
-put aside as a dead letter goes the same way: the letter and the mark together, or neither."""
+to the same: a process that finds the position already raised skips what it covers. The order matters: that row is the lock
+that makes the others wait. A group is applied in one database transaction, so nobody sees a part of it. What is
+put aside as a dead letter goes the same way: the letter and the position together, or neither."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from waltzd.protocol.locks import Committed
 from waltzd.protocol.quorum import EMPTY
 from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import ONLY_READ_AND_WRITE, Guard, check_function, name_of, refuse_what_came
-from waltzd.sql.marks import Marks, create
+from waltzd.sql.positions import Positions, create
 
 R = TypeVar("R")
 BATCH_MAX = 500
@@ -39,9 +39,9 @@ LOCK_SECONDS = 10
 TRIES = 10
 """With a client's pauses about half a minute."""
 STALLS_MAX = 3
-"""How often in a row raising a mark may fail although the mark is where it should be."""
+"""How often in a row raising a position may fail although the position is where it should be."""
 LOOK_MIN, LOOK_MAX = 0.005, 0.1
-"""Seconds between two looks at a mark that somebody waits for."""
+"""Seconds between two looks at a position that somebody waits for."""
 _log = logging.getLogger("waltz.sql")
 
 
@@ -90,7 +90,7 @@ class Poison:
 
 
 class SqlView(Generic[T]):
-    """A view in a SQL database: the `handler` of a client. Each transaction is applied exactly once, with its mark.
+    """A view in a SQL database: the `view` of a client. Each transaction is applied exactly once, with its position.
 
     Example:
         ```python
@@ -98,14 +98,14 @@ class SqlView(Generic[T]):
             connection.execute(sa.insert(events).values(body=transaction.payload.decode()))
 
         view = SqlView(sqlite("view.db"), apply, name="events", tables=metadata)
-        async with Client(servers, handler=view) as client:
+        async with Client(servers, view=view) as client:
             ...
         await view.close()
         ```
     """
 
     takes_probes = True
-    """The mark goes up by one for each id: a probe is passed, and not applied."""
+    """The position goes up by one for each id: a probe is passed, and not applied."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class SqlView(Generic[T]):
         lock_seconds: int = LOCK_SECONDS,
         threads: int | None = None,
     ) -> None:
-        """Nothing is read or written before a client opens, or `prepare` is called.
+        """Nothing is read or written before `opened`, which a client calls.
 
         Args:
             engine: The database: `sqlite(path)`, or an engine of SQLAlchemy for PostgreSQL or MySQL.
@@ -133,7 +133,7 @@ class SqlView(Generic[T]):
                 transaction of a partition at a time, in the order of their ids.
             apply_many: In the place of `apply`, and several times as fast: `apply_many(connection, transactions)` writes
                 what several transactions of one partition mean, in their order.
-            name: Of the view, in the key of its marks: each view of a database has another one. It stays with the view.
+            name: Of the view, in the key of its positions: each view of a database has another one. It stays with the view.
             tables: The application's own tables, made when they are missing.
             tries: How often a transaction is tried on which the function fails.
             dead_letters: What comes then. False: the partition stops in front of it (`PartitionParked`). True: the
@@ -161,7 +161,7 @@ class SqlView(Generic[T]):
         self.name = name
         self._function = function
         self._is_for_many = apply_many is not None
-        self._marks = Marks(self._engine, name, has_dead_letters=dead_letters)
+        self._positions = Positions(self._engine, name, has_dead_letters=dead_letters)
         self._tables = tables
         self._tries_max = tries
         self._has_dead_letters = dead_letters
@@ -180,14 +180,21 @@ class SqlView(Generic[T]):
     # -- as a client calls it
 
     async def opened(self, cluster: UUID) -> None:
-        """As `prepare`, once."""
+        """Make the tables that are missing, and see whose view it is: by the key of the cluster, which a client gives.
+
+        Raises:
+            ForeignCluster: The view comes from another cluster.
+            OtherView: Another function made the view, or an earlier version its tables.
+            NotTransactional: The engine commits every statement, or the table cannot roll back.
+            DatabaseUnavailable: The database does not answer, or refuses.
+        """
         async with self._preparing:
             if self._cluster != cluster:
-                await self._on_thread(self.prepare, cluster)
+                await self._on_thread(self._prepare, cluster)
 
-    async def mark(self, partition: int) -> int:
-        """As `read_mark`."""
-        return await self._on_thread(self.read_mark, partition)
+    async def position(self, partition: int) -> int:
+        """As `read_position`."""
+        return await self._on_thread(self.read_position, partition)
 
     async def apply(self, transaction: T) -> None:
         """As `apply_all`, for one transaction."""
@@ -211,7 +218,7 @@ class SqlView(Generic[T]):
         return Decision.PARK
 
     async def wait(self, outcome: Committed | int, *, partition: int, timeout: float = 10.0) -> None:
-        """Until this view contains a transaction, whichever process applies it: the mark in the database tells.
+        """Until this view contains a transaction, whichever process applies it: the position in the database tells.
 
         The program that waits needs no client, and need not apply anything itself.
 
@@ -240,10 +247,12 @@ class SqlView(Generic[T]):
             raise wait.error() from None
 
     async def _look(self) -> dict[int, int]:
-        """Those who wait at the same time share one look: a mark that was raised stays raised."""
+        """Those who wait at the same time share one look: a position that was raised stays raised."""
         looking = self._looking
         if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
-            looking = self._looking = asyncio.create_task(self._on_thread(self.read_marks), name="waltz look at marks")
+            looking = self._looking = asyncio.create_task(
+                self._on_thread(self.read_positions), name="waltz look at positions"
+            )
         return await asyncio.shield(looking)
 
     async def close(self) -> None:
@@ -256,57 +265,47 @@ class SqlView(Generic[T]):
 
     # -- the same for plain code; each call blocks
 
-    def prepare(self, cluster: UUID) -> None:
+    def _prepare(self, cluster: UUID) -> None:
         """Make the tables that are missing, prove that the database can roll back, and see that what is under this name
-        comes from this cluster and from this function.
-
-        Args:
-            cluster: The key of the cluster; a client gives that of its own.
-
-        Raises:
-            ForeignCluster: The view comes from another cluster.
-            OtherView: Another function made the view, or an earlier version its tables.
-            NotTransactional: The engine commits every statement, or the table cannot roll back.
-            DatabaseUnavailable: The database does not answer, or refuses.
-        """
+        comes from this cluster and from this function."""
         with self._translated("prepare the view"):
-            self._marks.prepare(cluster, name_of(self._function), accept_rename=self._accept_rename)
+            self._positions.prepare(cluster, name_of(self._function), accept_rename=self._accept_rename)
             if self._tables is not None:
                 create(self._engine, self._tables)
         self._cluster = cluster
 
-    def read_mark(self, partition: int) -> int:
+    def read_position(self, partition: int) -> int:
         """The id of the last transaction that the view contains, -1 for none.
 
         Raises:
-            BadArgument: Nothing said which cluster it is: neither `opened` nor `prepare` was called.
+            BadArgument: Nothing said which cluster it is: `opened` was not called.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
         self._checked_cluster()
-        with self._translated(f"read the mark of partition {partition}", partition=partition):
-            mark = self._marks.read(partition)
-            if mark is None:
-                self._marks.insert(partition)
-                mark = self._marks.read(partition)
-        if mark is None:
-            raise DatabaseUnavailable(f"the mark of partition {partition} went away while it was being written")
-        return mark
+        with self._translated(f"read the position of partition {partition}", partition=partition):
+            position = self._positions.read(partition)
+            if position is None:
+                self._positions.insert(partition)
+                position = self._positions.read(partition)
+        if position is None:
+            raise DatabaseUnavailable(f"the position of partition {partition} went away while it was being written")
+        return position
 
-    def read_marks(self) -> dict[int, int]:
-        """All marks of this view by partition, as they are now; a partition that was never activated is left out.
+    def read_positions(self) -> dict[int, int]:
+        """All positions of this view by partition, as they are now; a partition that was never activated is left out.
 
         Raises:
             DatabaseUnavailable: The database does not answer, or refuses.
         """
-        with self._translated("read the marks"):
-            return self._marks.read_all()
+        with self._translated("read the positions"):
+            return self._positions.read_all()
 
     def wait_blocking(self, outcome: Committed | int, *, partition: int, timeout: float = 10.0) -> None:
         """As `wait`, for a thread without a loop."""
         wait = _Wait(self.name, partition, outcome, timeout)
         while not wait.is_over:
             try:
-                wait.saw(self._threads.submit(self.read_marks).result())
+                wait.saw(self._threads.submit(self.read_positions).result())
             except DatabaseUnavailable as error:
                 wait.missed(error)
             if not wait.is_over:
@@ -322,8 +321,8 @@ class SqlView(Generic[T]):
 
         Raises:
             ApplyFailed: The application's function raised, tried to end the database transaction, or a constraint failed.
-            ViewBehind: The mark is below what was applied before: the database went back.
-            BadArgument: As of `read_mark`.
+            ViewBehind: The position is below what was applied before: the database went back.
+            BadArgument: As of `read_position`.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
         self._checked_cluster()
@@ -337,7 +336,7 @@ class SqlView(Generic[T]):
             stalls = stalls + 1 if reached < part[0].id else 0
             if stalls == STALLS_MAX:
                 raise DatabaseUnavailable(
-                    f"the mark of partition {part[0].partition} is {reached} and cannot be raised from there",
+                    f"the position of partition {part[0].partition} is {reached} and cannot be raised from there",
                     partition=part[0].partition,
                 )
             at += max(0, reached - part[0].id + 1)
@@ -346,8 +345,8 @@ class SqlView(Generic[T]):
         if self._cluster is None:
             raise BadArgument(
                 f"nothing said from which cluster the view {self.name!r} comes",
-                next_step="give the view itself to the client as its handler; a handler around it passes `opened(cluster)` "
-                "on, and plain code calls `prepare(cluster)`",
+                next_step="give the view itself to the client; a view around it passes `opened(cluster)` on, and a program "
+                "without a client awaits it",
             )
         return self._cluster
 
@@ -366,12 +365,12 @@ class SqlView(Generic[T]):
         return reached
 
     def _apply_part(self, part: Sequence[T]) -> int:
-        """Apply all in one database transaction, or none because the mark is elsewhere; returns the mark."""
-        return self._with_mark(part, f"apply {_name(part[0])}", self._call_application)
+        """Apply all in one database transaction, or none because the position is elsewhere; returns the position."""
+        return self._with_position(part, f"apply {_name(part[0])}", self._call_application)
 
-    def _with_mark(self, part: Sequence[T], what: str, work: Callable[[Connection, Sequence[T]], None]) -> int:
-        """In one database transaction: raise the mark over the part, and do the work; or nothing, if the mark is elsewhere.
-        Returns the mark."""
+    def _with_position(self, part: Sequence[T], what: str, work: Callable[[Connection, Sequence[T]], None]) -> int:
+        """In one database transaction: raise the position over the part, and do the work; or nothing, if it is
+        elsewhere. Returns the position."""
         partition, first, last = part[0].partition, part[0].id, part[-1].id
         assert last - first + 1 == len(part)
         with self._translated(what, partition=partition, id=first), self._engine.connect() as connection:
@@ -380,7 +379,7 @@ class SqlView(Generic[T]):
             try:
                 # The first statement writes: SQLite then takes the write lock at once, and honours its busy timeout.
                 self._limit_waiting(connection)
-                if self._marks.raise_from(connection, partition, first - 1, last):
+                if self._positions.raise_from(connection, partition, first - 1, last):
                     work(connection, part)
                     transaction.commit()  # raises when the application has ended it all the same
                     return last
@@ -391,15 +390,15 @@ class SqlView(Generic[T]):
                 with suppress(Exception):
                     below.rollback()
                 raise
-        return self._explain_mark(partition, first)
+        return self._explain_position(partition, first)
 
-    def _explain_mark(self, partition: int, first: int) -> int:
-        found = self.read_mark(partition)
+    def _explain_position(self, partition: int, first: int) -> int:
+        found = self.read_position(partition)
         if found < first - 1:
             raise ViewBehind(
-                f"the database has the mark {found} for partition {partition}; this client had applied {first - 1} there",
+                f"the database has position {found} for partition {partition}; this client had applied {first - 1} there",
                 partition=partition,
-                mark=found,
+                position=found,
             )
         return found
 
@@ -456,7 +455,7 @@ class SqlView(Generic[T]):
     # -- giving up
 
     def _put_aside(self, group: Sequence[T], error: ApplyFailed) -> int:
-        """What has failed often enough becomes a dead letter, and the mark goes over it; else it is raised again."""
+        """What has failed often enough becomes a dead letter, and the position goes over it; else it is raised again."""
         partition, first = group[0].partition, group[0].id
         failing = self._failing.get(partition)
         if failing is None or failing.first != first:
@@ -471,10 +470,10 @@ class SqlView(Generic[T]):
 
         def bury(connection: Connection, _: Sequence[T]) -> None:
             nonlocal is_put_aside
-            self._marks.bury(connection, cluster, partition, letters, error.message)
+            self._positions.bury(connection, cluster, partition, letters, error.message)
             is_put_aside = True
 
-        reached = self._with_mark(group, f"put {_name(group[0])} aside", bury)
+        reached = self._with_position(group, f"put {_name(group[0])} aside", bury)
         del self._failing[partition]
         if is_put_aside:  # else another process was faster, with this or with the transaction itself
             self._tell(failing, error, is_put_aside=True)
@@ -545,16 +544,16 @@ class _Wait:
         self._view, self._partition, self._id, self._timeout = view, partition, id_, timeout
         self._deadline = time.monotonic() + timeout
         self._pause = LOOK_MIN
-        self._mark: int | None = None
+        self._position: int | None = None
         self._trouble: DatabaseUnavailable | None = None
 
     @property
     def is_late(self) -> bool:
         return time.monotonic() >= self._deadline
 
-    def saw(self, marks: Mapping[int, int]) -> None:
-        mark = marks.get(self._partition, EMPTY)
-        self._mark, self._trouble, self.is_over = mark, None, mark >= self._id
+    def saw(self, positions: Mapping[int, int]) -> None:
+        position = positions.get(self._partition, EMPTY)
+        self._position, self._trouble, self.is_over = position, None, position >= self._id
 
     def missed(self, error: DatabaseUnavailable) -> None:
         self._trouble = error
@@ -566,13 +565,13 @@ class _Wait:
     def error(self) -> WaltzError:
         if self._trouble is not None:
             return self._trouble
-        if self._mark is None:
+        if self._position is None:
             return DatabaseUnavailable(f"the database did not say within {self._timeout:g} seconds where the view stands")
         return NotApplied(
-            f"after {self._timeout:g} seconds the view {self._view!r} has the mark {self._mark} for partition "
+            f"after {self._timeout:g} seconds the view {self._view!r} has the position {self._position} for partition "
             f"{self._partition}, and not {self._id} yet",
             partition=self._partition,
-            mark=self._mark,
+            position=self._position,
         )
 
 

@@ -1,8 +1,8 @@
 """Waltz in one process, for the tests of applications: the real servers and storages, without a network and without files.
 
-    async with LocalCluster() as cluster, cluster.client(handler=view) as client:
+    async with LocalCluster() as cluster, cluster.client(view=view) as client:
         cluster.force_next_lock_failure()
-        await client.submit(context)
+        await client.submit(command)
 
 With pytest, the fixture `waltz_cluster` is such a cluster. `BlockingCluster` and the fixture `blocking_waltz_cluster` are
 for tests without an event loop. What goes wrong in production goes wrong here on request: locks that fail, a feed that

@@ -104,9 +104,9 @@ class BlockingCluster:
         """As `LocalCluster.owner`."""
         return self._call(self._cluster.owner, partition)
 
-    def high_water_mark(self, partition: int = 0) -> int:
-        """As `LocalCluster.high_water_mark`."""
-        return self._call(self._cluster.high_water_mark, partition)
+    def end_position(self, partition: int = 0) -> int:
+        """As `LocalCluster.end_position`."""
+        return self._call(self._cluster.end_position, partition)
 
     def set_time(self, time: datetime | int | None) -> None:
         """As `LocalCluster.set_time`."""

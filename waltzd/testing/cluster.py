@@ -68,9 +68,9 @@ class LocalCluster:
 
     Example:
         ```python
-        async with LocalCluster(partitions=2) as cluster, cluster.client(handler=view) as client:
+        async with LocalCluster(partitions=2) as cluster, cluster.client(view=view) as client:
             cluster.force_next_lock_failure(partition=0)
-            await client.submit(context)
+            await client.submit(command)
             assert await cluster.log(0)
         ```
     """
@@ -308,7 +308,7 @@ class LocalCluster:
         """The name of the server that has the partition open; `NotReady` when none has."""
         return self._open(partition)[0].name
 
-    def high_water_mark(self, partition: int = 0) -> int:
+    def end_position(self, partition: int = 0) -> int:
         """The highest committed id of a partition, -1 when it is empty."""
         return self._open(partition)[1].committed
 

@@ -3,7 +3,7 @@
     @pytest.mark.waltz(partitions=4)
     def test_transfer(waltz_cluster):
         async def story(cluster):
-            async with cluster.client(handler=view) as client: ...
+            async with cluster.client(view=view) as client: ...
 
         waltz_cluster.run(story)
 

@@ -1789,7 +1789,7 @@ class Refusals(_message.Message):
     sequences: _builtins.bytes
     """int32"""
     reasons: _builtins.bytes
-    """uint8: 1 REAL, 2 IN_FLIGHT, 3 FLOOR, 4 NEW_OWNER, 5 LOST"""
+    """uint8: 1 CONFLICT, 2 IN_FLIGHT, 3 FLOOR, 4 NEW_OWNER, 5 LOST"""
     conflict_ids: _builtins.bytes
     """int64"""
     locks: _builtins.bytes

@@ -31,7 +31,7 @@ COLUMNS = {"from": "bigint", "to": "bigint", "amount": "bigint"}
 """The members of a transfer as `tests/examples/bank.py` writes it, a JSON object, and their types as decoders call them."""
 MINT = 0
 """Where money comes from: the one account that may be below zero."""
-ACCOUNTS, MARKS = "accounts", "waltz_marks"
+ACCOUNTS, POSITIONS = "accounts", "waltz_positions"
 """The tables of the example's database."""
 AMOUNT_MAX = 1 << 40
 """So that no sum of a batch leaves 64 bits."""
@@ -151,7 +151,9 @@ def view_of(path: Path) -> View:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("BEGIN")  # both tables as of one moment
-            marks = connection.execute(f"SELECT partition_id, mark FROM {MARKS} WHERE view_name = 'bank'").fetchall()
+            marks = connection.execute(
+                f"SELECT partition_id, position FROM {POSITIONS} WHERE view_name = 'bank'"
+            ).fetchall()
             rows = connection.execute(f"SELECT branch, number, balance FROM {ACCOUNTS}").fetchall()
     except sqlite3.Error as error:
         raise _unfit(f"{path} is no database of the bank example: {error}") from error

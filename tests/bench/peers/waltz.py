@@ -82,7 +82,7 @@ class WaltzSession:
 
     async def append(self, slot: int, payload: bytes) -> None:
         locks = (write_lock(LOCK, slot),)
-        outcome = await self._client.append(payload, partition=0, locks=locks, mark=self._marks.get(slot, -1))
+        outcome = await self._client.append(payload, partition=0, locks=locks, position=self._marks.get(slot, -1))
         if not isinstance(outcome, Committed):
             raise NotCommittedError(f"slot {slot}: {outcome}")
         self._marks[slot] = outcome.id
@@ -90,7 +90,7 @@ class WaltzSession:
     async def append_all(self, lane: int, slots: range, payload: bytes) -> None:
         locks = [(write_lock(LOCK, slot),) for slot in slots]
         mark = max(self._marks.get(slot, -1) for slot in slots)
-        outcomes = await self._client.append_many([payload] * len(slots), partition=0, locks=locks, mark=mark)
+        outcomes = await self._client.append_many([payload] * len(slots), partition=0, locks=locks, position=mark)
         if outcomes.committed != len(slots):
             raise NotCommittedError(f"{len(slots) - outcomes.committed} of {len(slots)} were not committed")
         self._marks.update(zip(slots, outcomes.ids.tolist(), strict=True))

@@ -133,7 +133,7 @@ class LockTable:
 
     def _reason(self, lock: int, conflict_id: int, committed: int) -> Reason:
         if lock in self._marked or lock in self._before:
-            return Reason.IN_FLIGHT if conflict_id > committed else Reason.REAL
+            return Reason.IN_FLIGHT if conflict_id > committed else Reason.CONFLICT
         return Reason.FLOOR if self.has_evicted else Reason.NEW_OWNER
 
 

@@ -156,14 +156,14 @@ def test_the_owner_remembers_the_newer_half() -> None:
 def test_outcomes_are_counted_by_what_they_are() -> None:
     counters = Counters()
     counters.one(Committed(3), 0.1)
-    counters.one(Rejected(Reason.REAL, 3, 7), 0.1)
+    counters.one(Rejected(Reason.CONFLICT, 3, 7), 0.1)
     counters.one(Unknown(), 0.1)
     outcomes = Outcomes.unknown(4)
     outcomes.reasons[:3] = [0, 0, int(Reason.IN_FLIGHT)]
     counters.many(outcomes, 0.2)
     counters.end(1.0)
     assert counters.committed == 3
-    assert counters.refused == {"REAL": 1, "IN_FLIGHT": 1}
+    assert counters.refused == {"CONFLICT": 1, "IN_FLIGHT": 1}
     assert counters.unknown == 2
     assert counters.attempts == 7
     assert counters.latencies.count == 3

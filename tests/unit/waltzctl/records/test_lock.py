@@ -41,7 +41,7 @@ class Log:
         assert 0 <= first_id <= last_id < len(self._transactions)
         return self._transactions[first_id : min(last_id + 1, first_id + 3)]
 
-    async def mark_at(self, _partition: int, time: int) -> int:
+    async def position_at(self, _partition: int, time: int) -> int:
         return next((one.id for one in self._transactions if one.time_us is not None and one.time_us >= time), 10) - 1
 
 

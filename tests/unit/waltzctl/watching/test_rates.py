@@ -29,9 +29,14 @@ def with_statistics(number: int, **fields: Any) -> Picture:
 
 
 def test_differences_as_rates() -> None:
-    before = with_statistics(0, committed=100, committed_bytes=1000, refused={"REAL": 1}, fed=5, commit=took(0.5))
+    before = with_statistics(0, committed=100, committed_bytes=1000, refused={"CONFLICT": 1}, fed=5, commit=took(0.5))
     now = with_statistics(
-        0, committed=300, committed_bytes=5000, refused={"REAL": 1, "FLOOR": 200}, fed=25, commit=took(0.5, 0.001, 0.001)
+        0,
+        committed=300,
+        committed_bytes=5000,
+        refused={"CONFLICT": 1, "FLOOR": 200},
+        fed=25,
+        commit=took(0.5, 0.001, 0.001),
     )
     found = rates(before, now, 2.0).partitions[0]
     assert (found.tx, found.bytes, found.fed, found.refused) == (100.0, 2000.0, 10.0, 0.5)

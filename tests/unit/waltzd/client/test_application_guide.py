@@ -46,9 +46,9 @@ def test_a_withdrawal_is_built_again_and_never_overdraws() -> None:
 
     async def work() -> None:
         accounts = names["Accounts"]()
-        async with Client("s0:1", connect=fake.connect, handler=accounts) as client:
+        async with Client("s0:1", connect=fake.connect, view=accounts) as client:
             await client.append(b"7 100", key=7)
-            while client.mark(0) < 0:
+            while client.position(0) < 0:
                 await asyncio.sleep(0.01)
             outcomes = await asyncio.gather(*[client.submit(names["Withdraw"](accounts, 7, 30)) for _ in range(5)])
         assert sorted(type(outcome) is Committed for outcome in outcomes) == [False, False, True, True, True]
@@ -63,9 +63,9 @@ def test_a_withdrawal_and_its_fee_stand_or_fall_together() -> None:
 
     async def work() -> None:
         accounts = names["Accounts"]()
-        async with Client("s0:1", connect=fake.connect, handler=accounts) as client:
+        async with Client("s0:1", connect=fake.connect, view=accounts) as client:
             await client.append(b"7 100", key=7)
-            while client.mark(0) < 0:
+            while client.position(0) < 0:
                 await asyncio.sleep(0.01)
             outcomes = await asyncio.gather(*[names["withdraw_with_fee"](client, accounts, 7, 30) for _ in range(5)])
         assert outcomes.count(Declined()) == 2

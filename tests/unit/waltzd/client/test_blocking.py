@@ -13,7 +13,7 @@ import pytest
 from tests.unit.fake_server import FakeCluster
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Declined, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Declined, Transaction
 from waltzd.errors import BadArgument, ClientClosed
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, LoggedLock, Mode, Outcome, write_lock
@@ -22,14 +22,14 @@ SETTINGS = ClientSettings(submit_seconds=30, close_seconds=10)
 
 
 class View:
-    """A plain handler; `reached` may be waited for."""
+    """A plain view; `reached` may be waited for."""
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         self.threads: set[str] = set()
         self._changed = threading.Condition()
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return len(self.payloads) - 1
 
     def apply(self, transaction: Transaction) -> None:
@@ -44,7 +44,7 @@ class View:
             assert self._changed.wait_for(lambda: len(self.payloads) >= count, 30)
 
 
-class Increment(TransactionContext):
+class Increment(Command):
     def __init__(self, view: View) -> None:
         self.view = view
         self.threads: list[int] = []
@@ -55,7 +55,7 @@ class Increment(TransactionContext):
 
     def build(self, builder: Builder) -> bool:
         self.threads.append(threading.get_ident())
-        builder.data = b"%d" % (len(self.view.payloads) + 1)
+        builder.payload = b"%d" % (len(self.view.payloads) + 1)
         builder.locks = [write_lock("counter")]
         return True
 
@@ -73,15 +73,15 @@ def test_threads_that_race_for_a_lock_each_build_on_their_own_thread() -> None:
     def work(client: BlockingClient) -> None:
         try:
             for _ in range(5):
-                context = Increment(view)
-                assert isinstance(client.submit(context), Committed)
-                assert set(context.threads) == {threading.get_ident()}
-                assert context.applied.wait(30)
+                command = Increment(view)
+                assert isinstance(client.submit(command), Committed)
+                assert set(command.threads) == {threading.get_ident()}
+                assert command.applied.wait(30)
         except BaseException as error:
             failures.append(error)
             raise
 
-    with BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS) as client:
+    with BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as client:
         threads = [threading.Thread(target=work, args=(client,)) for _ in range(6)]
         for thread in threads:
             thread.start()
@@ -92,7 +92,7 @@ def test_threads_that_race_for_a_lock_each_build_on_their_own_thread() -> None:
         client.flush()
         assert not client.has_pending
     assert view.payloads == fake.partitions[0].payloads == [b"%d" % i for i in range(1, 31)]
-    assert view.threads == {"waltz-handler"}
+    assert view.threads == {"waltz-view"}
     assert (fake.open_ports, fake.open_mounts) == (0, 0)
 
 
@@ -103,23 +103,23 @@ def test_groups_times_and_locks_on_the_blocking_face() -> None:
     fake.now = noon
 
     class Afternoon(View):
-        def mark(self, partition: int) -> int:
-            return client.mark_at(partition, noon)
+        def position(self, partition: int) -> int:
+            return client.position_at(partition, noon)
 
         def apply(self, transaction: Transaction) -> None:
             self.payloads.append(transaction.payload)
 
     view = Afternoon()
-    client = BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS)
+    client = BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS)
     with client:
-        contexts = [Increment(view), Increment(view)]
-        outcome = client.submit_group(contexts)
+        commands = [Increment(view), Increment(view)]
+        outcome = client.submit_group(commands)
         assert outcome == Committed(1, 2)
-        assert all(set(context.threads) == {threading.get_ident()} and context.applied.wait(30) for context in contexts)
-        with pytest.raises(BadArgument, match="mark"):
+        assert all(set(command.threads) == {threading.get_ident()} and command.applied.wait(30) for command in commands)
+        with pytest.raises(BadArgument, match="position"):
             client.append_group([b"d"], partition=0, locks=[[write_lock("x")]])
         locks = [[], [write_lock("x")]]
-        assert client.append_group([b"a", b"b"], partition=0, locks=locks, mark=2) == Committed(3, 2)
+        assert client.append_group([b"a", b"b"], partition=0, locks=locks, position=2) == Committed(3, 2)
         assert [found.id for found in client.read_some(0, from_time=noon, last_id=3)] == [1, 2, 3]
         found = client.read(0, 4, with_locks=True)
         assert (found.time_us, found.locks) == (noon, (LoggedLock(write_lock("x").hash, Mode.WRITE),))
@@ -128,26 +128,26 @@ def test_groups_times_and_locks_on_the_blocking_face() -> None:
 
 def test_it_has_everything_that_the_other_face_has() -> None:
     view, fake = View(), FakeCluster(partitions=2)
-    with BlockingClient("s0:1", connect=fake.connect, handler=view, partitions=[0], settings=SETTINGS) as client:
+    with BlockingClient("s0:1", connect=fake.connect, view=view, partitions=[0], settings=SETTINGS) as client:
         assert (client.cluster, client.client_id, client.partition_count, client.partitions) == ("fake", 1, 2, (0,))
         assert client.append(b"a", partition=0) == Committed(0)
         assert client.append_many([b"b", b"c"], partition=0).committed == 2
         view.reached(3)
-        with pytest.raises(BadArgument, match="mark"):
+        with pytest.raises(BadArgument, match="position"):
             client.append(b"d", partition=0, locks=[write_lock("x")])
-        with pytest.raises(BadArgument, match="mark"):
+        with pytest.raises(BadArgument, match="position"):
             client.append_many([b"d"], partition=0, locks=[[write_lock("x")]])
-        assert client.high_water_mark(0) == 2
+        assert client.end_position(0) == 2
         assert client.read(0, 1).payload == b"b"
-        assert client.mark(0) in (1, 2)
-        assert client.describe()[0].is_ready
+        assert client.position(0) in (1, 2)
+        assert client.status()[0].is_ready
         client.set_partitions([1])
         assert client.partitions == (1,)
     with pytest.raises(ClientClosed):
         client.append(b"z", partition=1)
 
 
-def test_a_handler_may_call_the_client() -> None:
+def test_a_view_may_call_the_client() -> None:
     fake = FakeCluster()
 
     class Echo(View):
@@ -159,14 +159,14 @@ def test_a_handler_may_call_the_client() -> None:
                 assert isinstance(self.client.append(b"echo", partition=0), Committed)
                 assert self.client.submit(Nothing()) == Declined()
 
-    class Nothing(TransactionContext):
+    class Nothing(Command):
         key = 1
 
         def build(self, builder: Builder) -> bool:
             return False
 
     view = Echo()
-    with BlockingClient("s0:1", connect=fake.connect, handler=view, threads=1, settings=SETTINGS) as client:
+    with BlockingClient("s0:1", connect=fake.connect, view=view, threads=1, settings=SETTINGS) as client:
         view.client = client
         client.append(b"first", partition=0)
         view.reached(4)
@@ -181,11 +181,11 @@ def test_heads_are_read_on_demand() -> None:
         def apply(self, transaction: Transaction) -> None:
             with pytest.raises(BadArgument, match=r"FeedMode\.HEADS"):
                 _ = transaction.payload
-            self.client.data(transaction)
+            self.client.fetch(transaction)
             super().apply(transaction)
 
     view = Heads()
-    client = BlockingClient("s0:1", connect=fake.connect, handler=view, feed=FeedMode.HEADS, settings=SETTINGS)
+    client = BlockingClient("s0:1", connect=fake.connect, view=view, feed=FeedMode.HEADS, settings=SETTINGS)
     view.client = client
     with client:
         client.append(b"a", partition=0)
@@ -193,8 +193,8 @@ def test_heads_are_read_on_demand() -> None:
     assert view.payloads == [b"a"]
 
 
-def test_what_a_context_raises_comes_out_on_the_calling_thread() -> None:
-    class Broken(TransactionContext):
+def test_what_a_command_raises_comes_out_on_the_calling_thread() -> None:
+    class Broken(Command):
         key = 1
 
         def build(self, builder: Builder) -> bool:
@@ -213,11 +213,11 @@ def test_what_a_context_raises_comes_out_on_the_calling_thread() -> None:
         assert client.append(b"x", partition=0) == Committed(0)
 
 
-def test_an_async_handler_runs_on_the_loop() -> None:
+def test_an_async_view_runs_on_the_loop() -> None:
     fake = FakeCluster()
 
     class Async(View):
-        async def mark(self, partition: int) -> int:  # type: ignore[override]
+        async def position(self, partition: int) -> int:  # type: ignore[override]
             await asyncio.sleep(0)
             return -1
 
@@ -226,7 +226,7 @@ def test_an_async_handler_runs_on_the_loop() -> None:
                 self.apply(transaction)
 
     view = Async()
-    with BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS) as client:
+    with BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as client:
         client.append(b"a", partition=0)
         view.reached(1)
     assert view.threads == {""}  # the thread of the loop has no number
@@ -246,7 +246,7 @@ def test_a_blocking_call_on_the_loop_is_refused_and_does_not_hang() -> None:
                 self.apply(transaction)
 
     view = Wrong()
-    with BlockingClient("s0:1", connect=FakeCluster().connect, handler=view, settings=SETTINGS) as client:
+    with BlockingClient("s0:1", connect=FakeCluster().connect, view=view, settings=SETTINGS) as client:
         view.client = client
         client.append(b"a", partition=0)
         view.reached(1)

@@ -18,7 +18,7 @@ from waltzd.client import reading
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Decision, Declined, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Decision, Declined, Transaction
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
@@ -36,7 +36,7 @@ from waltzd.protocol.locks import Committed, Reason, Rejected, Unknown, append_l
 
 
 class View:
-    """A handler that keeps what it was given."""
+    """A view that keeps what it was given."""
 
     def __init__(self, start: int = -1) -> None:
         self.start = start
@@ -44,7 +44,7 @@ class View:
         self.asked: list[int] = []
         self.hold: asyncio.Event | None = None
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         self.asked.append(partition)
         seen = self.seen.get(partition)
         return seen[-1][0] if seen else self.start
@@ -52,7 +52,7 @@ class View:
     async def apply(self, transaction: Transaction) -> None:
         if self.hold is not None:
             await self.hold.wait()
-        data = await transaction.data()
+        data = await transaction.fetch()
         self.seen.setdefault(transaction.partition, []).append((transaction.id, data))
 
     def payloads(self, partition: int = 0) -> list[bytes]:
@@ -61,7 +61,7 @@ class View:
         return [data for _, data in seen]
 
 
-class Increment(TransactionContext):
+class Increment(Command):
     """One more than the last payload, under one lock."""
 
     def __init__(self, view: View, name: str = "counter") -> None:
@@ -76,7 +76,7 @@ class Increment(TransactionContext):
     def build(self, builder: Builder) -> bool:
         self.builds += 1
         seen = self.view.payloads()
-        builder.data = str(int(seen[-1]) + 1 if seen else 1).encode()
+        builder.payload = str(int(seen[-1]) + 1 if seen else 1).encode()
         builder.locks = [write_lock(self.name)]
         return True
 
@@ -127,11 +127,11 @@ def test_what_is_appended_comes_back_in_order() -> None:
         outcomes = await asyncio.gather(*[client.append(b"%d" % i, partition=0, header=i) for i in range(50)])
         assert outcomes == [Committed(i) for i in range(50)]
         await until(lambda: len(view.payloads()) == 50)
-        assert client.describe()[0].is_ready
-        assert client.describe()[0].applied == 49
+        assert client.status()[0].is_ready
+        assert client.status()[0].applied == 49
         assert not client.has_pending
 
-    fake = with_client(test, handler=view)
+    fake = with_client(test, view=view)
     assert view.payloads() == fake.partitions[0].payloads == [b"%d" % i for i in range(50)]
     assert [entry.header for entry in fake.partitions[0].log] == list(range(50))
 
@@ -148,7 +148,7 @@ async def test_append_many_is_told_as_columns(client: Client, fake: FakeCluster)
     fake.partitions[0].marks[write_lock("a").hash] = 5
     payloads = [b"%d" % i * 10 for i in range(100)]
     locks = [[write_lock("a")] if i == 7 else [append_lock("b", i)] if i % 3 == 0 else [] for i in range(100)]
-    outcomes = await client.append_many(payloads, partition=0, headers=range(100), locks=locks, mark=-1)
+    outcomes = await client.append_many(payloads, partition=0, headers=range(100), locks=locks, position=-1)
     assert outcomes.committed == 99
     assert outcomes[6] == Committed(6)
     assert outcomes[7] == Rejected(Reason.IN_FLIGHT, 5, write_lock("a").hash)
@@ -168,7 +168,7 @@ def test_a_view_of_heads_fetches_payloads_when_it_wants_them() -> None:
         assert await client.append(b"c", partition=0) == Committed(2)
         await until(lambda: len(view.payloads()) == 3)
 
-    with_client(test, handler=view, feed=FeedMode.HEADS)
+    with_client(test, view=view, feed=FeedMode.HEADS)
     assert view.payloads() == [b"a", b"b", b"c"]
 
 
@@ -179,7 +179,7 @@ def test_a_view_may_begin_in_the_middle() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         await until(lambda: len(view.payloads()) == 1)
         assert (await client.read(0, 0)).payload == b"a"
-        assert await client.high_water_mark(0) == 2
+        assert await client.end_position(0) == 2
         with pytest.raises(BeyondLog):
             await client.read(0, 3)
 
@@ -187,7 +187,7 @@ def test_a_view_may_begin_in_the_middle() -> None:
         fake.partitions[0].write(b"a", b"b", b"c")
 
     run(before())
-    with_client(test, cluster=fake, handler=view)
+    with_client(test, cluster=fake, view=view)
     assert view.payloads() == [b"c"]
 
 
@@ -202,7 +202,7 @@ def test_a_serializer_and_a_partitioner_of_the_application() -> None:
     class Sum:
         total = 0
 
-        def mark(self, partition: int) -> int:
+        def position(self, partition: int) -> int:
             return -1
 
         def apply(self, transaction: Transaction) -> None:
@@ -217,31 +217,31 @@ def test_a_serializer_and_a_partitioner_of_the_application() -> None:
         assert [len(partition.log) for partition in fake.partitions] == [0, 1, 1]
 
     cluster = FakeCluster(partitions=3)
-    with_client(test, cluster=cluster, handler=view, serializer=Numbers(), partitioner=lambda key, count: key % count)
+    with_client(test, cluster=cluster, view=view, serializer=Numbers(), partitioner=lambda key, count: key % count)
 
 
-# -- contexts
+# -- commands
 
 
-def test_a_context_is_built_again_when_a_lock_fails_and_told_in_order() -> None:
+def test_a_command_is_built_again_when_a_lock_fails_and_told_in_order() -> None:
     view = View()
-    context = Increment(view)
+    command = Increment(view)
 
     async def test(client: Client, fake: FakeCluster) -> None:
         view.hold = asyncio.Event()
         fake.partitions[0].write(b"41")
         fake.partitions[0].marks[write_lock("counter").hash] = 0
-        submitted = asyncio.create_task(client.submit(context))
-        await until(lambda: context.story)
-        assert context.builds == 1  # it waits for the view to see what it conflicted with
+        submitted = asyncio.create_task(client.submit(command))
+        await until(lambda: command.story)
+        assert command.builds == 1  # it waits for the view to see what it conflicted with
         view.hold.set()
         assert await submitted == Committed(1)
-        await until(lambda: len(context.story) == 3)
+        await until(lambda: len(command.story) == 3)
 
-    fake = with_client(test, handler=view)
+    fake = with_client(test, view=view)
     assert fake.partitions[0].payloads == [b"41", b"42"]
     lock = write_lock("counter").hash
-    assert context.story == [Rejected(Reason.REAL, 0, lock), Committed(1), ("applied", 1)]
+    assert command.story == [Rejected(Reason.CONFLICT, 0, lock), Committed(1), ("applied", 1)]
 
 
 def test_clients_that_race_for_a_lock_all_get_their_turn() -> None:
@@ -249,7 +249,7 @@ def test_clients_that_race_for_a_lock_all_get_their_turn() -> None:
 
     async def one() -> None:
         view = View()
-        async with Client("s0:1", connect=fake.connect, handler=view, settings=SETTINGS) as client:
+        async with Client("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as client:
             for _ in range(5):
                 assert isinstance(await client.submit(Increment(view)), Committed)
 
@@ -260,8 +260,8 @@ def test_clients_that_race_for_a_lock_all_get_their_turn() -> None:
     assert fake.partitions[0].payloads == [b"%d" % i for i in range(1, 31)]
 
 
-def test_a_context_may_decline_and_what_it_raises_comes_out() -> None:
-    class Nothing(TransactionContext):
+def test_a_command_may_decline_and_what_it_raises_comes_out() -> None:
+    class Nothing(Command):
         key = "k"
         told: object = None
 
@@ -286,7 +286,7 @@ def test_a_context_may_decline_and_what_it_raises_comes_out() -> None:
         assert nothing.told == Declined()
         with pytest.raises(ZeroDivisionError):
             await client.submit(Broken())
-        with pytest.raises(BadArgument, match="no data"):
+        with pytest.raises(BadArgument, match="no payload"):
             await client.submit(Empty())
         assert not client.has_pending
         assert await client.append(b"x", partition=0) == Committed(0)  # no place was lost
@@ -301,49 +301,49 @@ def test_attempts_are_bounded() -> None:
     class Hopeless(Increment):
         def build(self, builder: Builder) -> bool:
             fake.partitions[0].marks[write_lock("counter").hash] = 0  # somebody is always faster
-            builder.mark = -1
+            builder.position = -1
             return super().build(builder)
 
-    context = Hopeless(view)
+    command = Hopeless(view)
     fake = FakeCluster()
 
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].write(b"1")
-        outcome = await client.submit(context)
-        assert outcome == Rejected(Reason.REAL, 0, write_lock("counter").hash)
+        outcome = await client.submit(command)
+        assert outcome == Rejected(Reason.CONFLICT, 0, write_lock("counter").hash)
 
     settings = ClientSettings(attempts_max=7)
-    with_client(test, cluster=fake, handler=view, settings=settings)
-    assert context.builds == 7
+    with_client(test, cluster=fake, view=view, settings=settings)
+    assert command.builds == 7
     assert fake.partitions[0].payloads == [b"1"]
 
 
 def test_a_conflict_that_never_arrives_ends_with_the_rejection() -> None:
     view = View()
-    context = Increment(view)
+    command = Increment(view)
 
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].marks[write_lock("counter").hash] = 77
-        assert await client.submit(context) == Rejected(Reason.IN_FLIGHT, 77, write_lock("counter").hash)
+        assert await client.submit(command) == Rejected(Reason.IN_FLIGHT, 77, write_lock("counter").hash)
 
-    with_client(test, handler=view)
-    assert context.builds == 1
+    with_client(test, view=view)
+    assert command.builds == 1
 
 
 def test_a_conflict_that_was_lost_in_a_fail_over_does_not_hold_up_the_next_attempt() -> None:
     view = View()
-    context = Increment(view)
+    command = Increment(view)
 
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].marks[write_lock("counter").hash] = 77
-        submitted = asyncio.create_task(client.submit(context))
-        await until(lambda: context.story)
+        submitted = asyncio.create_task(client.submit(command))
+        await until(lambda: command.story)
         started = asyncio.get_running_loop().time()
         fake.partitions[0].end_session()
         assert await submitted == Committed(0)
         assert asyncio.get_running_loop().time() - started < SETTINGS.submit_seconds / 2  # of the simulated clock
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_a_fail_over_between_the_rejection_and_the_wait_is_noticed() -> None:
@@ -353,59 +353,59 @@ def test_a_fail_over_between_the_rejection_and_the_wait_is_noticed() -> None:
         client: Client
 
         async def on_lock_failure(self, rejected: Rejected) -> None:  # type: ignore[override]
-            mounts = self.client.describe()[0].mounts
+            mounts = self.client.status()[0].mounts
             fake.partitions[0].end_session()
-            await until(lambda: self.client.describe()[0].mounts > mounts and self.client.describe()[0].is_ready)
+            await until(lambda: self.client.status()[0].mounts > mounts and self.client.status()[0].is_ready)
 
-    context = Slow(view)
+    command = Slow(view)
     fake = FakeCluster()
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        context.client = client
+        command.client = client
         fake.partitions[0].marks[write_lock("counter").hash] = 77
-        assert await client.submit(context) == Committed(0)
+        assert await client.submit(command) == Committed(0)
 
-    with_client(test, cluster=fake, handler=view)
+    with_client(test, cluster=fake, view=view)
 
 
-def test_the_mark_of_an_append_is_that_of_the_call() -> None:
+def test_the_position_of_an_append_is_that_of_the_call() -> None:
     """What was read from the view before the call must not be taken for what the view became meanwhile."""
     view = View()
 
     async def test(client: Client, fake: FakeCluster) -> None:
         await client.append(b"a", partition=0)
-        await until(lambda: client.mark(0) == 0)
+        await until(lambda: client.position(0) == 0)
         work = client.append(b"b", partition=0, locks=[write_lock("x")])
         fake.partitions[0].marks[write_lock("x").hash] = 1
         fake.partitions[0].write(b"somebody else")
-        await until(lambda: client.mark(0) == 1)
-        assert await work == Rejected(Reason.REAL, 1, write_lock("x").hash)
+        await until(lambda: client.position(0) == 1)
+        assert await work == Rejected(Reason.CONFLICT, 1, write_lock("x").hash)
         many = client.append_many([b"c"], partition=0, locks=[[write_lock("x")]])
         fake.partitions[0].marks[write_lock("x").hash] = 2
         fake.partitions[0].write(b"somebody else")
-        await until(lambda: client.mark(0) == 2)
-        assert (await many)[0] == Rejected(Reason.REAL, 2, write_lock("x").hash)
+        await until(lambda: client.position(0) == 2)
+        assert (await many)[0] == Rejected(Reason.CONFLICT, 2, write_lock("x").hash)
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 @told(with_client, given=2)
-async def test_without_a_view_a_lock_needs_a_mark(client: Client, fake: FakeCluster) -> None:
+async def test_without_a_view_a_lock_needs_a_position(client: Client, fake: FakeCluster) -> None:
     fake.partitions[0].write(b"a")
     for lock in (read_lock("x"), write_lock("x")):
-        with pytest.raises(BadArgument, match="mark"):
+        with pytest.raises(BadArgument, match="position"):
             await client.append(b"b", partition=0, locks=[lock])
     assert await client.append(b"b", partition=0, locks=[append_lock("x")]) == Committed(1)
-    assert await client.append(b"c", partition=0, locks=[read_lock("x")], mark=1) == Committed(2)
-    assert await client.append(b"c", partition=0, locks=[read_lock("x")], mark=0) == Rejected(
-        Reason.REAL, 1, read_lock("x").hash
+    assert await client.append(b"c", partition=0, locks=[read_lock("x")], position=1) == Committed(2)
+    assert await client.append(b"c", partition=0, locks=[read_lock("x")], position=0) == Rejected(
+        Reason.CONFLICT, 1, read_lock("x").hash
     )
 
 
-# -- the application's handler
+# -- the application's view
 
 
-def test_a_handler_that_fails_is_asked_and_tried_again_with_the_same_transaction(
+def test_a_view_that_fails_is_asked_and_tried_again_with_the_same_transaction(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Shaky(View):
@@ -428,7 +428,7 @@ def test_a_handler_that_fails_is_asked_and_tried_again_with_the_same_transaction
         await until(lambda: len(view.payloads()) == 3)
 
     with caplog.at_level(logging.WARNING, "waltz.client"):
-        with_client(test, handler=view)
+        with_client(test, view=view)
     assert view.failures == 3
     assert caplog.text.count("transaction 1 of partition 0 could not be applied: OSError('disk')") == 3
 
@@ -438,7 +438,7 @@ def test_a_partition_that_is_parked_stops_alone_and_can_be_taken_up_again() -> N
         is_mended = False
 
         async def apply(self, transaction: Transaction) -> None:
-            if await transaction.data() == b"poison" and not self.is_mended:
+            if await transaction.fetch() == b"poison" and not self.is_mended:
                 raise ValueError("no")
             await super().apply(transaction)
 
@@ -456,7 +456,7 @@ def test_a_partition_that_is_parked_stops_alone_and_can_be_taken_up_again() -> N
         fake.partitions[0].is_holding = False
         assert await under_way == Committed(0)
         fake.partitions[0].commit()
-        await until(lambda: client.describe()[0].stopped)
+        await until(lambda: client.status()[0].stopped)
         for _ in range(2):
             with pytest.raises(PartitionParked, match=r"transaction 1 of partition 0 .*ValueError\('no'\)"):
                 await client.append(b"x", partition=0)
@@ -468,7 +468,7 @@ def test_a_partition_that_is_parked_stops_alone_and_can_be_taken_up_again() -> N
         assert await client.append(b"y", partition=0) == Committed(2)
         await until(lambda: len(view.payloads()) == 3)
 
-    with_client(test, cluster=FakeCluster(partitions=2), handler=view)
+    with_client(test, cluster=FakeCluster(partitions=2), view=view)
 
 
 def test_parking_still_tells_what_became_of_what_was_sent() -> None:
@@ -486,11 +486,11 @@ def test_parking_still_tells_what_became_of_what_was_sent() -> None:
         fake.partitions[0].log.insert(0, fake.partitions[0].log[0].__class__(9, 9, 0, b"poison", -1, ()))
         fake.partitions[0].mounts[1].sequences = {1: 0}
         fake.partitions[0].commit(0)
-        await until(lambda: client.describe()[0].stopped)
+        await until(lambda: client.status()[0].stopped)
         fake.partitions[0].commit(1)
         assert await task == Committed(1)
 
-    with_client(test, handler=No())
+    with_client(test, view=No())
 
 
 def test_batches_are_applied_together_and_one_by_one_when_that_fails() -> None:
@@ -517,7 +517,7 @@ def test_batches_are_applied_together_and_one_by_one_when_that_fails() -> None:
         await until(lambda: len(view.payloads()) == 20)
 
     settings = ClientSettings(apply_batch_max=4)
-    with_client(test, cluster=cluster, handler=view, settings=settings)
+    with_client(test, cluster=cluster, view=view, settings=settings)
     assert view.sizes[:2] == [4, 4]
     assert max(view.sizes) == 4
     assert 0 in view.asked
@@ -531,7 +531,7 @@ def test_a_view_that_goes_back_is_not_fed_twice() -> None:
             super().__init__()
             self.errors = []
 
-        def mark(self, partition: int) -> int:
+        def position(self, partition: int) -> int:
             return -1
 
         def apply_batch(self, transactions: Sequence[Transaction]) -> None:
@@ -547,13 +547,13 @@ def test_a_view_that_goes_back_is_not_fed_twice() -> None:
 
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].write(*[b"x"] * 8)
-        await until(lambda: client.describe()[0].stopped)
+        await until(lambda: client.status()[0].stopped)
 
-    with_client(test, handler=view)
-    assert view.errors == ["the handler's mark of partition 0 went back from 2 to -1"]
+    with_client(test, view=view)
+    assert view.errors == ["the view's position of partition 0 went back from 2 to -1"]
 
 
-def test_a_handler_may_submit_to_its_own_partition() -> None:
+def test_a_view_may_submit_to_its_own_partition() -> None:
     class Echo(View):
         client: Client
 
@@ -569,11 +569,11 @@ def test_a_handler_may_submit_to_its_own_partition() -> None:
         fake.partitions[0].write(*[b"x" * 50] * 31)
         await until(lambda: len(view.payloads()) == 46)
 
-    settings = ClientSettings(feed_bytes_max=200)  # the feed stands still while the handler waits for its own outcome
-    with_client(test, handler=view, settings=settings)
+    settings = ClientSettings(feed_bytes_max=200)  # the feed stands still while the view waits for its own outcome
+    with_client(test, view=view, settings=settings)
 
 
-def test_a_handler_that_waits_for_its_own_outcome_survives_a_fail_over() -> None:
+def test_a_view_that_waits_for_its_own_outcome_survives_a_fail_over() -> None:
     class Echo(View):
         client: Client
         outcome: object = None
@@ -598,7 +598,7 @@ def test_a_handler_that_waits_for_its_own_outcome_survives_a_fail_over() -> None
         await until(lambda: len(view.payloads()) == 101)
 
     settings = ClientSettings(feed_bytes_max=200)
-    with_client(test, handler=view, settings=settings)
+    with_client(test, view=view, settings=settings)
 
 
 def partition_entry(payload: bytes) -> Any:
@@ -607,12 +607,12 @@ def partition_entry(payload: bytes) -> Any:
     return Entry(9999, 0, 0, payload, -1, ())
 
 
-def test_a_mark_of_the_application_is_checked() -> None:
+def test_a_position_of_the_application_is_checked() -> None:
     async def work() -> None:
         for mark in (-2, "3", None):
             view = View(start=mark)  # type: ignore[arg-type]
-            client = Client("s0:1", connect=FakeCluster().connect, handler=view)
-            with pytest.raises(BadArgument, match="mark of partition 0"):
+            client = Client("s0:1", connect=FakeCluster().connect, view=view)
+            with pytest.raises(BadArgument, match="position of partition 0"):
                 await client.open()
 
     run(work())
@@ -628,7 +628,7 @@ def test_what_waits_is_bounded_and_goes_on_in_order() -> None:
         await until(lambda: fake.partitions[0].log)
         for _ in range(200):
             await asyncio.sleep(0.01)
-            assert client.describe()[0].pending <= 10
+            assert client.status()[0].pending <= 10
             fake.partitions[0].commit()
         assert await asyncio.gather(*tasks) == [Committed(i) for i in range(100)]
 
@@ -641,7 +641,7 @@ async def test_bytes_that_wait_are_bounded(client: Client, fake: FakeCluster) ->
     fake.partitions[0].is_holding = True
     tasks = [asyncio.create_task(client.append(b"x" * 500, partition=0)) for _ in range(20)]
     await until(lambda: fake.partitions[0].log)
-    assert client.describe()[0].pending_bytes <= 2000 + 540
+    assert client.status()[0].pending_bytes <= 2000 + 540
     fake.partitions[0].is_holding = False
     fake.partitions[0].commit()
     assert len(await asyncio.gather(*tasks)) == 20
@@ -674,13 +674,13 @@ def test_a_reader_that_does_not_read_gets_no_more_than_its_credit() -> None:
         view.hold = asyncio.Event()
         fake.partitions[0].write(*[b"x" * 60] * 200)
         await asyncio.sleep(5)
-        received = client.describe()[0].received
+        received = client.status()[0].received
         assert 0 < received <= 10 + fake.feed_records
         assert await client.append(b"y", partition=0) == Committed(200)  # outcomes still come
         view.hold.set()
         await until(lambda: len(view.payloads()) == 201)
 
-    with_client(test, handler=view, settings=ClientSettings(feed_bytes_max=1000))
+    with_client(test, view=view, settings=ClientSettings(feed_bytes_max=1000))
 
 
 def test_what_is_too_large_is_refused_alone_and_before_it_is_sent() -> None:
@@ -707,7 +707,7 @@ def test_arguments_are_checked_before_anything_is_sent() -> None:
             {},
             {"partition": 0, "key": "k"},
             {"partition": 0, "header": 1 << 31},
-            {"partition": 0, "mark": -2},
+            {"partition": 0, "position": -2},
             {"key": 1.5},
         ]
         for options in bad:
@@ -724,7 +724,7 @@ def test_arguments_are_checked_before_anything_is_sent() -> None:
         assert fake.partitions[0].log == []
 
     with_client(test)
-    for options in ({"feed": FeedMode.RECORDS}, {"handler": View(), "feed": FeedMode.NONE}):
+    for options in ({"feed": FeedMode.RECORDS}, {"view": View(), "feed": FeedMode.NONE}):
         with pytest.raises(BadArgument):
             Client("s0:1", **options)
     for servers in ("", "nonsense", "host:0", ":1", [","]):
@@ -753,7 +753,7 @@ def test_what_was_never_sent_is_an_error_and_what_was_sent_is_unknown() -> None:
         await until(lambda: partition.log)
         partition.stays_down = True
         partition.end_session(keep=0)
-        await until(lambda: not client.describe()[0].is_ready)
+        await until(lambda: not client.status()[0].is_ready)
         unsent = asyncio.create_task(client.append(b"unsent", partition=0))
         many = asyncio.create_task(client.append_many([b"unsent", b"too"], partition=0))
         assert await sent == Unknown()
@@ -765,7 +765,7 @@ def test_what_was_never_sent_is_an_error_and_what_was_sent_is_unknown() -> None:
         partition.stays_down = partition.is_holding = False
         partition.reopen()
         assert await client.append(b"later", partition=0) == Committed(1)
-        assert client.describe()[0].pending == 0
+        assert client.status()[0].pending == 0
 
     fake = with_client(test)
     assert fake.partitions[0].payloads == [b"sent", b"later"]
@@ -826,12 +826,12 @@ def test_a_client_is_patient_through_a_fail_over_and_follows_the_hint() -> None:
         partition = fake.partitions[0]
         partition.end_session(move=True)
         looks = len(fake.mount_requests)
-        await until(lambda: not client.describe()[0].is_ready)
+        await until(lambda: not client.status()[0].is_ready)
         assert await client.append(b"b", partition=0) == Committed(1)
         assert len(fake.mount_requests) - looks < 30
         await until(lambda: len(view.payloads()) == 2)
 
-    fake = with_client(test, handler=view)
+    fake = with_client(test, view=view)
     assert fake.mount_requests[-1].generation == 2
 
 
@@ -846,7 +846,7 @@ def test_any_server_that_answers_is_enough_to_begin_with() -> None:
             assert await client.append(b"x", partition=0) == Committed(0)
             fake.down = {"s2:1", "s1:1"}
             fake.partitions[0].end_session(move=True)
-            await until(lambda: not client.describe()[0].is_ready)
+            await until(lambda: not client.status()[0].is_ready)
             assert await client.append(b"y", partition=0) == Committed(1)
         assert fake.open_ports == 0
 
@@ -896,7 +896,7 @@ def test_a_server_of_another_cluster_is_an_error_and_not_a_choice() -> None:
             await client.append(b"x", partition=0)
             fake.down = {"s0:1", "s1:1"}
             fake.partitions[0].end_session()
-            await until(lambda: not client.describe()[0].is_ready)
+            await until(lambda: not client.status()[0].is_ready)
             with pytest.raises(ForeignCluster, match="2 partitions"):
                 await client.append(b"y", partition=0)
 
@@ -909,12 +909,12 @@ def test_a_refusal_that_would_come_again_stops_the_partition() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         with pytest.raises(ClientAhead):
             await client.append(b"x", partition=0)
-        (state,) = client.describe()
+        (state,) = client.status()
         assert not state.is_ready
         assert "mark 10" in state.sentence
         assert len(fake.mount_requests) == 1
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_damage_on_the_way_is_noticed_and_another_link_does_better() -> None:
@@ -939,9 +939,9 @@ def test_damage_on_the_way_is_noticed_and_another_link_does_better() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         partition.write(*[b"%d" % i * 10 for i in range(9)])
         await until(lambda: len(view.payloads()) == 9)
-        assert client.describe()[0].mounts == 4
+        assert client.status()[0].mounts == 4
 
-    with_client(test, cluster=fake, handler=view)
+    with_client(test, cluster=fake, view=view)
     assert view.payloads() == partition.payloads
 
 
@@ -962,7 +962,7 @@ async def test_reading_needs_no_client_id(client: Client, fake: FakeCluster) -> 
     """No server gives one out while the coordinator does not answer."""
     partition = fake.partitions[0]
     partition.write(*[b"%d" % i * 100 for i in range(30)])
-    assert (fake.clients, client.partitions, await client.high_water_mark(0)) == (0, (), 29)
+    assert (fake.clients, client.partitions, await client.end_position(0)) == (0, (), 29)
     assert (await client.read(0, 7)).payload == b"7" * 100
     assert [found.id for found in await client.read_some(0, 3, 29)] == list(range(3, 30))
     with pytest.raises(BeyondLog):
@@ -1020,7 +1020,7 @@ def test_partitions_can_be_changed_while_it_runs() -> None:
         with pytest.raises(BadArgument):
             await client.set_partitions([3])
 
-    with_client(test, cluster=FakeCluster(partitions=3), handler=view, partitions=[1])
+    with_client(test, cluster=FakeCluster(partitions=3), view=view, partitions=[1])
 
 
 def test_closing_waits_a_while_and_then_says_unknown() -> None:
@@ -1038,7 +1038,7 @@ def test_closing_waits_a_while_and_then_says_unknown() -> None:
         with pytest.raises(ClientClosed):
             await client.append(b"z", partition=0)
         with pytest.raises(ClientClosed):
-            await client.high_water_mark(0)
+            await client.end_position(0)
 
     settings = ClientSettings(close_seconds=3, pending_max=1)
     with_client(test, cluster=FakeCluster(partitions=2), settings=settings)
@@ -1046,17 +1046,17 @@ def test_closing_waits_a_while_and_then_says_unknown() -> None:
     assert isinstance(results[2], ClientClosed)
 
 
-def test_closing_does_not_wait_for_ever_for_a_handler() -> None:
+def test_closing_does_not_wait_for_ever_for_a_view() -> None:
     view = View()
 
     async def test(client: Client, fake: FakeCluster) -> None:
         view.hold = asyncio.Event()
         fake.partitions[0].write(b"a")
-        await until(lambda: client.describe()[0].received == 0)
+        await until(lambda: client.status()[0].received == 0)
         await client.close()
         assert view.seen == {}
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_closing_may_be_cut_short() -> None:
@@ -1072,7 +1072,7 @@ def test_closing_may_be_cut_short() -> None:
         results.append(await task)
         await asyncio.sleep(10)
 
-    with_client(test, handler=View(), settings=ClientSettings(close_seconds=5))
+    with_client(test, view=View(), settings=ClientSettings(close_seconds=5))
     assert results == [Unknown()]
 
 
@@ -1083,10 +1083,10 @@ def test_partitions_share_connections_and_those_to_servers_that_are_gone_are_clo
         fake.addresses[0] = "moved:1"
         for number in (0, 3, 6):
             fake.partitions[number].end_session()
-        await until(lambda: not client.describe()[0].is_ready)
+        await until(lambda: not client.status()[0].is_ready)
         assert await client.append(b"x", partition=0) == Committed(1)
         await client.flush()
-        await until(lambda: all(state.is_ready for state in client.describe()))
+        await until(lambda: all(state.is_ready for state in client.status()))
         assert fake.open_ports <= 4  # the first address was given, and stays known
 
     with_client(test, cluster=FakeCluster(partitions=9, servers=3))
@@ -1128,7 +1128,7 @@ def test_taking_a_partition_away_may_be_given_up_and_it_may_come_back() -> None:
         await client.append(b"1", partition=0)
         await until(lambda: len(view.payloads()) == 1)
         view.hold = asyncio.Event()
-        await client.append(b"2", partition=0)  # the handler is at work on it
+        await client.append(b"2", partition=0)  # the view is at work on it
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await client.set_partitions([])
@@ -1139,7 +1139,7 @@ def test_taking_a_partition_away_may_be_given_up_and_it_may_come_back() -> None:
         await until(lambda: len(view.payloads()) == 3)
         assert view.payloads() == [b"1", b"2", b"3"]
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_whoever_reads_while_the_client_is_closed_is_told_so() -> None:
@@ -1150,7 +1150,7 @@ def test_whoever_reads_while_the_client_is_closed_is_told_so() -> None:
         await client.open()
         place = client._routes._places[0]
         client._routes.forget(0, place)
-        reading = asyncio.create_task(client.high_water_mark(0))
+        reading = asyncio.create_task(client.end_position(0))
         await asyncio.sleep(0)
         await client.close()
         with pytest.raises(ClientClosed):

@@ -1,4 +1,4 @@
-"""Whatever happens between a client and its servers, what callers and handlers are told is what the log says.
+"""Whatever happens between a client and its servers, what callers and views are told is what the log says.
 
 Two ways to look for the opposite: one fault of each kind at every single moment of a small run, and many runs with faults
 by chance, with small limits, so that everything happens in the middle of everything else. A failure names its seed.
@@ -85,7 +85,7 @@ async def writer(client: Client, history: History, name: str, rounds: int, chanc
             if number % 4 == 2 and format == 1:
                 payloads = [payload + b"/%d" % i for i in range(chance.randint(1, 7))]
                 each = [locks if i == 1 else [] for i in range(len(payloads))]
-                outcome = await client.append_group(payloads, partition=0, locks=each, mark=-1)
+                outcome = await client.append_group(payloads, partition=0, locks=each, position=-1)
                 if isinstance(outcome, Committed):
                     assert outcome.count == len(payloads)
                     history.told |= {payload: Committed(id_) for payload, id_ in zip(payloads, outcome.ids, strict=True)}
@@ -94,11 +94,11 @@ async def writer(client: Client, history: History, name: str, rounds: int, chanc
             elif number % 4 == 3:
                 payloads = [payload + b"/%d" % i for i in range(chance.randint(1, 9))]
                 each = [[append_lock("shared", i)] for i in range(len(payloads))]
-                outcomes = await client.append_many(payloads, partition=0, locks=each, mark=-1)
+                outcomes = await client.append_many(payloads, partition=0, locks=each, position=-1)
                 history.told |= {payload: outcomes[i] for i, payload in enumerate(payloads)}
             else:
-                mark = -1 if client._handler is None else None
-                history.told[payload] = await client.append(payload, partition=0, locks=locks, mark=mark)
+                mark = -1 if client._view is None else None
+                history.told[payload] = await client.append(payload, partition=0, locks=locks, position=mark)
         except NotSent:
             history.told[payload] = "not sent"
 
@@ -107,12 +107,12 @@ async def scenario(fake: FakeCluster, *, feed: FeedMode, rounds: int, chance: ra
     history = History()
     view = None if feed is FeedMode.NONE else chance.choice([View(), WholeView(fake, chance)])
     partition = fake.partitions[0]
-    async with Client("s0:1,s1:1", connect=fake.connect, handler=view, feed=feed, settings=SETTINGS) as client:
+    async with Client("s0:1,s1:1", connect=fake.connect, view=view, feed=feed, settings=SETTINGS) as client:
         writers = [writer(client, history, name, rounds, chance, fake.format) for name in ("a", "b", "c")]
         await asyncio.gather(*writers)
         fake.fault = lambda moment: None
         await client.flush()
-        assert client.describe()[0].pending == 0
+        assert client.status()[0].pending == 0
         await until(lambda: view is None or len(view.payloads()) == len(partition.log))
     history.check(partition.payloads)
     assert view is None or view.payloads() == partition.payloads
@@ -161,11 +161,11 @@ def test_a_counter_counts_every_increment_once_through_faults(seed: int) -> None
 
     async def one() -> None:
         view = View()
-        async with Client("s0:1", connect=fake.connect, handler=view, settings=SETTINGS) as client:
+        async with Client("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as client:
             for _ in range(4):
-                context = Increment(view)
-                done.append(await client.submit(context))
-                assert context.story[-1] == done[-1] or context.story[-2] == done[-1]
+                command = Increment(view)
+                done.append(await client.submit(command))
+                assert command.story[-1] == done[-1] or command.story[-2] == done[-1]
 
     async def everybody() -> None:
         await asyncio.gather(*[one() for _ in range(3)])
@@ -211,7 +211,7 @@ def test_what_was_committed_without_a_word_is_found_in_the_log() -> None:
             assert await asyncio.gather(*tasks) == [Committed(51), Committed(52), Committed(54)]
             asked = [request for request in fake.mount_requests if request.feed is FeedMode.HEADS]
             assert {request.mark for request in asked} == {0}  # from what it knew to be committed, not from nothing
-            await until(lambda: client.describe()[0].is_ready)
+            await until(lambda: client.status()[0].is_ready)
             assert fake.mount_requests[-1].feed is FeedMode.NONE
 
     run(work())
@@ -254,7 +254,7 @@ def test_a_barrier_that_is_not_committed_is_waited_for() -> None:
             partition.mounts[1].end(None)
             await asyncio.sleep(20)
             assert not task.done()
-            assert "waits for 0 to be committed" in client.describe()[0].sentence
+            assert "waits for 0 to be committed" in client.status()[0].sentence
             partition.commit()
             assert await task == Committed(0)
 
@@ -280,7 +280,7 @@ def test_an_owner_that_does_not_say_what_is_committed_is_asked_less_and_less() -
         settings = replace(SETTINGS, submit_seconds=60)
         async with Client("s0:1,s1:1", connect=connect, settings=settings) as client:
             with pytest.raises(NotSent):
-                await client.append(b"x", partition=0, mark=-1)
+                await client.append(b"x", partition=0, position=-1)
         assert asked < 60 * 5, f"{asked} times in a minute"
 
     run(main())

@@ -36,10 +36,10 @@ LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=100, frame_bytes_max=1 << 2
 @pytest.mark.parametrize(
     "options",
     [
-        {"mark": 1 << 63},
-        {"mark": float("nan")},
-        {"mark": 1.5},
-        {"mark": "5"},
+        {"position": 1 << 63},
+        {"position": float("nan")},
+        {"position": 1.5},
+        {"position": "5"},
         {"header": 1.5},
         {"header": "1"},
     ],
@@ -57,7 +57,7 @@ async def test_what_fits_into_no_frame_is_refused_before_it_stands_in_the_way_of
     with pytest.raises(BadArgument):
         await client.append_many([b"wrong"], partition=0, **many)
     assert await beside == Committed(0)
-    taken: dict[str, Any] = {"mark": np.int64(0), "header": np.int32(7)}
+    taken: dict[str, Any] = {"position": np.int64(0), "header": np.int32(7)}
     assert await client.append(b"after", partition=0, **taken) == Committed(1)
 
 
@@ -101,15 +101,15 @@ def test_what_a_listener_raises_changes_nothing() -> None:
     view = View()
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        contexts = [Raises(view), Raises(view)]
-        outcomes = await asyncio.gather(*[client.submit(context) for context in contexts])
+        commands = [Raises(view), Raises(view)]
+        outcomes = await asyncio.gather(*[client.submit(command) for command in commands])
         assert set(outcomes) == {Committed(0), Committed(1)}
-        assert sorted(context.builds for context in contexts) == [1, 2]
+        assert sorted(command.builds for command in commands) == [1, 2]
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
-def test_a_handler_whose_own_work_was_cancelled_is_tried_again() -> None:
+def test_a_view_whose_own_work_was_cancelled_is_tried_again() -> None:
     class Cancelled(View):
         failures = 3
 
@@ -128,7 +128,7 @@ def test_a_handler_whose_own_work_was_cancelled_is_tried_again() -> None:
         await until(lambda: view.payloads() == [b"a"])
         assert await client.append(b"b", partition=0) == Committed(1)
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_who_waits_for_the_view_is_told_after_the_partition_was_taken_out_and_in() -> None:
@@ -136,14 +136,14 @@ def test_who_waits_for_the_view_is_told_after_the_partition_was_taken_out_and_in
 
     async def test(client: Client, fake: FakeCluster) -> None:
         view.hold = asyncio.Event()
-        context = Increment(view)
-        assert await client.submit(context) == Committed(0)
+        command = Increment(view)
+        assert await client.submit(command) == Committed(0)
         await client.set_partitions([])
         view.hold.set()
         await client.set_partitions("all")
-        await until(lambda: ("applied", 0) in context.story)
+        await until(lambda: ("applied", 0) in command.story)
 
-    with_client(test, handler=view)
+    with_client(test, view=view)
 
 
 def test_a_client_that_is_not_closed_ends_with_its_loop_in_silence() -> None:
@@ -193,7 +193,7 @@ async def test_what_names_no_partition_no_id_and_no_feed(client: Client, fake: F
         with pytest.raises(BadArgument):
             await client.read(0, wrong)
     with pytest.raises(BadArgument, match="FeedMode"):
-        Client("s0:1", handler=View(), feed="heads")  # type: ignore[arg-type]
+        Client("s0:1", view=View(), feed="heads")  # type: ignore[arg-type]
     await client.flush(0)
 
 
@@ -230,7 +230,7 @@ def test_a_stop_iteration_of_the_application_is_an_error_and_no_hang() -> None:
             super().apply(transaction)
 
     view = View()
-    with BlockingClient("s0:1", connect=FakeCluster().connect, handler=view, settings=SETTINGS) as client:
+    with BlockingClient("s0:1", connect=FakeCluster().connect, view=view, settings=SETTINGS) as client:
         with pytest.raises(RuntimeError, match="StopIteration"):
             on_a_thread(lambda: client.submit(Stops(view)))
         client.append(b"a", partition=0)
@@ -239,7 +239,7 @@ def test_a_stop_iteration_of_the_application_is_an_error_and_no_hang() -> None:
 
 def test_a_blocking_client_may_be_opened_again() -> None:
     view, fake = BlockingView(), FakeCluster()
-    client = BlockingClient("s0:1", connect=fake.connect, handler=view, settings=SETTINGS)
+    client = BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS)
     for number in (1, 2):
         with client:
             client.append(b"a", partition=0)
@@ -248,7 +248,7 @@ def test_a_blocking_client_may_be_opened_again() -> None:
         client.append(b"b", partition=0)
 
 
-def test_a_handler_that_was_left_at_work_is_not_called_beside_it() -> None:
+def test_a_view_that_was_left_at_work_is_not_called_beside_it() -> None:
     class Slow(BlockingView):
         def __init__(self) -> None:
             super().__init__()
@@ -260,13 +260,13 @@ def test_a_handler_that_was_left_at_work_is_not_called_beside_it() -> None:
             super().apply(transaction)
 
     view, fake, settings = Slow(), FakeCluster(), replace(SETTINGS, close_seconds=0.05)
-    with BlockingClient("s0:1", connect=fake.connect, handler=view, partitions=[0], settings=settings) as client:
+    with BlockingClient("s0:1", connect=fake.connect, view=view, partitions=[0], settings=settings) as client:
         client.append(b"1", partition=0)
         assert view.begun.acquire(timeout=30)
-        client.set_partitions([])  # it waits a moment for the handler, and leaves it at work
+        client.set_partitions([])  # it waits a moment for the view, and leaves it at work
         again = threading.Thread(target=client.set_partitions, args=([0],))
         again.start()
-        assert not view.begun.acquire(timeout=0.3), "the same transaction, while the handler is at it"
+        assert not view.begun.acquire(timeout=0.3), "the same transaction, while the view is at it"
         view.may_end.set()
         again.join(30)
         client.append(b"2", partition=0)

@@ -1,4 +1,4 @@
-"""The feed on its way to a handler: probes of operators are passed, and what came in pieces is taken together."""
+"""The feed on its way to a view: probes of operators are passed, and what came in pieces is taken together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class View:
         self.ids: list[int] = []
         self.failing: set[int] = set()
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return self.last
 
     def apply(self, given: Transaction) -> None:
@@ -79,8 +79,8 @@ def test_a_probe_is_passed_wherever_it_stands(make: type[View], probes: list[int
     assert follower.applied == 4
 
 
-def test_a_mark_that_stays_in_front_of_a_probe_has_not_gone_back() -> None:
-    """A part that fails is asked for its mark; the last id that was passed is no id of the handler."""
+def test_a_position_that_stays_in_front_of_a_probe_has_not_gone_back() -> None:
+    """A part that fails is asked for its mark; the last id that was passed is no id of the view."""
     view = Batches()
     view.failing = {3}
 
@@ -91,7 +91,7 @@ def test_a_mark_that_stays_in_front_of_a_probe_has_not_gone_back() -> None:
     assert view.ids == [0, 3, 4]
 
 
-def test_a_handler_that_takes_probes_is_given_them() -> None:
+def test_a_view_that_takes_probes_is_given_them() -> None:
     view = View()
     view.takes_probes = True  # type: ignore[attr-defined]
     asyncio.run(follow(view, feed(0, 1, 2, probes=[1])))
@@ -129,7 +129,7 @@ def test_no_application_writes_what_looks_like_a_probe() -> None:
         checked_header(PROBE_HEADER)
 
 
-def test_a_handler_is_told_the_cluster_before_it_is_asked_for_its_mark() -> None:
+def test_a_view_is_told_the_cluster_before_it_is_asked_for_its_position() -> None:
     class Told(View):
         def __init__(self) -> None:
             super().__init__()
@@ -140,16 +140,16 @@ def test_a_handler_is_told_the_cluster_before_it_is_asked_for_its_mark() -> None
             if len(self.story) > 3:
                 raise ForeignCluster("filled from another cluster")
 
-        def mark(self, partition: int) -> int:
+        def position(self, partition: int) -> int:
             self.story.append(partition)
             return self.last
 
     async def story(cluster: LocalCluster) -> None:
         view = Told()
-        async with cluster.client(handler=view):
+        async with cluster.client(view=view):
             assert view.story == [cluster.meta.key, 0, 1]
         with pytest.raises(ForeignCluster, match="filled from another cluster"):
-            async with cluster.client(handler=view):
+            async with cluster.client(view=view):
                 raise AssertionError
 
     LocalCluster(partitions=2).run(story)

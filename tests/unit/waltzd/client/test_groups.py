@@ -15,7 +15,7 @@ from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import SETTINGS, Increment, View, until, with_client
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Declined, Transaction, TransactionContext, end_of_part
+from waltzd.client.view import Builder, Command, Declined, Transaction, end_of_part
 from waltzd.errors import BadArgument, NeedsBatches, NotSent, TooLarge
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, LoggedLock, Mode, Reason, Rejected, read_lock, write_lock
@@ -53,7 +53,7 @@ class BatchView(View):
             await self.apply(transaction)
 
 
-class Move(TransactionContext):
+class Move(Command):
     """A transaction of a group; it takes no part when it is told so."""
 
     def __init__(self, data: bytes, lock: str = "", partition: int = 0) -> None:
@@ -65,8 +65,8 @@ class Move(TransactionContext):
         return self.number
 
     def build(self, builder: Builder) -> bool:
-        self.story.append(f"built at {builder.mark}")
-        builder.data = self.data
+        self.story.append(f"built at {builder.position}")
+        builder.payload = self.data
         builder.locks = [write_lock(self.lock)] if self.lock else []
         return self.takes_part
 
@@ -104,7 +104,7 @@ async def test_a_group_that_makes_no_sense_is_refused_at_the_call(client: Client
         await client.append_group([], partition=0)
     with pytest.raises(BadArgument, match="3 payloads and 2 headers"):
         await client.append_group([b"a", b"b", b"c"], partition=0, headers=[1, 2])
-    with pytest.raises(BadArgument, match="needs a mark"):
+    with pytest.raises(BadArgument, match="needs a position"):
         await client.append_group([b"a", b"b"], partition=0, locks=[[], [read_lock("x")]])
     with pytest.raises(BadArgument, match="at least one"):
         await client.submit_group([])
@@ -138,20 +138,20 @@ def test_only_the_group_is_refused_by_a_partition_of_format_0() -> None:
         assert isinstance(refused, NeedsBatches)
         assert outcome == Committed(0)
         assert await client.append_group([b"alone"], partition=0) == Committed(1)
-        assert client.describe()[0].mounts == 1
+        assert client.status()[0].mounts == 1
 
     with_client(test)
 
 
 def test_a_group_whose_second_lock_fails_is_not_in_the_log() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
-        await client.append(b"first", partition=0, locks=[write_lock("b")], mark=-1)
+        await client.append(b"first", partition=0, locks=[write_lock("b")], position=-1)
         locks = [[write_lock("a")], [write_lock("b")], []]
-        outcome = await client.append_group([b"x", b"y", b"z"], partition=0, locks=locks, mark=-1)
-        assert outcome == Rejected(Reason.REAL, 0, write_lock("b").hash)
+        outcome = await client.append_group([b"x", b"y", b"z"], partition=0, locks=locks, position=-1)
+        assert outcome == Rejected(Reason.CONFLICT, 0, write_lock("b").hash)
         # Nothing of it marked a lock, either; and its own transactions do not stand in each other's way.
         locks = [[write_lock("a")], [write_lock("a")]]
-        assert await client.append_group([b"x", b"y"], partition=0, locks=locks, mark=-1) == Committed(1, 2)
+        assert await client.append_group([b"x", b"y"], partition=0, locks=locks, position=-1) == Committed(1, 2)
 
     assert with_client(test, cluster=cluster()).partitions[0].payloads == [b"first", b"x", b"y"]
 
@@ -164,19 +164,19 @@ def test_a_group_is_built_again_as_a_whole_when_the_lock_of_one_fails() -> None:
 
     async def test(client: Client, fake: FakeCluster) -> None:
         view.hold = asyncio.Event()
-        await client.append(b"other", partition=0, locks=[write_lock("b")], mark=-1)
+        await client.append(b"other", partition=0, locks=[write_lock("b")], position=-1)
         moves = [Move(b"a", "a"), Move(b"b", "b")]
         submitting = asyncio.create_task(client.submit_group(moves))
-        await until(lambda: Reason.REAL in moves[0].story)
+        await until(lambda: Reason.CONFLICT in moves[0].story)
         view.hold.set()
         outcome = await submitting
         assert outcome == Committed(1, 2)
         await until(lambda: len(view.payloads()) == 3)
         await asyncio.sleep(1)
         for number, move in enumerate(moves):
-            assert move.story == ["built at -1", Reason.REAL, "built at 0", outcome, 1 + number]
+            assert move.story == ["built at -1", Reason.CONFLICT, "built at 0", outcome, 1 + number]
 
-    assert with_client(test, cluster=cluster(), handler=view).partitions[0].payloads == [b"other", b"a", b"b"]
+    assert with_client(test, cluster=cluster(), view=view).partitions[0].payloads == [b"other", b"a", b"b"]
 
 
 def test_nothing_is_sent_when_one_declines() -> None:
@@ -186,7 +186,7 @@ def test_nothing_is_sent_when_one_declines() -> None:
         assert await client.submit_group(moves) == Declined()
         assert [move.story for move in moves] == [["built at -1", Declined()]] * 2 + [[Declined()]]
 
-    assert with_client(test, cluster=cluster(), handler=View()).partitions[0].taken == 0
+    assert with_client(test, cluster=cluster(), view=View()).partitions[0].taken == 0
 
 
 @pytest.mark.parametrize("fault", ["crash", "move", "drop", "drop after"])
@@ -197,7 +197,7 @@ def test_a_group_that_was_lost_is_built_again(fault: str) -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         assert await client.submit_group([Move(b"a"), Move(b"b")]) == Committed(0, 2)
 
-    assert with_client(test, cluster=fake, handler=View()).partitions[0].payloads == [b"a", b"b"]
+    assert with_client(test, cluster=fake, view=View()).partitions[0].payloads == [b"a", b"b"]
 
 
 def test_the_counter_counts_beside_groups() -> None:
@@ -207,7 +207,7 @@ def test_the_counter_counts_beside_groups() -> None:
         done = await asyncio.gather(*[client.submit_group([Increment(view)]) for _ in range(5)])
         assert sorted(outcome.id for outcome in done if isinstance(outcome, Committed)) == list(range(5))
 
-    assert with_client(test, cluster=cluster(), handler=view).partitions[0].payloads == [b"1", b"2", b"3", b"4", b"5"]
+    assert with_client(test, cluster=cluster(), view=view).partitions[0].payloads == [b"1", b"2", b"3", b"4", b"5"]
 
 
 # -- views
@@ -228,16 +228,16 @@ def test_a_view_is_given_groups_whole_however_the_feed_is_cut(apply_batch_max: i
         partition.write_group(*[b"second"] * 3)
         partition.write(b"single", b"single")
         await until(lambda: len(view.payloads()) == 11)
-        assert client.mark(0) == 10
+        assert client.position(0) == 10
 
     settings = ClientSettings(apply_batch_max=apply_batch_max)
-    with_client(test, cluster=fake, handler=view, feed=feed, settings=settings)
+    with_client(test, cluster=fake, view=view, feed=feed, settings=settings)
     assert all(partition.whole(part[-1]) == part[-1] and partition.whole(part[0] - 1) == part[0] - 1 for part in view.parts)
     assert view.times == [NOON] * 6 + [NOON + MICROSECOND] * 5
 
 
 def test_where_the_client_stands_is_never_inside_a_group() -> None:
-    """Also where the handler takes one transaction after the other."""
+    """Also where the view takes one transaction after the other."""
     marks: set[int] = set()
     view = View()
 
@@ -245,16 +245,16 @@ def test_where_the_client_stands_is_never_inside_a_group() -> None:
         apply = view.apply
 
         async def look(transaction: Transaction) -> None:
-            marks.add(client.mark(0))
+            marks.add(client.position(0))
             await apply(transaction)
 
         view.apply = look  # type: ignore[method-assign]
         for size in (1, 3, 2):
             fake.partitions[0].write_group(*[b"x"] * size)
-        await until(lambda: client.mark(0) == 5)
+        await until(lambda: client.position(0) == 5)
         assert marks == {-1, 0, 3}
 
-    with_client(test, cluster=cluster(), handler=view)
+    with_client(test, cluster=cluster(), view=view)
 
 
 def test_a_group_that_fails_is_tried_again_together() -> None:
@@ -267,7 +267,7 @@ def test_a_group_that_fails_is_tried_again_together() -> None:
         fake.partitions[0].write_group(b"b", b"c", b"d")
         await until(lambda: len(view.payloads()) == 4)
 
-    with_client(test, cluster=cluster(), handler=view)
+    with_client(test, cluster=cluster(), view=view)
     assert view.parts == [[1, 2, 3]]  # the single one went through `apply`
 
 
@@ -278,7 +278,7 @@ def test_a_group_that_is_larger_than_the_credit_of_the_feed_arrives() -> None:
         fake.partitions[0].write_group(*[b"x" * 100] * 12)
         await until(lambda: len(view.payloads()) == 12)
 
-    with_client(test, cluster=cluster(), handler=view, settings=ClientSettings(feed_bytes_max=300))
+    with_client(test, cluster=cluster(), view=view, settings=ClientSettings(feed_bytes_max=300))
     assert view.parts == [list(range(12))]
 
 
@@ -292,7 +292,7 @@ def test_a_view_that_stands_inside_a_group_is_given_the_rest() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         await until(lambda: len(view.payloads()) == 2)
 
-    with_client(test, cluster=fake, handler=view)
+    with_client(test, cluster=fake, view=view)
     assert view.parts == [[2, 3]]
 
 
@@ -324,7 +324,7 @@ def test_transactions_have_times_and_on_request_locks() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.now = us(NOON)
         locks = [[read_lock("a"), write_lock("b", 7)], []]
-        await client.append_group([b"x", b"y"], partition=0, locks=locks, mark=-1)
+        await client.append_group([b"x", b"y"], partition=0, locks=locks, position=-1)
         first, second = await client.read_some(0, 0, with_locks=True)
         assert (first.time, first.time_us, first.follows, second.follows) == (NOON, us(NOON), False, True)
         assert first.locks == (
@@ -342,11 +342,11 @@ def test_what_was_written_in_format_0_has_no_time_and_is_before_all_times() -> N
         found = await client.read(0, 0, with_locks=True)
         assert (found.time, found.time_us, found.locks) == (None, None, None)
         with pytest.raises(NeedsBatches):
-            await client.mark_at(0, 0)
+            await client.position_at(0, 0)
         fake.partitions[0].format = 1
         fake.partitions[0].write(b"c")
-        assert await client.mark_at(0, 0) == 1
-        assert await client.mark_at(0, datetime(1960, 1, 1, tzinfo=UTC)) == 1
+        assert await client.position_at(0, 0) == 1
+        assert await client.position_at(0, datetime(1960, 1, 1, tzinfo=UTC)) == 1
         assert [found.time_us for found in await client.read_some(0, 0)] == [None, None, fake.now]
         assert [found.id for found in await client.read_some(0, from_time=0)] == [2]
         assert [found.id for found in await client.read_some(0, 0, until_time=fake.now)] == [0, 1]
@@ -378,7 +378,7 @@ def test_reading_begins_and_ends_at_a_time() -> None:
         assert await ids(from_time=at(5), until_time=at(3)) == []
         assert await ids(from_time=datetime(1960, 1, 1, tzinfo=UTC), last_id=0) == [0]
         assert await ids(18) == [18, 19]
-        assert await client.mark_at(0, at(3)) == 5
+        assert await client.position_at(0, at(3)) == 5
         for broken in (
             {}, {"first_id": 0, "from_time": 0}, {"first_id": 0, "last_id": 1, "until_time": 0},
             {"from_time": datetime(2026, 1, 1)}, {"from_time": "noon"}, {"from_time": -1}, {"from_time": 1.5},
@@ -386,26 +386,26 @@ def test_reading_begins_and_ends_at_a_time() -> None:
             with pytest.raises(BadArgument):
                 await client.read_some(0, **broken)
         with pytest.raises(BadArgument, match="has no time zone"):
-            await client.mark_at(0, datetime(2026, 1, 1))
+            await client.position_at(0, datetime(2026, 1, 1))
 
     with_client(test, cluster=fake, partitions=())
 
 
-def test_a_handler_begins_at_a_time() -> None:
+def test_a_view_begins_at_a_time() -> None:
     fake = cluster()
     for minute in range(5):
         fake.now = us(NOON + timedelta(minutes=minute))
         fake.partitions[0].write(b"%d" % minute)
 
     class Late(View):
-        async def mark(self, partition: int) -> int:  # type: ignore[override]
-            self.start = await clients[0].mark_at(partition, NOON + timedelta(minutes=3))
+        async def position(self, partition: int) -> int:  # type: ignore[override]
+            self.start = await clients[0].position_at(partition, NOON + timedelta(minutes=3))
             return self.start
 
     view, clients = Late(), []
 
     async def work() -> None:
-        clients.append(Client("s0:1", connect=fake.connect, handler=view, settings=SETTINGS))
+        clients.append(Client("s0:1", connect=fake.connect, view=view, settings=SETTINGS))
         async with clients[0]:
             await until(lambda: len(view.payloads()) == 2)
 
@@ -427,7 +427,7 @@ def test_an_effect_is_not_earlier_than_its_cause_in_another_partition(has_view: 
         await client.append(b"effect", partition=1)
         assert fake.partitions[1].log[0].time == fake.partitions[0].log[0].time
 
-    with_client(test, cluster=fake, **({"handler": View()} if has_view else {}))
+    with_client(test, cluster=fake, **({"view": View()} if has_view else {}))
 
     async def reading(client: Client, fake: FakeCluster) -> None:
         await client.read(0, 0)
@@ -448,7 +448,7 @@ def test_what_was_fed_was_seen(feed: FeedMode) -> None:
         await client.append(b"effect", partition=1)
         assert fake.partitions[1].log[0].time == fake.partitions[0].log[0].time
 
-    with_client(test, cluster=fake, handler=view, feed=feed)
+    with_client(test, cluster=fake, view=view, feed=feed)
 
 
 def test_a_wrong_clock_of_one_owner_does_not_keep_clients_from_writing_elsewhere() -> None:
@@ -459,13 +459,13 @@ def test_a_wrong_clock_of_one_owner_does_not_keep_clients_from_writing_elsewhere
         await client.append(b"cause", partition=0)
         assert await client.append(b"effect", partition=1) == Committed(0)
         assert fake.partitions[1].log[0].time == fake.now, "and the wrong time does not spread"
-        assert "its clock is far behind those of other servers" in client.describe()[1].sentence
+        assert "its clock is far behind those of other servers" in client.status()[1].sentence
         assert await client.append(b"again", partition=1) == Committed(1)
-        assert client.describe()[1].mounts == 2
+        assert client.status()[1].mounts == 2
         fake.now += 7_200_000_000
         fake.partitions[0].ahead = 0  # the clocks are right again
         await client.append(b"later", partition=1)
-        assert "clock" not in client.describe()[1].sentence
+        assert "clock" not in client.status()[1].sentence
         await client.append(b"cause", partition=0)
         fake.partitions[1].ahead = -5_000_000
         await client.append(b"last", partition=1)

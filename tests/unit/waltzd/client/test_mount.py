@@ -499,8 +499,8 @@ def test_decisions_about_nothing_are_not_believed_at_all() -> None:
     box.committed(committals((1, 6)))
     with pytest.raises(BadFrame, match="twice"):
         box.committed(committals((1, 6)))
-    box.refused(refusals((0, int(Reason.REAL), 4, 0)))
-    assert [told(entry) for entry in entries] == [Rejected(Reason.REAL, 4, None), Committed(6)]
+    box.refused(refusals((0, int(Reason.CONFLICT), 4, 0)))
+    assert [told(entry) for entry in entries] == [Rejected(Reason.CONFLICT, 4, None), Committed(6)]
     assert box.rows == 0
 
 

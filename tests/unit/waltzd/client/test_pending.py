@@ -80,7 +80,7 @@ def test_what_cannot_go_is_refused_alone() -> None:
     old.check()
 
 
-def test_marks_headers_and_locks_are_those_of_each() -> None:
+def test_positions_headers_and_locks_are_those_of_each() -> None:
     one = Group([3, 7], [b"a", b"b"], [1, -2], [[write_lock("x")], []], Waiter(), 1.0)
     frame = one.piece(0, 2, 5)
     assert (frame.first_sequence, frame.marks.tolist(), frame.headers.tolist()) == (5, [3, 7], [1, -2])
@@ -120,9 +120,9 @@ def test_one_outcome_for_all() -> None:
     first, second = group(3), group(2)
     sent(made, first, second)
     made.committed(committals((0, 10), (1, 11), (2, 12)))
-    made.refused(refusals((3, Reason.REAL, 10, 77), (4, Reason.REAL, 10, 77)))
+    made.refused(refusals((3, Reason.CONFLICT, 10, 77), (4, Reason.CONFLICT, 10, 77)))
     assert told(first) == Committed(10, 3)
-    assert told(second) == Rejected(Reason.REAL, 10, 77)
+    assert told(second) == Rejected(Reason.CONFLICT, 10, 77)
     assert (made.outbox.rows, made.outbox.bytes) == (0, 0)
     made.check()
 
@@ -133,7 +133,7 @@ def test_a_server_that_takes_a_group_apart_is_not_believed() -> None:
     sent(made, request(), one)
     wrong: list[Callable[[], None]] = [
         lambda: made.committed(committals((0, 10), (1, 11), (2, 12))),
-        lambda: made.refused(refusals((2, Reason.REAL, 1, 0))),
+        lambda: made.refused(refusals((2, Reason.CONFLICT, 1, 0))),
         lambda: made.committed(committals((1, 11), (2, 12), (3, 14))),
         lambda: made.committed(committals((1, 12), (2, 11), (3, 13))),
         lambda: made.ends(2),
@@ -258,7 +258,7 @@ def decide(made: Mount, log: list[tuple[int, int]], frame: AppendBatch, chance: 
     if chance.random() < 0.7:
         made.committed(committals(*zip(sequences, write(log, frame), strict=True)))
     else:
-        made.refused(refusals(*[(sequence, Reason.REAL, 0, 1) for sequence in sequences]))
+        made.refused(refusals(*[(sequence, Reason.CONFLICT, 0, 1) for sequence in sequences]))
 
 
 def settle(made: Mount, log: list[tuple[int, int]], chance: random.Random) -> None:

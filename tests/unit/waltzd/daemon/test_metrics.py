@@ -83,7 +83,7 @@ SERVER = ServerDescription(
     is_draining=False,
     is_leader=True,
     partitions=(
-        owned(0, *LEVEL, attempts=12, committed=10, committed_bytes=1000, refused={"REAL": 1, "FLOOR": 1}, fed=30,
+        owned(0, *LEVEL, attempts=12, committed=10, committed_bytes=1000, refused={"CONFLICT": 1, "FLOOR": 1}, fed=30,
               fed_bytes=3000),
         owned(5, *LEVEL[:2], replica("s2", 40, "CATCHING_UP", counts=False), step="SETTLING", attempts=4, committed=4,
               committed_bytes=200),
@@ -166,7 +166,7 @@ def test_a_server_tells_what_it_describes() -> None:
     assert total(page, "waltz_server_committed_transactions_total") == 14
     assert total(page, "waltz_server_committed_bytes_total") == 1200
     assert total(page, "waltz_server_attempted_transactions_total") == 16
-    assert value(page, "waltz_server_refused_transactions_total", partition="0", reason="REAL") == 1
+    assert value(page, "waltz_server_refused_transactions_total", partition="0", reason="CONFLICT") == 1
     assert total(page, "waltz_server_refused_transactions_total") == 2
     assert value(page, "waltz_server_fed_bytes_total", partition="0") == 3000
     assert value(page, "waltz_server_partition_open", partition="0") == 1
@@ -325,7 +325,7 @@ async def test_every_transaction_is_counted_where_it_ends(room: Room) -> None:
     told = room.pipe.counters.statistics()
     assert (told.attempts, told.committed, told.commit.count) == (5, 3, 3)
     assert told.committed_bytes == sum(len(run.data) for run in room.session.runs) == 10 + 3 * 40
-    assert told.refused == {"REAL": 0, "IN_FLIGHT": 2, "FLOOR": 0, "NEW_OWNER": 0, "LOST": 0}
+    assert told.refused == {"CONFLICT": 0, "IN_FLIGHT": 2, "FLOOR": 0, "NEW_OWNER": 0, "LOST": 0}
     assert (told.fed, told.fed_bytes) == (3, told.committed_bytes)
 
 

@@ -60,7 +60,7 @@ def test_the_four_things_that_can_be_known_of_a_lock() -> None:
 
     assert look(1) == (-1, Reason.NEW_OWNER, True, None), "nothing has marked it, and nothing can have"
     table.decide(batch_of(b"", locks=[[(1, WRITE)]]), 0, -1)
-    assert look(1) == (0, Reason.REAL, True, 0)
+    assert look(1) == (0, Reason.CONFLICT, True, 0)
     table.decide(batch_of(b"", locks=[[(2, APPEND)]]), 1, 0)
     assert look(2) == (1, Reason.IN_FLIGHT, True, 1)
     assert look(1) == (0, Reason.FLOOR, False, None), "it was pushed out; an estimate names no transaction"
@@ -87,7 +87,7 @@ def test_a_pipeline_explains_and_one_that_has_ended_does_not() -> None:
         assert room.pipe.explain(2).reason is Reason.NEW_OWNER
         assert to_value(LockExplanation, to_message(wire.LockExplanation, found)) == found
         room.session.commit(7)
-        assert room.pipe.explain(1 << 63).reason is Reason.REAL
+        assert room.pipe.explain(1 << 63).reason is Reason.CONFLICT
         room.pipe.close(SessionEnded("over"))
         with pytest.raises(SessionEnded):
             room.pipe.explain(1)

@@ -115,11 +115,11 @@ def test_one_function_is_given(engine: Engine) -> None:
 )
 def test_a_function_that_returns_its_work_undone_has_failed(engine: Engine, result: Any) -> None:
     view: SqlView[Given] = SqlView(engine, lambda connection, given: result())
-    view.prepare(CLUSTER)
-    assert view.read_mark(0) == -1
+    view._prepare(CLUSTER)
+    assert view.read_position(0) == -1
     with pytest.raises(ApplyFailed, match="and applied nothing: give a plain function"):
         view.apply_all([Given(0)])
-    assert view.read_mark(0) == -1
+    assert view.read_position(0) == -1
     asyncio.run(view.close())
 
 

@@ -19,7 +19,7 @@ from waltzd.client.view import Transaction
 from waltzd.errors import BadArgument, ForeignCluster, PartitionParked
 from waltzd.protocol.locks import Committed
 from waltzd.sql import Poison, SqlView, sqlite
-from waltzd.sql.marks import Marks
+from waltzd.sql.positions import Positions
 from waltzd.testing import LocalCluster
 
 PAGE = (Path(__file__).parents[4] / "docs/sql.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_who_wrote_reads_it_in_another_process(engine: Engine, tmp_path: Path) -
             names["with_dead_letters"](sqlite(str(tmp_path / "bank.db"))),
         )
         headers: dict[str, str] = {}
-        async with cluster.client(handler=applying) as client:
+        async with cluster.client(view=applying) as client:
             cluster.suspend_feed()
             outcome = await names["write"](client, 3, 100, headers)
             assert headers == {"Waltz-Seen": f"{client.partition_of(3)}:0"}
@@ -83,16 +83,16 @@ def test_a_second_view_is_built_beside_the_first_and_compared(engine: Engine) ->
 
     async def story(cluster: LocalCluster) -> None:
         old, new = names["fast_view"](engine), names["new_view"](engine)
-        async with cluster.client(handler=old) as client:
+        async with cluster.client(view=old) as client:
             for number in range(4):
                 partition = client.partition_of(number)
                 outcome = await client.append(change(number, 10 + number), partition=partition)
                 assert isinstance(outcome, Committed)
                 await old.wait(outcome, partition=partition)
-            async with cluster.client(handler=new):
+            async with cluster.client(view=new):
                 await names["level"](old, new)
                 assert names["differences"](engine) == set()
-                assert old.read_marks() == new.read_marks()
+                assert old.read_positions() == new.read_positions()
             with engine.begin() as connection:
                 connection.execute(sa.update(names["new_accounts"]).where(sa.text("number = 2")).values(cents=1))
             assert names["differences"](engine) == {(2, 1200), (2, 1)}
@@ -112,7 +112,7 @@ def test_a_dead_letter_is_revived_once(engine: Engine, capsys: pytest.CaptureFix
 
     async def story(cluster: LocalCluster) -> None:
         view = names["with_dead_letters"](engine)
-        async with cluster.client(handler=view) as client:
+        async with cluster.client(view=view) as client:
             await client.append(change(0, 5), partition=0)
             await client.append(b"hello", partition=0)
             await client.append(change(1, 6), partition=0)
@@ -141,7 +141,7 @@ def test_the_tables_of_the_page_are_those_that_are_made(engine: Engine, tmp_path
         for statement in text.split(";"):
             if statement.strip():
                 connection.execute(sa.text(statement))
-    Marks(engine, "view", has_dead_letters=True)._metadata.create_all(engine)
+    Positions(engine, "view", has_dead_letters=True)._metadata.create_all(engine)
     shapes = []
     for one in (engine, by_hand):
         inspector = sa.inspect(one)
@@ -176,9 +176,9 @@ def test_a_parked_partition_is_visible_and_begins_again_when_it_is_taken_out_and
     async def story(cluster: LocalCluster) -> None:
         nonlocal is_mended
         view: SqlView[Transaction] = SqlView(engine, apply, name="accounts", tries=2, on_poison=told.append)
-        async with cluster.client(handler=view) as client:
+        async with cluster.client(view=view) as client:
             await client.append(change(0, 5), partition=0)
-            while client.describe()[0].stopped is None:
+            while client.status()[0].stopped is None:
                 await asyncio.sleep(0.01)
             with pytest.raises(PartitionParked, match="LookupError: no such account"):
                 await client.append(change(0, 6), partition=0)
@@ -199,7 +199,7 @@ def test_a_view_that_was_filled_from_another_cluster_stops_the_client_at_once(en
 
     async def fill(cluster: LocalCluster) -> None:
         view = page()["fast_view"](engine)
-        async with cluster.client(handler=view) as client:
+        async with cluster.client(view=view) as client:
             await client.append(change(0, 5), partition=0)
             await view.wait(0, partition=0, timeout=60)
         await view.close()
@@ -207,7 +207,7 @@ def test_a_view_that_was_filled_from_another_cluster_stops_the_client_at_once(en
     async def come_from_elsewhere(cluster: LocalCluster) -> None:
         view = page()["fast_view"](engine)
         with pytest.raises(ForeignCluster, match="'accounts' in this database comes from cluster"):
-            async with cluster.client(handler=view):
+            async with cluster.client(view=view):
                 raise AssertionError
         await view.close()
 
@@ -218,10 +218,10 @@ def test_a_view_that_was_filled_from_another_cluster_stops_the_client_at_once(en
 def test_a_blocking_client_keeps_a_view_and_waits_for_it(engine: Engine) -> None:
     names, fake = page(), FakeCluster(partitions=2)
     view = names["fast_view"](engine)
-    with BlockingClient("s0:1", connect=fake.connect, handler=view) as client:
+    with BlockingClient("s0:1", connect=fake.connect, view=view) as client:
         partition = client.partition_of(3)
         outcome = client.append(change(3, 5), partition=partition)
         assert isinstance(outcome, Committed)
         view.wait_blocking(outcome, partition=partition, timeout=60)
-        assert view.read_marks() == {partition: 0, 1 - partition: -1}
+        assert view.read_positions() == {partition: 0, 1 - partition: -1}
     asyncio.run(view.close())

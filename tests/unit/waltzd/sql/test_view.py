@@ -73,12 +73,12 @@ def insert_and_count(connection: Connection, given: Given) -> None:
 
 
 def content(engine: Engine) -> tuple[list[int], int, int]:
-    """Ids of the rows, how often something was counted, the mark."""
+    """Ids of the rows, how often something was counted, the position."""
     with engine.connect() as connection:
         ids = list(connection.scalars(sa.select(ROWS.c.id).order_by(ROWS.c.id)))
         total = connection.scalar(sa.select(TOTAL.c.n)) or 0
-        mark = connection.scalar(sa.text("SELECT mark FROM waltz_marks WHERE partition_id = 0"))
-    return ids, total, -1 if mark is None else mark
+        position = connection.scalar(sa.text("SELECT position FROM waltz_positions WHERE partition_id = 0"))
+    return ids, total, -1 if position is None else position
 
 
 def holds(engine: Engine, last: int) -> bool:
@@ -101,33 +101,33 @@ def view_of(
     engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
 ) -> SqlView[Given]:
     view = SqlView(engine, apply, tables=TABLES, **settings)
-    view.prepare(CLUSTER)
-    assert view.read_mark(0) >= -1  # as a client does at each activation
+    view._prepare(CLUSTER)
+    assert view.read_position(0) >= -1  # as a client does at each activation
     return view
 
 
 # -- the plain story ---------------------------------------------------------------------------------------------------
 
 
-def test_a_client_sees_a_mark_then_applies_one_by_one_and_in_batches(engine: Engine) -> None:
+def test_a_client_sees_a_position_then_applies_one_by_one_and_in_batches(engine: Engine) -> None:
     async def story() -> None:
         view = SqlView(engine, insert_and_count, tables=TABLES)
         await view.opened(CLUSTER)
-        assert await view.mark(0) == -1
+        assert await view.position(0) == -1
         await view.apply(Given(0))
         await view.apply_batch(feed(1, 9))
-        assert await view.mark(0) == 9
+        assert await view.position(0) == 9
         await view.close()
 
     asyncio.run(story())
     assert holds(engine, 9)
 
 
-def test_partitions_have_marks_of_their_own(engine: Engine) -> None:
+def test_partitions_have_positions_of_their_own(engine: Engine) -> None:
     view = view_of(engine, lambda connection, given: None)
     view.apply_all([Given(0, partition=0), Given(1, partition=0)])
     view.apply_all([Given(0, partition=7)])
-    assert [view.read_mark(partition) for partition in (0, 1, 7)] == [1, -1, 0]
+    assert [view.read_position(partition) for partition in (0, 1, 7)] == [1, -1, 0]
 
 
 def test_a_batch_is_one_database_transaction_up_to_its_bound(engine: Engine) -> None:
@@ -167,7 +167,7 @@ def test_nothing_of_a_group_is_applied_when_one_of_it_fails(engine: Engine, bad:
     assert holds(engine, 7)
 
 
-def test_the_view_and_its_mark_become_visible_together(engine: Engine, path: Path) -> None:
+def test_the_view_and_its_position_become_visible_together(engine: Engine, path: Path) -> None:
     seen = []
     other = sqlite(str(path))
 
@@ -245,10 +245,10 @@ def test_a_database_that_went_back_in_time_is_not_continued(engine: Engine) -> N
     view = view_of(engine)
     view.apply_all(feed(0, 4))
     with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE waltz_marks SET mark = 2"))
-    with pytest.raises(ViewBehind, match="has the mark 2 for partition 0; this client had applied 4") as raised:
+        connection.execute(sa.text("UPDATE waltz_positions SET position = 2"))
+    with pytest.raises(ViewBehind, match="has position 2 for partition 0; this client had applied 4") as raised:
         view.apply_all([Given(5)])
-    assert raised.value.facts == {"partition": "0", "mark": "2"}
+    assert raised.value.facts == {"partition": "0", "position": "2"}
     assert content(engine) == ([0, 1, 2, 3, 4], 5, 2)
 
 
@@ -256,7 +256,7 @@ def test_a_row_that_was_deleted_is_a_database_that_went_back(engine: Engine) -> 
     view = view_of(engine)
     view.apply_all(feed(0, 4))
     with engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM waltz_marks"))
+        connection.execute(sa.text("DELETE FROM waltz_positions"))
     with pytest.raises(ViewBehind):
         view.apply_all([Given(5)])
 
@@ -358,9 +358,9 @@ def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> No
     view = view_of(engine, apply)
     with pytest.raises((ApplyFailed, DatabaseUnavailable)):
         view.apply_all(feed(0, 3))
-    ids, total, mark = content(engine)
-    assert (ids, total) == (list(range(mark + 1)), mark + 1)
-    assert mark < 2
+    ids, total, position = content(engine)
+    assert (ids, total) == (list(range(position + 1)), position + 1)
+    assert position < 2
     is_mended = True
     view.apply_all(feed(0, 3))
     assert holds(engine, 3)
@@ -451,14 +451,14 @@ def unreliable(path: Path) -> Engine:
     return engine
 
 
-OPERATIONS = 34
+OPERATIONS = 33
 """How many statements and commits `work` takes; the last test of this part holds it to that."""
 
 
 def work(engine: Engine) -> None:
     view = SqlView(engine, insert_and_count)
-    view.prepare(CLUSTER)
-    view.read_mark(0)
+    view._prepare(CLUSTER)
+    view.read_position(0)
     view.apply_all([Given(0)])
     view.apply_all(feed(1, 2))
 
@@ -471,7 +471,7 @@ def fresh(path: Path) -> Iterator[Engine]:
     with sound.begin() as connection:
         TABLES.create_all(connection)
         connection.execute(sa.insert(TOTAL).values(one=1, n=0))
-    SqlView(sound, insert_and_count).prepare(CLUSTER)
+    SqlView(sound, insert_and_count)._prepare(CLUSTER)
     yield sound
     sound.dispose()
 
@@ -482,8 +482,8 @@ def test_a_crash_at_any_operation_leaves_whole_transactions(fresh: Engine, path:
     Driver.arm(at, after, Crash())
     with pytest.raises(Crash):
         work(unreliable(path))
-    ids, total, mark = content(fresh)
-    assert (ids, total) == (list(range(mark + 1)), mark + 1)
+    ids, total, position = content(fresh)
+    assert (ids, total) == (list(range(position + 1)), position + 1)
     work(unreliable(path))  # the next start
     assert holds(fresh, 2)
 
@@ -520,7 +520,7 @@ def test_a_locked_database_is_a_reason_to_try_again(engine: Engine, path: Path) 
 
 
 def test_an_engine_that_the_application_made_itself_will_do(path: Path) -> None:
-    """The driver begins a transaction at the first statement that writes: raising the mark."""
+    """The driver begins a transaction at the first statement that writes: raising the position."""
     engine = sa.create_engine(f"sqlite:///{path}")
     is_mended = False
 
@@ -543,16 +543,16 @@ def test_an_engine_that_commits_by_itself_is_refused(path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
     view = SqlView(engine, insert_and_count, tables=TABLES)
     with pytest.raises(NotTransactional, match="commits every statement"):
-        view.prepare(CLUSTER)
+        view._prepare(CLUSTER)
     with engine.connect() as connection:
-        assert connection.execute(sa.text("SELECT * FROM waltz_marks")).all() == []
+        assert connection.execute(sa.text("SELECT * FROM waltz_positions")).all() == []
     engine.dispose()
 
 
 def test_a_missing_directory_is_said(tmp_path: Path) -> None:
     engine = sqlite(str(tmp_path / "nowhere" / "view.db"))
     with pytest.raises(DatabaseUnavailable, match=r"could not prepare the view: .*unable to open"):
-        SqlView(engine, insert_and_count).prepare(CLUSTER)
+        SqlView(engine, insert_and_count)._prepare(CLUSTER)
 
 
 def test_arguments_that_make_no_sense(engine: Engine) -> None:
@@ -575,7 +575,7 @@ def test_a_view_of_another_cluster_is_refused_before_anything_is_applied(engine:
     view_of(engine).apply_all(feed(0, 2))
     stranger = SqlView(engine, insert_and_count, tables=TABLES)
     with pytest.raises(ForeignCluster, match=f"comes from cluster {CLUSTER}") as raised:
-        stranger.prepare(OTHER_CLUSTER)
+        stranger._prepare(OTHER_CLUSTER)
     assert (raised.value.code, raised.value.detail_not_done) == ("W2002", "nothing was applied")
     with pytest.raises(BadArgument, match="from which cluster"):
         stranger.apply_all(feed(3, 3))
@@ -583,7 +583,7 @@ def test_a_view_of_another_cluster_is_refused_before_anything_is_applied(engine:
 
 
 def test_two_clusters_that_come_to_an_empty_database_at_once_do_not_mix(engine: Engine, path: Path) -> None:
-    """Each has a partition of its own, so that no mark of the one is in the way of the other."""
+    """Each has a partition of its own, so that no position of the one is in the way of the other."""
     told: list[object] = []
     start = threading.Barrier(2)
 
@@ -592,8 +592,8 @@ def test_two_clusters_that_come_to_an_empty_database_at_once_do_not_mix(engine: 
         view: SqlView[Given] = SqlView(own, lambda connection, given: None)
         start.wait()
         try:
-            view.prepare(UUID(int=number))
-            view.apply_all([Given(view.read_mark(number) + 1, partition=number)])
+            view._prepare(UUID(int=number))
+            view.apply_all([Given(view.read_position(number) + 1, partition=number)])
             told.append(number)
         except ForeignCluster as error:
             told.append(error.code)
@@ -611,7 +611,7 @@ def test_a_client_tells_the_view_its_cluster_each_time_that_it_opens(engine: Eng
     async def story() -> None:
         view = SqlView(engine, insert_and_count, tables=TABLES)
         with pytest.raises(BadArgument, match="nothing said from which cluster") as raised:
-            await view.mark(0)
+            await view.position(0)
         assert "passes `opened(cluster)` on" in raised.value.detail_next_step
         await view.opened(CLUSTER)
         await view.opened(CLUSTER)
@@ -626,10 +626,10 @@ def test_views_with_names_of_their_own_share_a_database(engine: Engine) -> None:
     seen: dict[str, list[int]] = {"one": [], "two": []}
     for name, ids in seen.items():
         view = SqlView[Given](engine, lambda _, given, ids=ids: ids.append(given.id), name=name)  # type: ignore[misc]
-        view.prepare(CLUSTER)
-        assert view.read_mark(0) == -1
+        view._prepare(CLUSTER)
+        assert view.read_position(0) == -1
         view.apply_all(feed(0, 3))
-        assert view.read_marks() == {0: 3}
+        assert view.read_positions() == {0: 3}
     assert seen == {"one": [0, 1, 2, 3], "two": [0, 1, 2, 3]}
 
 
@@ -647,13 +647,12 @@ def test_two_functions_under_one_name_are_refused(engine: Engine) -> None:
     assert holds(engine, 2)
 
 
-def test_a_table_of_marks_without_names_is_refused(engine: Engine) -> None:
+def test_a_table_of_an_earlier_version_is_refused(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE waltz_marks (partition_id INTEGER PRIMARY KEY, mark BIGINT NOT NULL)"))
-        connection.execute(sa.text("INSERT INTO waltz_marks VALUES (0, 7)"))
-    with pytest.raises(OtherView, match="no column view_name: an earlier version made it"):
-        SqlView(engine, insert_and_count, tables=TABLES).prepare(CLUSTER)
-    assert sa.inspect(engine).get_table_names() == ["waltz_marks"]
+        connection.execute(sa.text("CREATE TABLE waltz_marks (partition_id INTEGER PRIMARY KEY)"))
+    with pytest.raises(OtherView, match="an earlier version of Waltz made it"):
+        SqlView(engine, insert_and_count, tables=TABLES)._prepare(CLUSTER)
+    assert len(sa.inspect(engine).get_table_names()) == 1
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101])
@@ -675,8 +674,8 @@ def bulk_view_of(
     engine: Engine, apply_many: Callable[[Connection, Sequence[Given]], None] = insert_many, **settings: Any
 ) -> SqlView[Given]:
     view = SqlView(engine, apply_many=apply_many, tables=TABLES, **settings)
-    view.prepare(CLUSTER)
-    assert view.read_mark(0) >= -1
+    view._prepare(CLUSTER)
+    assert view.read_position(0) >= -1
     return view
 
 
@@ -719,7 +718,7 @@ def test_a_function_for_many_cannot_end_the_transaction(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("make", [view_of, bulk_view_of])
-def test_a_probe_raises_the_mark_and_is_not_applied(engine: Engine, make: Callable[[Engine], SqlView[Given]]) -> None:
+def test_a_probe_raises_the_position_and_is_not_applied(engine: Engine, make: Callable[[Engine], SqlView[Given]]) -> None:
     view = make(engine)
     view.apply_all([Given(0), Given(1, header=PROBE_HEADER), Given(2)])
     view.apply_all([Given(3, header=PROBE_HEADER)])
@@ -807,9 +806,9 @@ def test_a_group_is_put_aside_as_a_whole(engine: Engine) -> None:
     assert [(one.id, one.count) for one in told] == [(2, 3)]
 
 
-def test_a_dead_letter_and_the_mark_are_written_together(fresh: Engine, path: Path) -> None:
-    """Whatever fails while a transaction is put aside: it is a letter and the mark is over it, or neither."""
-    SqlView(fresh, refusing(0), tries=1, dead_letters=True, accept_rename=True).prepare(CLUSTER)
+def test_a_dead_letter_and_the_position_are_written_together(fresh: Engine, path: Path) -> None:
+    """Whatever fails while a transaction is put aside: it is a letter and the position is over it, or neither."""
+    SqlView(fresh, refusing(0), tries=1, dead_letters=True, accept_rename=True)._prepare(CLUSTER)
 
     def put_aside() -> None:
         view = SqlView(unreliable(path), refusing(0), tries=1, dead_letters=True)
@@ -859,7 +858,7 @@ def test_a_hook_that_fails_stops_nothing(engine: Engine) -> None:
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_view_in_another_process_is_waited_for_by_its_mark(engine: Engine, path: Path) -> None:
+def test_a_view_in_another_process_is_waited_for_by_its_position(engine: Engine, path: Path) -> None:
     """The one that waits has no client, and is never prepared."""
     applying = view_of(engine)
 
@@ -886,9 +885,9 @@ def test_waiting_ends_with_an_error_that_says_how_far_the_view_is(engine: Engine
     view.apply_all(feed(0, 2))
 
     async def story() -> None:
-        with pytest.raises(NotApplied, match="has the mark 2 for partition 0, and not 3 yet"):
+        with pytest.raises(NotApplied, match="has the position 2 for partition 0, and not 3 yet"):
             await view.wait(3, partition=0, timeout=1)
-        with pytest.raises(NotApplied, match="has the mark -1 for partition 5"):
+        with pytest.raises(NotApplied, match="has the position -1 for partition 5"):
             await view.wait(3, partition=5, timeout=1)
         await view.close()
 

@@ -16,7 +16,7 @@ class View:
     def __init__(self) -> None:
         self.seen: list[bytes] = []
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return -1
 
     def apply(self, transaction: Transaction) -> None:
@@ -26,11 +26,11 @@ class View:
 @pytest.mark.waltz(partitions=2)
 def test_a_blocking_application_meets_what_goes_wrong(blocking_waltz_cluster: BlockingCluster) -> None:
     cluster, view = blocking_waltz_cluster, View()
-    with cluster.client(handler=view, partitions=[1]) as client:
+    with cluster.client(view=view, partitions=[1]) as client:
         assert isinstance(client, BlockingClient)
         assert client.append(b"one", partition=1) == Committed(0)
         cluster.force_next_lock_failure(1)
-        refused = client.append(b"two", partition=1, locks=[write_lock("stock")], mark=0)
+        refused = client.append(b"two", partition=1, locks=[write_lock("stock")], position=0)
         assert isinstance(refused, Rejected)
         killed = cluster.kill_owner(1)
         assert not cluster.is_alive(killed)
@@ -47,15 +47,15 @@ def test_a_client_may_live_on_a_loop_of_its_own() -> None:
 
     async def application(cluster: BlockingCluster) -> list[bytes]:
         view = View()
-        async with cluster.asyncio_client(handler=view) as client:
+        async with cluster.asyncio_client(view=view) as client:
             for number in range(5):
                 assert isinstance(await client.append(b"%d" % number, partition=2), Committed)
             while len(view.seen) < 5:
                 await asyncio.sleep(0.001)
-            assert await client.high_water_mark(2) == 4
+            assert await client.end_position(2) == 4
             found = await client.read_some(2, 1, 3)
             assert [transaction.payload for transaction in found] == [b"1", b"2", b"3"]
-            assert await client.mark_at(2, 0) == -1
+            assert await client.position_at(2, 0) == -1
         return view.seen
 
     with BlockingCluster() as cluster, ThreadPoolExecutor(2) as threads:
@@ -80,8 +80,8 @@ def test_what_belongs_to_one_loop_is_refused_on_another_at_once() -> None:
                 for call in (
                     lambda: client.set_partitions([0]),
                     lambda: client.flush(),
-                    lambda: client.high_water_mark(0),
-                    lambda: client.mark_at(0, 0),
+                    lambda: client.end_position(0),
+                    lambda: client.position_at(0, 0),
                     lambda: client.read(0, 0),
                     lambda: client.close(),
                 ):

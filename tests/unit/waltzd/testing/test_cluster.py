@@ -17,7 +17,7 @@ from tests.examples import bank, counter
 from tests.examples.counter import CounterView
 from tests.unit.told import told
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Handler, TransactionContext
+from waltzd.client.view import Builder, Command, View
 from waltzd.errors import BadArgument, BeyondLog, NotGranted
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, write_lock
@@ -25,7 +25,7 @@ from waltzd.sql import sqlite
 from waltzd.testing import LocalCluster
 
 
-class Plus(TransactionContext):
+class Plus(Command):
     """Adds one to the counter, under a WRITE lock, and remembers what it was told."""
 
     numbers = itertools.count()
@@ -41,7 +41,7 @@ class Plus(TransactionContext):
     def build(self, builder: Builder) -> bool:
         self.attempts += 1
         builder.locks = [write_lock("counter")]
-        builder.data = b'{"add": 1, "attempt": %d}' % next(self.numbers)
+        builder.payload = b'{"add": 1, "attempt": %d}' % next(self.numbers)
         return True
 
     def on_lock_failure(self, rejected: Rejected) -> None:
@@ -69,7 +69,7 @@ def with_cluster(story: Callable[[LocalCluster], Coroutine[Any, Any, None]], **s
 @told(with_cluster)
 async def test_what_is_appended_is_fed_and_logged(cluster: LocalCluster) -> None:
     view = CounterView()
-    async with cluster.client(handler=view) as client:
+    async with cluster.client(view=view) as client:
         assert await client.submit(Plus()) == Committed(0)
         assert await client.submit(Plus()) == Committed(1)
         await view.reached(1)
@@ -96,19 +96,19 @@ async def test_one_of_everything_is_enough(cluster: LocalCluster) -> None:
 
 @told(with_cluster)
 async def test_a_lock_that_is_made_to_fail_is_tried_again(cluster: LocalCluster) -> None:
-    async with cluster.client(handler=CounterView()) as client:
+    async with cluster.client(view=CounterView()) as client:
         cluster.force_next_lock_failure(times=2)
-        context = Plus()
-        assert await client.submit(context) == Committed(0)
-        assert context.attempts == 3
-        assert [failure.reason for failure in context.failures] == [Reason.FLOOR, Reason.FLOOR]
-        assert context.failures[0].lock == write_lock("counter").hash
+        command = Plus()
+        assert await client.submit(command) == Committed(0)
+        assert command.attempts == 3
+        assert [failure.reason for failure in command.failures] == [Reason.FLOOR, Reason.FLOOR]
+        assert command.failures[0].lock == write_lock("counter").hash
     assert len(await cluster.log()) == 1
 
 
 @told(with_cluster)
 async def test_only_a_transaction_that_checks_a_lock_can_be_made_to_fail(cluster: LocalCluster) -> None:
-    async with cluster.client(handler=CounterView(), partitions=[0]) as client:
+    async with cluster.client(view=CounterView(), partitions=[0]) as client:
         cluster.force_next_lock_failure()
         locks = [[], [write_lock("a")], [write_lock("b")]]
         outcomes = await client.append_many([b'{"add": 1}'] * 3, partition=0, locks=locks)
@@ -120,15 +120,15 @@ async def test_only_a_transaction_that_checks_a_lock_can_be_made_to_fail(cluster
 @told(with_cluster)
 async def test_a_view_learns_nothing_while_the_feed_is_suspended(cluster: LocalCluster) -> None:
     view = CounterView()
-    async with cluster.client(handler=view) as client:
+    async with cluster.client(view=view) as client:
         cluster.suspend_feed()
-        context = Plus()
-        assert await client.submit(context) == Committed(0)
+        command = Plus()
+        assert await client.submit(command) == Committed(0)
         await client.flush()
-        assert (view.value, context.applied.is_set()) == (0, False)
+        assert (view.value, command.applied.is_set()) == (0, False)
         # Another one of this client cannot get past its own lock now: it has not seen what it wrote.
         second = asyncio.create_task(client.submit(Plus()))
-        await client.high_water_mark(0)
+        await client.end_position(0)
         cluster.resume_feed()
         assert await second == Committed(1)
         await view.reached(1)
@@ -138,11 +138,11 @@ async def test_a_view_learns_nothing_while_the_feed_is_suspended(cluster: LocalC
 @told(with_cluster)
 async def test_an_answer_that_is_lost_is_found_again_and_nothing_is_sent_twice(cluster: LocalCluster) -> None:
     view = CounterView()
-    async with cluster.client(handler=view) as client:
+    async with cluster.client(view=view) as client:
         cluster.lose_next_acknowledgement()
-        context = Plus()
-        assert await client.submit(context) == Committed(0)
-        assert context.attempts == 1
+        command = Plus()
+        assert await client.submit(command) == Committed(0)
+        assert command.attempts == 1
         assert await client.submit(Plus()) == Committed(1)
     assert len(await cluster.log()) == 2
 
@@ -150,7 +150,7 @@ async def test_an_answer_that_is_lost_is_found_again_and_nothing_is_sent_twice(c
 @told(with_cluster)
 async def test_broken_connections_are_mended(cluster: LocalCluster) -> None:
     view = CounterView()
-    async with cluster.client(handler=view) as client:
+    async with cluster.client(view=view) as client:
         for _ in range(5):
             await client.submit(Plus())
             cluster.break_connections()
@@ -162,7 +162,7 @@ async def test_broken_connections_are_mended(cluster: LocalCluster) -> None:
 @told(with_cluster)
 async def test_another_server_takes_over_when_the_owner_dies(cluster: LocalCluster) -> None:
     view = CounterView()
-    async with cluster.client(handler=view) as client:
+    async with cluster.client(view=view) as client:
         await client.submit(Plus())
         dead = await cluster.kill_owner()
         assert await client.submit(Plus()) == Committed(1)
@@ -273,13 +273,13 @@ class Recorded:
         self._writer = writer
         self._names = itertools.count()
 
-    def make(self, handler: Handler) -> Any:
+    def make(self, view: View) -> Any:
         recorder = Recorder(self._writer, f"client {next(self._names)}")
-        client = self._cluster.client(handler=recorder.handler(handler))
+        client = self._cluster.client(view=recorder.view(view))
         submit = client.submit
 
-        async def recorded_submit(context: TransactionContext) -> Outcome:
-            return await submit(recorder.context(context))  # type: ignore[return-value]
+        async def recorded_submit(command: Command) -> Outcome:
+            return await submit(recorder.command(command))  # type: ignore[return-value]
 
         client.submit = recorded_submit  # type: ignore[method-assign]
         return client
@@ -307,8 +307,8 @@ async def mischief(cluster: LocalCluster) -> None:
 
 async def a_few_more(cluster: LocalCluster) -> None:
     await cluster.wait_until_ready()
-    before = cluster.high_water_mark()
-    while not cluster.is_ready or cluster.high_water_mark() < before + 3:
+    before = cluster.end_position()
+    while not cluster.is_ready or cluster.end_position() < before + 3:
         await asyncio.sleep(0.002)
 
 
@@ -370,12 +370,12 @@ def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
         view = CounterView()
         async with (
             cluster.client(name="billing-1", feed=FeedMode.NONE) as billing,
-            cluster.client(name="audit", handler=view, partitions=[0]) as audit,
+            cluster.client(name="audit", view=view, partitions=[0]) as audit,
         ):
             assert isinstance(await billing.append(b'{"add": 1}', partition=0), Committed)
             with pytest.raises(NotGranted, match="may do nothing in partition 1"):
                 await billing.append(b"2", partition=1)
-            while audit.describe()[0].applied < 0:
+            while audit.status()[0].applied < 0:
                 await asyncio.sleep(0.01)
             with pytest.raises(NotGranted, match="audit may not append to partition 0"):
                 await audit.append(b"3", partition=0)

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from tests.unit.told import told
 from tests.unit.waltzd.testing.test_cluster import with_cluster
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Transaction, TransactionContext
+from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import BadArgument, NeedsBatches, NotReady, TooLarge
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, LoggedLock, Mode, Reason, Rejected, read_lock, write_lock
@@ -33,7 +33,7 @@ class Ledger:
         self.accounts: dict[str, int] = {}
         self.parts: list[list[int]] = []
 
-    def mark(self, partition: int) -> int:
+    def position(self, partition: int) -> int:
         return self.last
 
     async def apply_batch(self, transactions: Sequence[Transaction]) -> None:
@@ -44,12 +44,12 @@ class Ledger:
 
     async def apply(self, transaction: Transaction) -> None:
         assert transaction.id == self.last + 1
-        account, amount = (await transaction.data()).decode().split()
+        account, amount = (await transaction.fetch()).decode().split()
         self.accounts[account] = self.accounts.get(account, 0) + int(amount)
         self.last = transaction.id
 
 
-class Change(TransactionContext):
+class Change(Command):
     """One side of a transfer. It takes the account's lock, so that transfers get into each other's way."""
 
     def __init__(self, account: str, amount: int) -> None:
@@ -59,7 +59,7 @@ class Change(TransactionContext):
         return 0
 
     def build(self, builder: Builder) -> bool:
-        builder.data = f"{self.account} {self.amount}".encode()
+        builder.payload = f"{self.account} {self.amount}".encode()
         builder.locks = [write_lock("account", ord(self.account))]
         return True
 
@@ -73,9 +73,9 @@ async def test_a_group_has_one_outcome_one_time_and_its_locks(cluster: LocalClus
     cluster.set_time(NOON)
     async with cluster.client(partitions=[0]) as client:
         locks = [[write_lock("a")], [read_lock("b"), write_lock("c")]]
-        assert await client.append_group([b"x", b"y"], partition=0, locks=locks, mark=-1) == Committed(0, 2)
-        refused = await client.append_group([b"z", b"z"], partition=0, locks=[[], [read_lock("c")]], mark=0)
-        assert refused == Rejected(Reason.REAL, 1, read_lock("c").hash)
+        assert await client.append_group([b"x", b"y"], partition=0, locks=locks, position=-1) == Committed(0, 2)
+        refused = await client.append_group([b"z", b"z"], partition=0, locks=[[], [read_lock("c")]], position=0)
+        assert refused == Rejected(Reason.CONFLICT, 1, read_lock("c").hash)
         first, second = await client.read_some(0, 0, with_locks=True)
         assert (first.time, second.time, first.follows, second.follows) == (NOON, NOON, False, True)
         assert first.locks == (LoggedLock(write_lock("a").hash, Mode.WRITE),)
@@ -107,7 +107,7 @@ async def test_reading_by_time_whoever_owns_the_partition(cluster: LocalCluster)
         await cluster.wait_until_ready()
         cluster.set_time(NOON)  # the clock of the new owner is behind
         await client.append(b"later", partition=0)
-        assert await client.mark_at(0, NOON + timedelta(minutes=3)) == 5
+        assert await client.position_at(0, NOON + timedelta(minutes=3)) == 5
         start, end = NOON + timedelta(minutes=2), NOON + timedelta(minutes=4)
         assert [found.id for found in await client.read_some(0, from_time=start, until_time=end)] == [4, 5, 6, 7]
         times = [found.time for found in await client.read_some(0, 0)]
@@ -120,7 +120,7 @@ async def test_reading_by_time_whoever_owns_the_partition(cluster: LocalCluster)
 @told(with_cluster)
 async def test_a_lock_that_is_made_to_fail_fails_for_the_whole_group(cluster: LocalCluster) -> None:
     view = Ledger()
-    async with cluster.client(handler=view) as client:
+    async with cluster.client(view=view) as client:
         cluster.force_next_lock_failure(times=2)
         assert await client.submit_group(transfer("a", "b", 5)) == Committed(0, 2)
     assert [record.id for record in await cluster.log()] == [0, 1]
@@ -136,7 +136,7 @@ def test_groups_stay_whole_whatever_goes_wrong(feed: FeedMode) -> None:
         views = [Ledger() for _ in range(3)]
 
         async def write(view: Ledger, source: str, target: str) -> None:
-            async with cluster.client(handler=view, settings=settings, feed=feed) as client:
+            async with cluster.client(view=view, settings=settings, feed=feed) as client:
                 for amount in range(8):
                     outcome = await client.submit_group(transfer(source, target, amount))
                     assert isinstance(outcome, Committed)
@@ -147,7 +147,7 @@ def test_groups_stay_whole_whatever_goes_wrong(feed: FeedMode) -> None:
 
         def cluster_end() -> int:
             with suppress(NotReady):  # it is handed over at this moment
-                return cluster.high_water_mark() if len(outcomes) == 24 else 1 << 60
+                return cluster.end_position() if len(outcomes) == 24 else 1 << 60
             return 1 << 60
 
         async def trouble() -> None:
@@ -196,10 +196,10 @@ def test_nobody_who_reads_a_view_in_sql_sees_a_part_of_a_group(tmp_path: Path) -
 
     async def story(cluster: LocalCluster) -> None:
         view: SqlView[Transaction] = SqlView(engine, insert, tables=tables, batch_max=1)
-        async with cluster.client(handler=view) as client:
+        async with cluster.client(view=view) as client:
             for amount in range(1, 8):
                 assert isinstance(await client.submit_group(transfer("a", "b", amount)), Committed)
-            while client.mark(0) < 13:
+            while client.position(0) < 13:
                 await asyncio.sleep(0.002)
         await view.close()
 
@@ -222,11 +222,11 @@ def test_a_group_as_large_as_a_frame_comes_whole(count: int, size: int, feed: Fe
     async def story(cluster: LocalCluster) -> None:
         view = Parts()
         settings = ClientSettings(feed_bytes_max=100_000)
-        async with cluster.client(handler=view, settings=settings, feed=feed) as client:
+        async with cluster.client(view=view, settings=settings, feed=feed) as client:
             await client.append(b"before", partition=0)
             assert await client.append_group([b"x" * size] * count, partition=0) == Committed(1, count)
             await client.append(b"behind", partition=0)
-            while client.mark(0) < count + 1:
+            while client.position(0) < count + 1:
                 await asyncio.sleep(0.002)
         assert any({1, count} <= set(part) for part in view.parts), "from its first to its last one in one part"
 

@@ -122,7 +122,7 @@ def test_refused_rows_leave_no_hole_and_the_others_keep_their_payloads() -> None
     in_room(test)
 
 
-@pytest.mark.parametrize(("is_committed", "reason"), [(False, Reason.IN_FLIGHT), (True, Reason.REAL)])
+@pytest.mark.parametrize(("is_committed", "reason"), [(False, Reason.IN_FLIGHT), (True, Reason.CONFLICT)])
 def test_a_conflict_with_another_client(is_committed: bool, reason: Reason) -> None:
     async def test(room: Room) -> None:
         one, two = await room.mount(1), await room.mount(2)

@@ -368,7 +368,7 @@ def test_a_lagging_client_is_refused_by_a_new_owner_only_until_it_has_read_the_l
         one = await room.mount(mark=3)
         await one.say(batch_of(b"a", b"b", marks=3, locks=[[(77, WRITE)], [(5, WRITE)]]))
         await one.until(lambda reader: len(reader.refused) + len(reader.committed) == 2)
-        assert one.refused == {1: (Reason.REAL, 5, 5)}
+        assert one.refused == {1: (Reason.CONFLICT, 5, 5)}
         assert room.pipe.explain(100).floor == -1
         room.pipe.check()
 

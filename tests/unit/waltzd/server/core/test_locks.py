@@ -81,7 +81,7 @@ def test_never_lenient_and_exact_within_the_window(size: int, low_mark: int, bat
             reason, conflict_id, lock = refused[number]
             assert lock in checked
             assert conflict_id > mark
-            if reason in (Reason.REAL, Reason.IN_FLIGHT):
+            if reason in (Reason.CONFLICT, Reason.IN_FLIGHT):
                 assert lock in window
                 assert conflict_id == twin.last(lock)
                 assert (reason is Reason.IN_FLIGHT) == (conflict_id > committed)
@@ -299,7 +299,7 @@ def test_a_table_that_is_lowered_is_never_more_lenient_than_one_that_saw_everyth
                 if any(marks.get(lock, -1) > seen[number] for lock in checked):
                     assert number in refused, "a table that saw everything would refuse it"
                 if number in refused:
-                    if refused[number] in (Reason.REAL, Reason.IN_FLIGHT):
+                    if refused[number] in (Reason.CONFLICT, Reason.IN_FLIGHT):
                         conflict = decision.conflict_ids[list(refused).index(number)]
                         assert conflict in [marks.get(lock) for lock in checked]
                     continue
@@ -309,7 +309,7 @@ def test_a_table_that_is_lowered_is_never_more_lenient_than_one_that_saw_everyth
         for lock in range(10):
             mark, reason = table.explain(lock, next_id - 1)
             assert mark >= marks.get(lock, -1)
-            assert reason in (Reason.REAL, Reason.IN_FLIGHT) or mark == table.floor
+            assert reason in (Reason.CONFLICT, Reason.IN_FLIGHT) or mark == table.floor
             assert mark == marks.get(lock) or reason in (Reason.FLOOR, Reason.NEW_OWNER), "what is known is exact"
             assert reason is not Reason.FLOOR or table.has_evicted
 
@@ -317,10 +317,10 @@ def test_a_table_that_is_lowered_is_never_more_lenient_than_one_that_saw_everyth
 def test_a_table_that_has_read_all_of_the_log_knows_all_of_it() -> None:
     table = LockTable(10, 3)
     assert table.lower(history_of(2, [[(1, WRITE)], [(2, READ)]]))
-    assert (table.floor, table.explain(1, 3)) == (1, (2, Reason.REAL))
+    assert (table.floor, table.explain(1, 3)) == (1, (2, Reason.CONFLICT))
     assert table.explain(9, 3) == (1, Reason.NEW_OWNER)
     assert not table.lower(history_of(0, [[(1, WRITE), (3, APPEND)], []])), "nothing stands in front of the first id"
-    assert (table.floor, table.explain(1, 3), table.explain(3, 3)) == (-1, (2, Reason.REAL), (0, Reason.REAL))
+    assert (table.floor, table.explain(1, 3), table.explain(3, 3)) == (-1, (2, Reason.CONFLICT), (0, Reason.CONFLICT))
     assert table.decide(batch_of(b"", marks=-1, locks=[[(9, READ)]]), 4, 3).sequences.tolist() == []
 
 

@@ -1,8 +1,8 @@
-"""The tables of a view in its database: whose the view is, its marks, and its dead letters.
+"""The tables of a view in its database: whose the view is, its positions, and its dead letters.
 
 One row of `waltz_views` says from which cluster a view comes and which function makes it; it is written before the first
-mark and never changes its cluster. The mark of a partition is a row of `waltz_marks`; raising it from one id to another
-succeeds for one process only, and its row is the lock that makes the others wait. Nothing here ends a database
+position and never changes its cluster. The position of a partition is a row of `waltz_positions`; raising it from one id
+to another succeeds for one process only, and its row is the lock that makes the others wait. Nothing here ends a database
 transaction that it did not begin."""
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from waltzd.protocol.quorum import EMPTY
 
 NAME_MAX, FUNCTION_MAX = 100, 400
 REASON_MAX = 2000
+_OLDER = "waltz_marks"
 
 
-class Marks:
+class Positions:
     """Those of one view in one database."""
 
     def __init__(self, engine: Engine, view: str, *, has_dead_letters: bool) -> None:
@@ -41,7 +42,9 @@ class Marks:
             sa.Column("cluster", sa.String(36), nullable=False),
             sa.Column("function_name", sa.String(FUNCTION_MAX), nullable=False),
         )
-        self._marks = sa.Table("waltz_marks", self._metadata, *_place(), sa.Column("mark", sa.BigInteger, nullable=False))
+        self._positions = sa.Table(
+            "waltz_positions", self._metadata, *_place(), sa.Column("position", sa.BigInteger, nullable=False)
+        )
         self._dead: sa.Table | None = None
         if has_dead_letters:
             self._dead = sa.Table(
@@ -67,12 +70,10 @@ class Marks:
 
     def _refuse_older(self) -> None:
         inspector = sa.inspect(self._engine)
-        if not inspector.has_table(self._marks.name):
-            return
-        if "view_name" not in {column["name"] for column in inspector.get_columns(self._marks.name)}:
+        if inspector.has_table(_OLDER):
             raise OtherView(
-                f"{self._marks.name} has no column view_name: an earlier version made it, when a database held one view",
-                next_step=f"drop {self._marks.name} and empty the application's tables: the view is built anew",
+                f"there is a table {_OLDER}: an earlier version of Waltz made it, and kept the positions of views there",
+                next_step=f"drop {_OLDER} and empty the application's tables: the view is built anew",
             )
 
     def _claim(self, cluster: str, function: str, *, accept_rename: bool) -> None:
@@ -120,26 +121,26 @@ class Marks:
         if self.read(probe) is None:
             return
         with self._engine.begin() as connection:
-            connection.execute(sa.delete(self._marks).where(*self._at(probe)))
+            connection.execute(sa.delete(self._positions).where(*self._at(probe)))
         raise NotTransactional(
-            f"a row of {self._marks.name} that was rolled back is still there: this {self._engine.dialect.name} engine "
+            f"a row of {self._positions.name} that was rolled back is still there: this {self._engine.dialect.name} engine "
             "commits every statement, or the table knows no transactions"
         )
 
-    # -- marks
+    # -- positions
 
     def read(self, partition: int) -> int | None:
         """None for a partition that has no row yet."""
         with self._engine.connect() as connection:
-            found = connection.scalar(sa.select(self._marks.c.mark).where(*self._at(partition)))
+            found = connection.scalar(sa.select(self._positions.c.position).where(*self._at(partition)))
         return None if found is None else int(found)
 
     def read_all(self) -> dict[int, int]:
-        columns = self._marks.c
-        wanted = sa.select(columns.partition_id, columns.mark).where(columns.view_name == self._view)
+        columns = self._positions.c
+        wanted = sa.select(columns.partition_id, columns.position).where(columns.view_name == self._view)
         with self._engine.connect() as connection:
             rows = connection.execute(wanted.where(columns.partition_id >= 0)).all()
-        return {int(partition): int(mark) for partition, mark in rows}
+        return {int(partition): int(position) for partition, position in rows}
 
     def insert(self, partition: int) -> None:
         try:
@@ -148,10 +149,10 @@ class Marks:
         except IntegrityError:
             return  # another process was faster
 
-    def raise_from(self, connection: Connection, partition: int, expected: int, mark: int) -> bool:
+    def raise_from(self, connection: Connection, partition: int, expected: int, position: int) -> bool:
         """Whether it was where it is expected; only then it has been raised."""
-        here = (*self._at(partition), self._marks.c.mark == expected)
-        return connection.execute(sa.update(self._marks).where(*here).values(mark=mark)).rowcount == 1
+        here = (*self._at(partition), self._positions.c.position == expected)
+        return connection.execute(sa.update(self._positions).where(*here).values(position=position)).rowcount == 1
 
     def bury(
         self, connection: Connection, cluster: UUID, partition: int, letters: Sequence[tuple[int, int]], why: str
@@ -164,10 +165,10 @@ class Marks:
         connection.execute(sa.insert(self._dead), rows)
 
     def _at(self, partition: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-        return self._marks.c.view_name == self._view, self._marks.c.partition_id == partition
+        return self._positions.c.view_name == self._view, self._positions.c.partition_id == partition
 
     def _insert(self, partition: int) -> sa.Insert:
-        return sa.insert(self._marks).values(view_name=self._view, partition_id=partition, mark=EMPTY)
+        return sa.insert(self._positions).values(view_name=self._view, partition_id=partition, position=EMPTY)
 
 
 def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:
