@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,14 @@ def pytest_report_header() -> str:
 def original() -> Path:
     """Three storage directories that the original system wrote, and a manifest of all records in them. Do not change."""
     return TESTS / "fixtures" / "java-waltz-a"
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_heard_again() -> Iterator[None]:
+    """A command that was told to end ignores further signals, and its process ends. Run within this one it must not leave
+    that behind: every program started later would inherit it, and a Java that ignores SIGTERM never ends."""
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in heard.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)

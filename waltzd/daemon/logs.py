@@ -30,6 +30,20 @@ _STANDARD = set(vars(logging.makeLogRecord({})))
 _CODE = re.compile(r"\bW[0-9]{4}\b")
 
 
+class _TextFormatter(logging.Formatter):
+    """A message is one line. A caller whose words are in it must not write lines of its own, or hide something."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-8s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        if text.isprintable():
+            return text
+        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -172,12 +186,7 @@ RECENT = Ring()
 
 def configure(log_format: str, log_level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    if log_format == "json":
-        handler.setFormatter(_JsonFormatter())
-    else:
-        formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-8s %(message)s", "%Y-%m-%dT%H:%M:%S")
-        formatter.converter = time.gmtime
-        handler.setFormatter(formatter)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
     for one in (handler, RECENT):
         one.addFilter(_STRANGERS)
     logging.basicConfig(level=log_level.upper(), handlers=[handler, RECENT], force=True)

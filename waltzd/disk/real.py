@@ -11,7 +11,7 @@ import struct
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from waltzd.disk.seam import Buffer, Entry, Inode
 from waltzd.errors import (
@@ -238,8 +238,9 @@ class RealDisk:
         with _translated(f"listing {path}"), os.scandir(path) as found:
             for item in found:
                 is_directory = item.is_dir(follow_symlinks=False)
-                size = 0 if is_directory else item.stat(follow_symlinks=False).st_size
-                out.append(Entry(item.name, is_directory, size))
+                with suppress(FileNotFoundError):  # a tool looks on while a daemon renames: what left is left out
+                    size = 0 if is_directory else item.stat(follow_symlinks=False).st_size
+                    out.append(Entry(item.name, is_directory, size))
         return sorted(out, key=lambda entry: entry.name)
 
     def names(self, path: str) -> Sequence[str]:

@@ -254,7 +254,7 @@ def test_a_log_that_remembers_a_clock_which_was_ahead() -> None:
 # -- the table, and others who read it ---------------------------------------------------------------------------------
 
 ALERTS = yaml.safe_load((Path(__file__).parents[4] / "configs/alert-rules.yml").read_text())["groups"][0]["rules"]
-OVER_TIME = {"WaltzCommitSlow", "WaltzManyRefusals", "WaltzNotReady"}
+OVER_TIME = {"WaltzApplicationSlowed", "WaltzCommitSlow", "WaltzManyRefusals", "WaltzNotReady"}
 """What no look can find: rates; and reasons that a daemon gives itself."""
 
 

@@ -53,3 +53,21 @@ def test_a_place_where_nothing_can_be_written_keeps_nobody_from_anything(tmp_pat
     ring.keep(str(tmp_path / "nowhere" / "events.log"))
     told(ring, "all the same")
     assert [event.text for event in ring.after(0).events] == ["all the same"]
+
+
+def test_what_a_caller_wrote_makes_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every sign that somebody takes for the end of a line, and those that hide what stands before them."""
+    before = logging.getLogger().handlers[:]
+    try:
+        logs.configure("text", "info")
+        logging.getLogger("waltz").info("ann at 127.0.0.1: %s: done", "one\r\n\x0b\x0c\x1c\x85\u2028\u2029\x1b[2K\x00 two")
+        try:
+            raise ValueError("a mistake of ours")
+        except ValueError:
+            logging.getLogger("waltz").exception("it failed")
+    finally:
+        logging.basicConfig(handlers=before, force=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(r"ann at 127.0.0.1: one\r\n\x0b\x0c\x1c\x85\u2028\u2029\x1b[2K\x00 two: done")
+    assert said[1].endswith("it failed")
+    assert said[2].startswith("Traceback")

@@ -8,7 +8,8 @@ import resource
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,23 @@ def test_a_link_to_nowhere_is_there(tmp_path: Path) -> None:
     """`exists` must not say no to a name that is taken."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert DISK.exists(str(tmp_path / "link"))
+
+
+def test_what_is_renamed_while_a_directory_is_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool looks at the directory of a daemon that works."""
+    for name in ("0.seg", "1.seg.new"):
+        (tmp_path / name).write_bytes(b"12345")
+    scan = os.scandir
+
+    @contextmanager
+    def then_renamed(path: str) -> Iterator[list[os.DirEntry[str]]]:
+        with scan(path) as found:
+            entries = list(found)
+        (tmp_path / "1.seg.new").rename(tmp_path / "1.seg")
+        yield entries
+
+    monkeypatch.setattr(os, "scandir", then_renamed)
+    assert [(entry.name, entry.size) for entry in DISK.list(str(tmp_path))] == [("0.seg", 5)]
 
 
 def test_a_link_to_a_directory_is_no_directory(tmp_path: Path) -> None:

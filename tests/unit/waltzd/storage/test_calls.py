@@ -25,6 +25,7 @@ from tests.unit.keeping import with_calls
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import (
     BadArgument,
+    BeyondLog,
     ControlDamaged,
     Draining,
     FlushFailed,
@@ -512,6 +513,25 @@ def test_what_stays_in_doubt_after_it_was_examined_is_an_error(monkeypatch: pyte
         await calls.open_session(0, 7, PARTITIONS)
         with pytest.raises(PartitionDamaged, match="segment at id 0"):
             [run async for run in calls.read(0, 7, 0, 5, 0)]
+
+    with_calls(sample(6), test)
+
+
+def test_who_reads_more_slowly_than_the_log_grows_comes_to_an_end() -> None:
+    async def test(calls: StorageCalls, turns: list[str]) -> None:
+        await calls.open_session(0, 7, PARTITIONS)
+        found, bound = 0, 1 << 40
+
+        async def read() -> None:
+            nonlocal found
+            async for run in calls.read(0, 7, 0, bound, 1):
+                found += len(run)
+                assert found <= 6
+                await calls.append(0, 7, OneFrame(RecordsFrame(run_for(0, 5 + found, 1), -1)))
+
+        with pytest.raises(BeyondLog, match=f"id {bound} is not here"):
+            await read()
+        assert found == 6, "what was there when it began"
 
     with_calls(sample(6), test)
 
