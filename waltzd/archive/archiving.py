@@ -9,7 +9,6 @@ over where it proves the same log.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from uuid import UUID
 
 from waltzd.archive.manifest import (
@@ -26,18 +25,10 @@ from waltzd.archive.manifest import (
 from waltzd.archive.store import Store, read_object
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
+from waltzd.protocol.descriptions import Archived
 
 READ_BYTES = 256 << 20
 """Of an object at once: a segment in one request, and one that is larger in a few."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """The newest manifest of a partition that everybody knows of; nothing is known before the first one."""
-
-    archive: UUID | None = None
-    number: int = 0
-    sha256: str = ""
 
 
 def label_in(store: Store, cluster: UUID, fresh_id: Callable[[], UUID], wanted: UUID | None) -> Label:
@@ -106,7 +97,7 @@ class PartitionArchive:
             raise ArchiveDamaged(f"{where} is the manifest {found.number} of partition {found.partition}")
         return found
 
-    def newest(self, known: Known) -> Manifest:
+    def newest(self, known: Archived) -> Manifest:
         """From a manifest that is known on, as far as manifests follow each other."""
         found = self.manifest(known.number, known.sha256)
         while (following := self.manifest_at(found.number + 1)) is not None:
@@ -125,11 +116,16 @@ class PartitionArchive:
 
     # -- writing
 
-    def add(self, known: Known, piece: Entry, data: Buffer) -> Manifest:
+    def add(self, known: Archived, piece: Entry, data: Buffer) -> Manifest:
         """The manifest that has this piece behind all that `known` has, once all of it is in the store. `data`: of the
         whole object."""
         assert piece.size == len(data)
         before = self.manifest(known.number, known.sha256)
+        if not before.last == known.last_id == piece.first - 1:
+            raise ArchiveDamaged(
+                f"{self._where(before.name)} ends at id {before.last}; the cluster says {known.last_id}, and the next "
+                f"segment begins at id {piece.first}"
+            )
         following, chunks = before.extended(piece)
         self._put(piece.name(self.partition), data)
         for chunk in chunks:

@@ -68,8 +68,9 @@ MOVES = "/moves"
 COPY_RATE = "/copy-rate"
 HISTORY = "/history"
 POLICY = "/policy"
+ARCHIVES = "/archives"
 _FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, "/election", HISTORY)
-_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY)}
+_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY, ARCHIVES)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""

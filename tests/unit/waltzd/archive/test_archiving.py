@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
-from waltzd.archive.archiving import Known, PartitionArchive, label_in
+from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import Entry, Manifest
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion
+from waltzd.protocol.descriptions import Archived
 
 CLUSTER, ARCHIVE = UUID(int=2), UUID(int=9)
 
@@ -39,8 +40,10 @@ def segment(number: int, *, history: bytes = b"", cut: int = 10) -> tuple[Entry,
     ), data  # fmt: skip
 
 
-def known(manifest: Manifest) -> Known:
-    return Known(archive=manifest.archive, number=manifest.number, sha256=manifest.sha256)
+def known(manifest: Manifest) -> Archived:
+    return Archived(
+        archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last
+    )  # fmt: skip
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Room:
     """A cluster that archives: its document of the partition, and storages that are killed and start again."""
 
     store: FaultyStore = field(default_factory=FaultyStore)
-    document: Known = field(default_factory=Known)
+    document: Archived = field(default_factory=Archived)
     archived: int = 0
     """Segments, as far as the document says."""
 
@@ -250,13 +253,13 @@ def test_a_manifest_that_is_not_the_known_one_is_not_built_upon() -> None:
     room.upload()
     room.upload()
     with pytest.raises(ArchiveDamaged, match="is not the manifest that the cluster knows"):
-        room.archive().add(Known(archive=ARCHIVE, number=1, sha256=room.document.sha256), *segment(1))
+        room.archive().add(Archived(archive=ARCHIVE, number=1, sha256=room.document.sha256, last_id=9), *segment(1))
     last = room.store.objects[manifests.manifest_name(0, 2)]
     last.data = last.data.replace(b'"number": 2', b'"number": 3')
     with pytest.raises(ArchiveDamaged):
-        room.archive().newest(Known(archive=ARCHIVE))
+        room.archive().newest(Archived(archive=ARCHIVE))
     with pytest.raises(ArchiveDamaged):
-        room.archive().add(Known(archive=ARCHIVE, number=1, sha256=first_sha256(room)), *segment(1))
+        room.archive().add(Archived(archive=ARCHIVE, number=1, sha256=first_sha256(room), last_id=9), *segment(1))
 
 
 def first_sha256(room: Room) -> str:
@@ -267,7 +270,7 @@ def test_the_newest_is_found_from_any_that_is_known() -> None:
     room = Room()
     for _ in range(5):
         room.upload()
-    newest = room.archive().newest(Known(archive=ARCHIVE))
+    newest = room.archive().newest(Archived(archive=ARCHIVE))
     assert known(newest) == room.document == known(room.archive().newest(room.document))
 
 
