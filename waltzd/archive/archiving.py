@@ -80,6 +80,9 @@ class PartitionArchive:
         self._newest = self._decoded(text, number)
         return self._newest
 
+    def name_at(self, number: int) -> str:
+        return manifest_name(self.partition, number)
+
     def manifest_at(self, number: int) -> Manifest | None:
         """What stands under this number, proven by itself only; None where nothing does."""
         try:
