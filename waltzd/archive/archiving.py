@@ -27,6 +27,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
 from waltzd.protocol.descriptions import Archived
 
+STEP_BYTES = 1 << 20
 READ_BYTES = 256 << 20
 """Of an object at once: a segment in one request, and one that is larger in a few."""
 
@@ -185,6 +186,14 @@ class PartitionArchive:
             wanted = whole[offset : offset + READ_BYTES]
             offset += len(wanted)
             is_last = offset == len(whole)
-            if self._store.get_range(name, offset - len(wanted), len(wanted) + is_last) != wanted:
+            if not _are_same(self._store.get_range(name, offset - len(wanted), len(wanted) + is_last), wanted):
                 return False
         return True
+
+
+def _are_same(found: bytes, wanted: memoryview) -> bool:
+    """A piece at a time, as bytes: memory views are compared item by item, which takes ten times as long."""
+    steps = range(0, len(wanted), STEP_BYTES)
+    return len(found) == len(wanted) and all(
+        found[at : at + STEP_BYTES] == bytes(wanted[at : at + STEP_BYTES]) for at in steps
+    )
