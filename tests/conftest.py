@@ -45,6 +45,7 @@ LONG = (
     "simulation/test_mutants.py",
     "spark/test_standalone.py",
     "cli/test_up.py",
+    "applications/test_applications.py",
     "simulation/test_recovery_model.py",
     "process/test_storage.py",
     "simulation/test_crash_mutants.py",

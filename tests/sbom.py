@@ -79,6 +79,21 @@ def wanted_by(texts: Iterable[str], extras: Iterable[str]) -> list[tuple[str, tu
     return found
 
 
+def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """What the project names itself, with these extras, and those that they name in turn."""
+    found, waiting, seen = wanted_by(project["dependencies"], ()), list(extras), set()
+    while waiting:
+        extra = waiting.pop()
+        if extra not in seen:
+            seen.add(extra)
+            for name, more in wanted_by(project["optional-dependencies"][extra], ()):
+                if name == project["name"]:
+                    waiting += more
+                else:
+                    found.append((name, more))
+    return found
+
+
 def needed(roots: Iterable[tuple[str, tuple[str, ...]]], lock: Lock) -> dict[str, list[str]]:
     """What these stand on, all of it: name → what it depends on itself. What the lock does not have is for nobody."""
     found: dict[str, list[str]] = {}
@@ -100,10 +115,9 @@ def needed(roots: Iterable[tuple[str, tuple[str, ...]]], lock: Lock) -> dict[str
 
 def bill(project: Mapping[str, Any], lock: Lock) -> dict[str, Any]:
     """The CycloneDX document. What only an extra brings is optional."""
-    extras = project["optional-dependencies"]
-    usual = wanted_by(project["dependencies"], ())
+    usual = named_by(project, ())
     always = needed(usual, lock)
-    everything = needed([*usual, *(one for texts in extras.values() for one in wanted_by(texts, ()))], lock)
+    everything = needed(named_by(project, project["optional-dependencies"]), lock)
     us = f"pkg:pypi/{project['name']}@{project['version']}"
     content = {
         "metadata": {
@@ -158,8 +172,7 @@ def _component(found: Locked, *, is_optional: bool) -> dict[str, Any]:
 
 
 def requirements(project: Mapping[str, Any], lock: Lock, extras: Iterable[str]) -> str:
-    texts = [*project["dependencies"], *(text for one in extras for text in project["optional-dependencies"][one])]
-    return "".join(one.requirement + "\n" for name in needed(wanted_by(texts, ()), lock) for one in lock[name])
+    return "".join(one.requirement + "\n" for name in needed(named_by(project, extras), lock) for one in lock[name])
 
 
 def main(arguments: list[str]) -> int:

@@ -20,16 +20,31 @@ PAGES = {"README.md": "index.md", "ARCHITECTURE.md": "architecture.md", "CHANGEL
 MENU = "documentation.md"
 
 API = {
-    "Clients": ("waltzd.Client", "waltzd.BlockingClient", "waltzd.ClientSettings", "waltzd.Serializer"),
+    "Clients": (
+        "waltzd.Client",
+        "waltzd.BlockingClient",
+        "waltzd.ClientSettings",
+        "waltzd.Tls",
+        "waltzd.ClientStatus",
+        "waltzd.PartitionStatus",
+        "waltzd.Serializer",
+    ),
     "Transactions": (
         *("waltzd.Transaction", "waltzd.Command", "waltzd.FeedMode", "waltzd.View", "waltzd.Builder"),
-        *("waltzd.Decision", "waltzd.Declined"),
+        "waltzd.Decision",
+        "waltzd.PositionFile",
     ),
     "Locks and outcomes": (
         *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
-        *("waltzd.Outcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes"),
+        *("waltzd.Outcome", "waltzd.AppendOutcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Declined"),
+        *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes", "waltzd.Token"),
+    ),
+    "Serializers": (
+        *("waltzd.serializers.EventType", "waltzd.serializers.Json", "waltzd.serializers.JsonEvents"),
+        *("waltzd.serializers.PydanticEvents", "waltzd.serializers.MsgspecEvents"),
     ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
+    "Observing": ("waltzd.observe.metrics", "waltzd.observe.traces"),
     "Testing": ("waltzd.testing.LocalCluster",),
     "Errors": ("waltzd.errors",),
 }
@@ -57,6 +72,7 @@ paths = [{root}]
 docstring_style = "google"
 filters = ["!^_", "!^check$"]
 members_order = "source"
+inherited_members = true
 merge_init_into_class = true
 separate_signature = true
 show_if_no_docstring = true

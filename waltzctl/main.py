@@ -14,15 +14,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-import typer
-from typer import Option
-from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
-from typer.core import TyperCommand, TyperGroup
+from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, WaltzError, not_installed
+
+try:
+    import typer
+    from typer import Option
+    from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
+    from typer.core import TyperCommand, TyperGroup
+except ModuleNotFoundError as error:  # an application has this program, too
+    sys.exit("\n".join(not_installed(error, "tools").lines()))
 
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, Interrupted, deaf, silence_stdout
 from waltzctl.shell.options import HELP, command_of
 from waltzctl.show.terminal import printable
-from waltzd.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, NotInstalled, WaltzError
 
 COMPLETE = "_WALTZCTL_COMPLETE"
 """The variable by which a shell asks: `bash_source`, and so for zsh and fish."""
@@ -110,6 +114,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "cluster": {
         "delete": ("waltzctl.placement.cluster:delete", "Take the documents of a cluster out of ZooKeeper."),
         "describe": ("waltzctl.placement.cluster:describe", "Show servers, storages and partitions."),
+        "load-metadata": ("waltzctl.placement.metadata:load", "Put the documents of a cluster back into ZooKeeper."),
+        "rebuild-metadata": (
+            "waltzctl.placement.metadata:rebuild",
+            "Make the documents of a cluster anew from its storages.",
+        ),
+        "save-metadata": ("waltzctl.placement.metadata:save", "Write the documents of a cluster to a file."),
         "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
@@ -209,9 +219,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 }
 """Command or group, where it is defined ("" for a group), and its line in the help."""
 
-SPARK_PACKAGES = ("waltz_spark", "pyarrow", "pyspark", "py4j")
-"""Of the extra `spark`."""
-
 GENERAL_FAILURES = frozenset({"verify-segments"})
 """Commands whose exit codes tell three things apart: clean, findings, could not run; a mistake of the user stays 2."""
 
@@ -290,10 +297,7 @@ def run(arguments: Sequence[str]) -> int:
             with cli.make_context("waltzctl", list(arguments)) as context:
                 result = cli.invoke(context)
         except ModuleNotFoundError as error:  # a storage node does not have what exports and analyses need
-            package = (error.name or "").partition(".")[0]
-            if package not in SPARK_PACKAGES:
-                raise
-            raise NotInstalled(f"the package {package} is not installed", extra="spark") from error
+            raise not_installed(error, "tools", "spark") from error
     except ClickException as error:
         error.show()
         return EXIT_USAGE

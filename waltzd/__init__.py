@@ -14,22 +14,28 @@ if TYPE_CHECKING:
     from waltzd.client.blocking import BlockingClient as BlockingClient
     from waltzd.client.client import Client as Client
     from waltzd.client.pending import Outcomes as Outcomes
+    from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings
+    from waltzd.client.settings import Tls as Tls
+    from waltzd.client.status import ClientStatus as ClientStatus
+    from waltzd.client.status import PartitionStatus as PartitionStatus
     from waltzd.client.view import Builder as Builder
     from waltzd.client.view import Command as Command
     from waltzd.client.view import Decision as Decision
-    from waltzd.client.view import Declined as Declined
     from waltzd.client.view import Serializer as Serializer
     from waltzd.client.view import Transaction as Transaction
     from waltzd.client.view import View as View
     from waltzd.errors import WaltzError as WaltzError
     from waltzd.protocol.batches import FeedMode as FeedMode
+    from waltzd.protocol.locks import AppendOutcome as AppendOutcome
     from waltzd.protocol.locks import Committed as Committed
+    from waltzd.protocol.locks import Declined as Declined
     from waltzd.protocol.locks import Lock as Lock
     from waltzd.protocol.locks import LoggedLock as LoggedLock
     from waltzd.protocol.locks import Outcome as Outcome
     from waltzd.protocol.locks import Reason as Reason
     from waltzd.protocol.locks import Rejected as Rejected
+    from waltzd.protocol.locks import Token as Token
     from waltzd.protocol.locks import Unknown as Unknown
     from waltzd.protocol.locks import append_lock as append_lock
     from waltzd.protocol.locks import read_lock as read_lock
@@ -39,25 +45,29 @@ _MODULES = {
     "client.blocking": ("BlockingClient",),
     "client.client": ("Client",),
     "client.pending": ("Outcomes",),
-    "client.settings": ("ClientSettings",),
+    "client.position_file": ("PositionFile",),
+    "client.settings": ("ClientSettings", "Tls"),
+    "client.status": ("ClientStatus", "PartitionStatus"),
     "client.view": (
         "Builder",
-        "Command",
         "Decision",
-        "Declined",
+        "View",
         "Serializer",
         "Transaction",
-        "View",
+        "Command",
     ),
     "errors": ("WaltzError",),
     "protocol.batches": ("FeedMode",),
     "protocol.locks": (
+        "AppendOutcome",
         "Committed",
+        "Declined",
         "Lock",
         "LoggedLock",
         "Outcome",
         "Reason",
         "Rejected",
+        "Token",
         "Unknown",
         "append_lock",
         "read_lock",

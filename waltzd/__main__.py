@@ -7,13 +7,17 @@ import os
 import sys
 from typing import Annotated
 
-import typer
-from typer import Option
-from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
-
-from waltzd.daemon import config, config_file
-from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors import BadArgument, WaltzError, not_installed
 from waltzd.protocol.address import parse_address
+
+try:
+    import typer
+    from typer import Option
+    from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
+
+    from waltzd.daemon import config, config_file
+except ModuleNotFoundError as error:  # an application has this program, too
+    sys.exit("\n".join(not_installed(error, "daemon").lines()))
 
 app = typer.Typer(name="waltzd", add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 ConfigPath = Annotated[str, Option("--config", metavar="FILE", help="The YAML file with the settings.")]
@@ -118,7 +122,10 @@ def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: 
 
 def main() -> None:
     try:
-        sys.exit(typer.main.get_command(app).main(prog_name="waltzd", standalone_mode=False))
+        try:
+            sys.exit(typer.main.get_command(app).main(prog_name="waltzd", standalone_mode=False))
+        except ModuleNotFoundError as error:  # an operator's machine has the tools only
+            raise not_installed(error, "daemon") from error
     except WaltzError as error:
         typer.echo("\n".join(error.lines()), err=True)
         sys.exit(error.exit_code)

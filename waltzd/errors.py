@@ -80,7 +80,9 @@ class WaltzError(Exception):
     status: ClassVar[str] = "INTERNAL"
     """Of gRPC, for tools that know nothing of codes."""
     not_done: ClassVar[str] = ""
+    """What was not done, where an error says nothing else of it."""
     next_step: ClassVar[str] = ""
+    """What to do, likewise."""
 
     def __init__(self, message: str, *, not_done: str = "", next_step: str = "", **facts: object) -> None:
         super().__init__(message)
@@ -375,7 +377,8 @@ class MetadataMissing(WaltzError):
     code, exit_code = "W2020", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"
     next_step = (
-        "restore the newest copy of the metadata; without one, `waltzctl partition rescue` makes it anew from the storages"
+        "put the newest copy back, `waltzctl cluster load-metadata FILE`; without one, `waltzctl cluster rebuild-metadata` "
+        "where all documents are gone, `waltzctl partition rescue` where those of one partition are"
     )
 
 
@@ -386,7 +389,10 @@ class MetadataBehind(WaltzError):
 
     code, exit_code = "W2021", EXIT_UNSAFE
     not_done = "nothing was cut, nothing was written"
-    next_step = "restore newer metadata; without any, `waltzctl partition rescue` decides from what the storages hold"
+    next_step = (
+        "stop the servers and put newer documents back, `waltzctl cluster load-metadata FILE`; without any, `waltzctl "
+        "partition rescue` decides from what the storages hold"
+    )
 
 
 class BadMetadata(WaltzError):
@@ -396,6 +402,26 @@ class BadMetadata(WaltzError):
     code = "W2022"
     not_done = "the document was left as it is; what depends on it was not started"
     next_step = "look at the document that the message names; use the Waltz version that wrote it"
+
+
+class MetadataUnfinished(BadMetadata):
+    """A command puts the documents of this cluster back into the coordinator, or was interrupted at that. Until the last of
+    them is there no daemon takes part, because a cluster with some of its documents only would begin from nothing. The same
+    command again goes on from there."""
+
+    code, exit_code, retry = "W2045", EXIT_CONFLICT, Retry.LATER
+    not_done = "nothing was started and nothing was changed"
+    next_step = "wait for the command that the message names, or run it again: it completes what it began"
+
+
+class MetadataFileDamaged(WaltzError):
+    """A file with the documents of a cluster is not what `waltzctl cluster save-metadata` wrote: a line is missing or was
+    changed, it ends in the middle, or it is another kind of file. Such a file is never used in part, since a document that
+    is missing or wrong can cost transactions."""
+
+    code, exit_code = "W2046", EXIT_FINDINGS
+    not_done = "nothing was read from it, and nothing was changed"
+    next_step = "use another copy of the file; without one, `waltzctl cluster rebuild-metadata` asks the storages"
 
 
 class NameInUse(WaltzError):
@@ -482,12 +508,12 @@ class CoordinatorOpen(WaltzError):
 
 
 class NotInstalled(WaltzError):
-    """A program or a Python package that is needed here is not installed, or is too old: a Java 17 or later for ZooKeeper
-    and for Spark, the program files of ZooKeeper, which the package PySpark ships, PyArrow and PySpark for exports and
-    analyses, deltalake for Delta tables, matplotlib for pictures. The message says what was tried and what was wrong with
-    it. Storages, servers and the rest of `waltzctl` do without. Each of these comes with an extra of the package, which
-    the fact `extra` names. A ZooKeeper that is installed in another way needs nothing from Waltz: start it and name its
-    address."""
+    """A program or a Python package that is needed here is not installed, or is too old. `pip install waltzd` brings what
+    applications need; the programs and whatever else stands on more come with extras of the package: `tools` for
+    `waltzctl`, `daemon` for `waltzd`, `local` for a cluster on one machine (ZooKeeper, whose program files the package
+    PySpark ships, and a Java 17 or later), `spark` for exports and analyses, `delta` for Delta tables, `charts` for
+    pictures. The message says what was tried and what was wrong with it, and the fact `extra` names the extra. A ZooKeeper
+    that is installed in another way needs nothing from Waltz: start it and name its address."""
 
     code = "W2032"
     not_done = "nothing was started, read or written"
@@ -497,6 +523,26 @@ class NotInstalled(WaltzError):
         if "extra" in facts and not next_step:
             next_step = f"`pip install 'waltzd[{facts['extra']}]'`, which brings it"
         super().__init__(message, not_done=not_done, next_step=next_step, **facts)
+
+
+_TOOLS = ("kazoo", "rich", "typer", "yaml")
+BROUGHT = {
+    "tools": _TOOLS,
+    "daemon": (*_TOOLS, "grpc_health", "grpc_reflection", "prometheus_client", "uvloop"),
+    "spark": ("waltz_spark", "pyarrow", "pyspark", "py4j"),
+    "metrics": ("prometheus_client",),
+    "otel": ("opentelemetry",),
+}
+"""What a program imports, by the extra that brings it."""
+
+
+def not_installed(error: ModuleNotFoundError, *extras: str) -> NotInstalled:
+    """What the import of a program missed, which comes with one of these extras. Any other error is raised again."""
+    package = (error.name or "").partition(".")[0]
+    for extra in extras:
+        if package in BROUGHT[extra]:
+            return NotInstalled(f"the package {package} is not installed", extra=extra)
+    raise error
 
 
 class TooManyCallers(WaltzError):
@@ -627,6 +673,34 @@ class NotApplied(WaltzError):
     code, exit_code, retry = "W2086", EXIT_TIMEOUT, Retry.LATER
     not_done = "what the view shows does not contain the transaction yet"
     next_step = "answer from the view as it is, or try again; if it lasts, look at the process that applies"
+
+
+class EventUnreadable(WaltzError):
+    """A payload in the log is no event that the application's serializer can read: it is no JSON or MessagePack, it lacks
+    the envelope of `type`, `version` and `data`, or its data does not fit its type. Another program wrote it, or the class
+    of the event was changed without a new version."""
+
+    code = "W2089"
+    not_done = "nothing was made of this payload"
+    next_step = "give the event type a new version, and a function that brings older data up to it"
+
+
+class EventUnknown(WaltzError):
+    """An event in the log has a type that this program does not know, or a newer version of one that it knows. A newer
+    program wrote it. A SQL view tries it again until a program that knows it comes, and never puts it aside."""
+
+    code, retry = "W2088", Retry.LATER
+    not_done = "nothing was made of this event"
+    next_step = "install the program that knows it here, too: those that read before those that write"
+
+
+class PositionsDamaged(WaltzError):
+    """The file in which a follower keeps its positions is not what was written there. To begin from a guess would leave
+    transactions out, or do them again, so nothing was fed."""
+
+    code, exit_code = "W2087", EXIT_FINDINGS
+    not_done = "nothing was fed"
+    next_step = "put the file back from a backup; or remove it, empty what the follower feeds, and begin at the start"
 
 
 class UnfitSegment(WaltzError):

@@ -76,7 +76,7 @@ def apply_many(connection: Connection, transactions: Sequence[Transaction]) -> N
 class Log:
     """Gives ids, and hands on what came in one turn of the loop."""
 
-    def __init__(self, view: SqlView[Transaction]) -> None:
+    def __init__(self, view: SqlView) -> None:
         self.follower = Follower(0, view, call=call_here, batch_max=1000, consumed=lambda size: None)
         self._next = 0
         self._fresh: list[Transaction] = []
@@ -93,7 +93,7 @@ class Log:
         self.follower.put(len(fresh), lambda: fresh, False)
 
 
-async def measure(engine: Engine, view: SqlView[Transaction], callers: int, seconds: float) -> tuple[float, float]:
+async def measure(engine: Engine, view: SqlView, callers: int, seconds: float) -> tuple[float, float]:
     """Transactions that are applied in a second, and the processor time of each here, which a busy machine leaves as it
     is; that of a database in another process is not in it."""
     await view.opened(UUID(int=1))
@@ -119,8 +119,8 @@ async def measure(engine: Engine, view: SqlView[Transaction], callers: int, seco
 
 def compare(database: str, engine: Engine, callers: int, seconds: float) -> None:
     forms = (
-        SqlView[Transaction](engine, apply, name="one by one", tables=TABLES),
-        SqlView[Transaction](engine, apply_many=apply_many, name="many at once", tables=TABLES),
+        SqlView(engine, apply, name="one by one", tables=TABLES),
+        SqlView(engine, apply_many=apply_many, name="many at once", tables=TABLES),
     )
     found: list[tuple[float, float]] = []
     for view in forms:

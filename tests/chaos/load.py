@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from tests.process.race import Race
-from waltzd.client.view import Declined
 from waltzd.errors import Retry, WaltzError
 from waltzd.protocol.locks import Committed, Outcome, Unknown
 
@@ -91,7 +90,7 @@ class Load(Race):
         else:
             self.broken.append(f"{where}: {error!r}")
 
-    def _note(self, partition: int, outcome: Outcome | Declined) -> None:
+    def _note(self, partition: int, outcome: Outcome) -> None:
         super()._note(partition, outcome)
         self.unknown += isinstance(outcome, Unknown)
         if isinstance(outcome, Committed):

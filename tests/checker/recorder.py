@@ -21,15 +21,15 @@ from waltzd.client.view import (
     Builder,
     Command,
     Decision,
-    Declined,
     Partitioner,
     Transaction,
     View,
     partition_by_hash,
+    partition_of,
 )
 from waltzd.format.checksum import crc32
 from waltzd.format.record import HEAD_BYTES, TRAILER_BYTES, LockColumns, Run, heads
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.locks import AppendOutcome, Committed, Declined, Lock, Mode, Outcome, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 
 
@@ -85,8 +85,9 @@ class Recorder:
         self.time_seen = UNTIMED
         """The highest time that the view was given."""
 
-    def command(self, command: Command) -> Command:
-        return _RecordedCommand(command, self)
+    def command(self, command: Command, *, is_fresh: bool = False) -> Command:
+        """`is_fresh`: it is submitted at once, and so that its view has seen all that was committed by then."""
+        return _RecordedCommand(command, self, asked=self.clock() if is_fresh else None)
 
     def group(self, commands: Iterable[Command]) -> list[Command]:
         group = _Group()
@@ -96,10 +97,10 @@ class Recorder:
         recorded = _RecordedView(view, self)
         return _RecordedBatchView(view, self) if hasattr(view, "apply_batch") else recorded
 
-    async def append(self, client: Any, data: bytes, *, partition: int, header: int = 0) -> Outcome:
+    async def append(self, client: Any, data: bytes, *, partition: int, header: int = 0) -> AppendOutcome:
         """The client's short form, without locks: what it had seen does not matter then."""
         attempt = self.invoked(Builder(EMPTY), partition, data, header, ())
-        outcome: Outcome = await client.append(data, partition=partition, header=header)
+        outcome: AppendOutcome = await client.append(data, partition=partition, header=header)
         self.returned(attempt, outcome)
         return outcome
 
@@ -131,7 +132,7 @@ class Recorder:
         self.writer.invoked(operation)
         return operation
 
-    def returned(self, operation: Operation, outcome: Outcome, number: int = 0) -> None:
+    def returned(self, operation: Operation, outcome: AppendOutcome, number: int = 0) -> None:
         """`number`: of the transaction in its group."""
         operation.returned = self.clock()
         match outcome:
@@ -153,22 +154,34 @@ class _Group:
 
 
 class _RecordedCommand(Command):
-    def __init__(self, inner: Command, recorder: Recorder, group: _Group | None = None, number: int = 0) -> None:
+    def __init__(
+        self,
+        inner: Command,
+        recorder: Recorder,
+        group: _Group | None = None,
+        number: int = 0,
+        asked: int | None = None,
+    ) -> None:
+        self._asked = asked
+        """When it was asked for a view that is fresh."""
         self._group = group
         self._number = number
-        self.key = inner.key
+        self.key, self.locks = inner.key, inner.locks
         self._inner = inner
         self._recorder = recorder
         self._partition = 0
         self._open: Operation | None = None
 
     def partition(self, count: int) -> int | None:
-        chosen = self._inner.partition(count)
-        self._partition = self._recorder.partitioner(self._inner.key, count) if chosen is None else chosen
+        self._partition = partition_of(self._inner, self._recorder.partitioner, count)
         return self._partition
 
     async def build(self, builder: Builder) -> bool:
         self._close(Rejected(Reason.LOST))  # a client builds again only when it is certain that the last one is lost
+        recorder, asked, self._asked = self._recorder, self._asked, None
+        if asked is not None:  # as if it had asked for the end of the log
+            look = Observed(recorder.name, self._partition, asked, recorder.clock(), builder.position)
+            recorder.writer.observed(look)
         wanted = self._inner.build(builder)
         if not (await wanted if inspect.isawaitable(wanted) else wanted):
             return False
@@ -184,7 +197,7 @@ class _RecordedCommand(Command):
         self._close(rejected)
         return self._inner.on_lock_failure(rejected)
 
-    def on_completion(self, outcome: Outcome | Declined) -> object:
+    def on_completion(self, outcome: Outcome) -> object:
         if not isinstance(outcome, Declined):
             self._close(outcome)
         return self._inner.on_completion(outcome)
@@ -192,7 +205,7 @@ class _RecordedCommand(Command):
     def on_application(self, id: int) -> object:
         return self._inner.on_application(id)
 
-    def _close(self, outcome: Outcome) -> None:
+    def _close(self, outcome: AppendOutcome) -> None:
         attempt, self._open = self._open, None
         if attempt is not None:
             self._recorder.returned(attempt, outcome, self._number)

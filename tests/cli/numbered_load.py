@@ -23,15 +23,16 @@ END_SECONDS = 60
 class NumberedLoad:
     """In a `with` block: it runs until the block ends, and then nothing of it may be missing."""
 
-    def __init__(self, servers: list[str], home: Path) -> None:
+    def __init__(self, servers: list[str], home: Path, pause_seconds: float = PAUSE_SECONDS) -> None:
         self._servers = servers
+        self._pause_seconds = pause_seconds
         self._log = home / "load.log"
         self.acknowledged = 0
 
     def __enter__(self) -> NumberedLoad:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cli.numbered_load", ",".join(self._servers)],
+                [sys.executable, "-m", "tests.cli.numbered_load", ",".join(self._servers), str(self._pause_seconds)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -52,7 +53,7 @@ class NumberedLoad:
             self.acknowledged = int(out.split()[0])
 
 
-async def append_numbers(client: Client, partition: int, found: dict[tuple[int, int], bytes]) -> None:
+async def append_numbers(client: Client, partition: int, found: dict[tuple[int, int], bytes], pause_seconds: float) -> None:
     """Until it is cancelled."""
     number = 0
     while True:
@@ -62,13 +63,14 @@ async def append_numbers(client: Client, partition: int, found: dict[tuple[int, 
             assert (partition, outcome.id) not in found, "two transactions under one id"
             found[partition, outcome.id] = data
         number += 1
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(pause_seconds)
 
 
-async def main(servers: str) -> int:
+async def main(servers: str, pause_seconds: float) -> int:
     found: dict[tuple[int, int], bytes] = {}
     async with Client(servers) as client:
-        tasks = [asyncio.create_task(append_numbers(client, number, found)) for number in range(client.partition_count)]
+        partitions = range(client.partition_count)
+        tasks = [asyncio.create_task(append_numbers(client, number, found, pause_seconds)) for number in partitions]
         print("appending", flush=True)
         ending = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         await asyncio.wait([ending, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -87,4 +89,4 @@ async def main(servers: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1])))
+    sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]))))

@@ -200,6 +200,9 @@ def test_nobody_there_is_not_about_certificates(waltzctl: Tool, operator: Files)
 CHANGING = {
     "client disconnect": ["billing"],
     "cluster delete": [],
+    "cluster load-metadata": ["metadata.jsonl"],
+    "cluster rebuild-metadata": ["--name", "trial", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
+    "cluster save-metadata": ["-"],
     "cluster secure": [],
     "cluster set": ["--replicas", "3"],
     "create-cluster": ["--name", "trial", "--partitions", "1", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],

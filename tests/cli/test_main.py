@@ -50,6 +50,7 @@ ELSEWHERE = {
         ["top"],
     ],
     "cli/test_membership": [["storage", name] for name in ("add", "list", "remove", "replace", "set")],
+    "cli/test_metadata": [["cluster", f"{name}-metadata"] for name in ("load", "rebuild", "save")],
     "cli/test_ownership": [
         *(["partition", name] for name in ("preferred", "transfer")),
         *(["server", name] for name in ("drain", "list", "remove", "undrain")),

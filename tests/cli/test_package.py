@@ -1,18 +1,26 @@
-"""What is published: an sdist, the wheel that it builds, and programs that run from that wheel alone."""
+"""What is published: an sdist, the wheel that it builds, and what an environment can do that has this wheel alone."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.sbom import ROOT, locked
+from tests.unit.test_extras import APPLICATION
+
 BUILD = "import sys; from setuptools.build_meta import build_{0} as build; print(build(sys.argv[1]))"
+LITTER = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+OUT_OF_REACH = re.compile("NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError")
+VERSION = 'import sys, venv; print("%d.%d" % sys.version_info[:2])'
+OLDEST = (3, 11)
 
 
 def run(command: list[str | Path], folder: Path, **environment: str) -> str:
@@ -22,22 +30,38 @@ def run(command: list[str | Path], folder: Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that is built from the unpacked sdist, as an index does it."""
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     project = folder / "project"
-    project.mkdir()
-    for name in ("waltzd", "waltzctl", "spark", "configs"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, project)
+    shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(*LITTER))
     run([sys.executable, "-c", BUILD.format("sdist"), folder], project)
-    (sdist,) = folder.glob("waltzd-*.tar.gz")
+    (built,) = folder.glob("waltzd-*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """The wheel that is built from the unpacked sdist, as an index does it."""
+    folder = sdist.parent
     run([sys.executable, "-m", "tarfile", "--extract", sdist, folder / "sdist"], folder)
     (source,) = (folder / "sdist").iterdir()
     run([sys.executable, "-c", BUILD.format("wheel"), folder], source)
     (built,) = folder.glob("waltzd-*.whl")
     return built
+
+
+def test_the_sdist_has_what_the_wheel_is_built_of_and_no_more(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {PurePosixPath(*PurePosixPath(one.name).parts[1:]) for one in archive if one.isfile()}
+    beside = {str(name) for name in names if len(name.parts) == 1}
+    assert beside == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
+    assert {name.parts[0] for name in names if len(name.parts) > 1} - {"waltzd.egg-info"} == {
+        "configs", "spark", "waltzctl", "waltzd",
+    }  # fmt: skip
+    assert {name.suffix for name in names if name.parts[0] in ("waltzctl", "waltzd")} == {".py", ".pyi", ".proto", ".typed"}
+    assert {str(name) for name in names if name.parts[0] == "configs"} == {
+        f"configs/{path.name}" for path in (ROOT / "configs").iterdir()
+    }
 
 
 def test_the_wheel_has_every_module_and_what_stands_beside_them(wheel: Path) -> None:
@@ -52,12 +76,79 @@ def test_the_wheel_has_every_module_and_what_stands_beside_them(wheel: Path) -> 
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_programs_run_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    target = tmp_path / "installed"
-    run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel], tmp_path)
-    here = {"PYTHONPATH": str(target)}
-    for program in ("waltzctl", "waltzd"):
-        # -P and another folder: neither the checkout nor its installation may answer in place of the wheel.
-        place = run([sys.executable, "-P", "-c", f"import {program}; print({program}.__file__)"], tmp_path, **here)
-        assert place.startswith(str(target))
-        assert "0.1.0" in run([sys.executable, "-P", "-m", program, "--version"], tmp_path, **here)
+# -- an empty environment ----------------------------------------------------------------------------------------------
+
+
+def interpreters() -> dict[tuple[int, ...], str]:
+    """The Pythons of this machine that Waltz runs on, by version."""
+    folders = [Path(folder) for folder in os.get_exec_path()]
+    folders += Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser().glob("versions/*/bin")
+    programs = {str(path) for folder in folders for path in folder.glob("python3.[0-9]*") if path.suffix[1:].isdigit()}
+    found = {}
+    for program in sorted(programs):
+        told = subprocess.run([program, "-c", VERSION], capture_output=True, text=True, check=False)
+        if told.returncode == 0:  # a shim may stand for nothing
+            found[tuple(int(part) for part in told.stdout.split("."))] = program
+    return {version: program for version, program in found.items() if version >= OLDEST}
+
+
+@pytest.fixture(params=["oldest", "newest"])
+def python(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The interpreter of an empty environment."""
+    there = interpreters()
+    version = OLDEST if request.param == "oldest" else max(there, default=OLDEST)
+    if version not in there or (request.param == "newest" and version == OLDEST):
+        pytest.skip(f"this machine has no {request.param} Python beside {sorted(there)}")
+    run([there[version], "-m", "venv", "--without-pip", tmp_path / "empty"], tmp_path)
+    return tmp_path / "empty" / "bin" / "python"
+
+
+def install(python: Path, what: str) -> None:
+    """With the versions of the lock, so that it is the same every time."""
+    constraints = python.parent / "constraints.txt"
+    lock = locked((ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    ours = [
+        f"{one.name}=={one.version}" + (f" ; {one.marker}" if one.marker else "") for some in lock.values() for one in some
+    ]
+    constraints.write_text("\n".join(ours), encoding="utf-8")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--only-binary",
+        ":all:",
+    ]
+    done = subprocess.run(
+        [*pip, "--constraint", str(constraints), what], cwd=python.parent, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0 and OUT_OF_REACH.search(done.stdout + done.stderr):
+        pytest.skip("no index of packages can be reached from here")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def refused(program: Path) -> str:
+    done = subprocess.run([program, "--help"], cwd=program.parent, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    return done.stderr
+
+
+def test_it_works_in_an_empty_environment(wheel: Path, python: Path) -> None:
+    folder = python.parent
+    install(python, str(wheel))
+    there = "from importlib.metadata import distributions as found; print(*sorted(one.name.lower() for one in found()))"
+    assert set(run([python, "-c", there], folder).replace("_", "-").split()) - {"isal"} == {
+        "grpcio", "numpy", "protobuf", "typing-extensions", "waltzd",
+    }  # fmt: skip
+    assert run([python, "-W", "error", "-c", APPLICATION], folder) == "done\n"
+    assert "pip install 'waltzd[daemon]'" in refused(folder / "waltzd")
+    assert "pip install 'waltzd[tools]'" in refused(folder / "waltzctl")
+    install(python, f"{wheel}[daemon]")
+    for program in ("waltzd", "waltzctl"):
+        assert "0.1.0" in run([folder / program, "--version"], folder)
+        assert f"Usage: {program} " in run([folder / program, "--help"], folder)
+    run([python, "-c", "import waltzd.server.command, waltzd.storage.command, waltzd.daemon.http"], folder)

@@ -24,12 +24,10 @@ from tests.unit import pictures
 from waltzctl.picture.picture import PartitionView
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
 from waltzctl.playground.local import LocalCluster
-from waltzctl.shell.reach import resolve, using
 from waltzctl.shell.safety import Danger
 from waltzd import BlockingClient
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.coordinator import Create
-from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState, encode
+from waltzd.cluster.metadata import read
 from waltzd.disk.seam import join
 from waltzd.errors import PartitionDamaged
 from waltzd.format.finding import Code, Finding
@@ -546,25 +544,18 @@ def test_the_documents_of_a_cluster_are_kept_when_they_are_deleted(
     before = document_tree(str(own.directory))
     told = waltzctl(*words)
     assert (told.code, str(file) in " ".join(told.out.split())) == (0, True), told
-    kept = json.loads(file.read_text())["documents"]
-    assert {path: text for path, text in kept.items() if path in before} == {
-        path: data.decode() for path, (data, _) in before.items()
-    }
+    kept = read(file.read_bytes(), "documents").documents
+    written = {path: data for path, (data, _) in before.items() if data}
+    assert {path: encode(document) for path, document in kept.items() if path in before} == written
     assert "/partitions/1" in kept
     assert waltzctl("status", *place).code == 3, "there is no cluster, and nobody owns anything"
     again = waltzctl(*words)
     assert (again.code, "W2026" in again.err) == (3, True)
-    found = using(resolve({"directory": str(own.directory)}), lambda c: put_back(c, kept))
-    assert found == len(kept)
+    loaded = waltzctl("cluster", "load-metadata", file, "--yes", *place)
+    assert loaded.code == 0, loaded.err
     own.start_one("server-1")
     wait_until_healthy(waltzctl, own)
     check_log(waltzctl, own)
-
-
-async def put_back(cluster: Cluster, documents: dict[str, str]) -> int:
-    changes = [Create(path, text.encode()) for path, text in sorted(documents.items())]
-    await cluster.coordinator.commit(changes)
-    return len(changes)
 
 
 def full(waltzctl: Tool, cluster: LocalCluster) -> list[int]:

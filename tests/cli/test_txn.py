@@ -24,6 +24,7 @@ from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import FORMAT
 from waltzd.errors import NodeMissing
 from waltzd.protocol.batches import Registration
+from waltzd.protocol.locks import write_lock
 from waltzd.wire.servers import ServerClient
 
 Tool = Callable[..., Any]
@@ -288,6 +289,7 @@ def test_append_from_a_file_and_from_standard_input(log: Log, tmp_path: Path, mo
         (["a", "--lock", "order"], 2, "write it as MODE:NAME:ID"),
         (["a", "--lock", "steal:order:1"], 2, "this is no lock"),
         (["a", "--lock", "write:order:99999999999999999999"], 2, "64 bits"),
+        (["a", "--lock", "write:order:" + "9" * 5000], 2, "64 bits"),
         (["a", "--mark", "999999999"], 2, "no client can have seen that yet"),
         (["x" * (2 << 20)], 1, "W2013"),
     ],
@@ -345,6 +347,9 @@ def test_a_lock_is_explained(log: Log, waltzctl: Tool) -> None:
     other = explain("nobody", "-5")
     assert (other["lock_id"], other["marked_by"]) == (-5, None)
     assert other["lock_mark"] == other["floor"]
+
+    named = explain("seat", "12A")
+    assert (named["lock_id"], named["lock"]) == ("12A", f"{write_lock('seat', '12A').hash:016x}")
 
     told = waltzctl("lock", "explain", 0, "order", 17, "--mark", first, "--directory", log.live.directory)
     assert told.out.startswith("refused (CONFLICT): ")

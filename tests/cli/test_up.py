@@ -30,7 +30,7 @@ from waltzctl.playground import daemon, directory, local, up
 from waltzctl.playground.daemon import Daemon, State, birth, command_of
 from waltzctl.playground.directory import directory_lock
 from waltzctl.playground.local import LocalCluster
-from waltzctl.shell.blueprint import BLUEPRINT, PORTS, STATE, ZOOKEEPER, is_free
+from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEEPER, free_base, is_free, ports_from
 from waltzctl.show.local import Board
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
@@ -428,8 +428,26 @@ def test_a_port_that_somebody_else_has(home: Path, waltzctl: Tool) -> None:
         refused(
             waltzctl("up", "small", "--detach"), 4, "W4002", f"process {other.pid} ({sys.executable} -uc import socket",
             f"listens on 127.0.0.1:{port}, the address of storage-1 in small", "Next: stop that program",
+            "`waltzctl up small --port ",
         )  # fmt: skip
-    assert cluster.running == []
+        assert cluster.running == []
+        base = free_base(cluster.blueprint.names)
+        brought = waltzctl("up", "small", "--port", str(base), "--detach")
+    assert (brought.code, brought.err) == (0, "")
+    assert f'\n  Client(["127.0.0.1:{base}"])\n' in brought.out, "a line to copy into an application"
+    assert LocalCluster.find(home / "small").server_addresses == [f"127.0.0.1:{base}"]
+    refused(
+        waltzctl("up", "small", "--port", str(base + 100)), 2, "zookeeper, storage-1, server-1", "`waltzctl down small`"
+    )
+    assert waltzctl("up", "small", "--port", str(base), "--detach").code == 0, "it is there already"
+    assert waltzctl("txn", "append", "0", "one", "--directory", "small").code == 0
+    assert waltzctl("down", "small").code == 0
+
+    moved = free_base(cluster.blueprint.names)
+    again = waltzctl("up", "small", "--port", str(moved + 2), "--servers", "2", "--detach", "-o", "json")
+    assert (again.code, again.err) == (0, ""), "the documents of its storages follow"
+    assert json.loads(again.out)["servers"] == [f"127.0.0.1:{moved + 2}", f"127.0.0.1:{moved + 4}"]
+    assert "one" in waltzctl("txn", "get", "0", "0", "--directory", "small").out
 
 
 def test_a_daemon_of_ours_that_nobody_wrote_down(home: Path, waltzctl: Tool) -> None:
@@ -886,6 +904,15 @@ def test_ports_are_free_and_of_one_cluster_each(tmp_path: Path) -> None:
     assert len(set(ports)) == 5
     assert all(port in PORTS and is_free(port) for port in ports)
     assert set(make_small(tmp_path / "other").blueprint.ports) == {ZOOKEEPER, "storage-1", "server-1"}
+
+
+def test_ports_of_a_block_are_the_same_whatever_comes_later() -> None:
+    small = ports_from(25_000, ["zookeeper", "storage-1", "server-1"])
+    assert small == {"server-1": (25_000, 25_001), "storage-1": (25_032, 25_033), "zookeeper": (25_064,)}
+    names = ["zookeeper", *(f"{kind}-{number}" for kind in ("storage", "server") for number in range(1, 17))]
+    large = ports_from(25_000, names)
+    assert small.items() <= large.items()
+    assert sorted(port for ports in large.values() for port in ports) == list(range(25_000, 25_000 + PORT_BLOCK))
 
 
 def test_no_port_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,13 @@ import pytest
 from waltz_spark.exporting.opening import open_origin
 
 from waltzctl.playground.local import ROOT, LocalCluster
-from waltzd import Client, Committed, FeedMode
+from waltzd import Client, Committed, Tls
 from waltzd.client import loop
 from waltzd.cluster.access import Access
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.documents import Counter, decode
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CoordinatorRefused
-from waltzd.protocol.role import Role
-from waltzd.wire.servers import ServerClient
-from waltzd.wire.tls import Tls
 
 Tool = Callable[..., Any]
 SMALL = ("--storages", "1", "--servers", "1", "--partitions", "2", "--replicas", "1")
@@ -99,12 +96,9 @@ def check_files(directory: Path) -> None:
 async def check_documents(directory: Path, told: dict[str, Any]) -> None:
     """The application's certificate appends, and is nobody in ZooKeeper."""
     cluster = LocalCluster.find(directory)
-    application = told["application"]
-    tls = Tls(*application.values(), role=Role.CLIENT)
-    servers = cluster.server_addresses
-    async with Client(
-        servers[0], feed=FeedMode.NONE, connect=lambda address, key: ServerClient(address, key, tls=tls)
-    ) as client:
+    certificate, key, ca = told["application"].values()
+    tls = Tls(ca=ca, certificate=certificate, key=key)
+    async with Client(cluster.server_addresses[0], tls=tls) as client:
         assert isinstance(await client.append(b"from an application", partition=1), Committed)
     ours = ZooKeeperCoordinator(cluster.coordinator_hosts, ROOT, cluster.access)
     stranger = ZooKeeperCoordinator(cluster.coordinator_hosts, ROOT, Access(tls=cluster.access.tls))

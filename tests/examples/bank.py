@@ -24,8 +24,8 @@ from typer import Option
 
 from waltzd.client import loop
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Command, Declined, Transaction, View
-from waltzd.protocol.locks import Committed, Outcome, Rejected, append_lock, write_lock
+from waltzd.client.view import Builder, Command, Transaction, View
+from waltzd.protocol.locks import Committed, Declined, Outcome, Rejected, append_lock, write_lock
 from waltzd.sql import SqlView, sqlite
 
 MINT = 0
@@ -70,9 +70,7 @@ class Bank:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         # What somebody else wrote into a branch is no transfer: it becomes a dead letter, and the branch goes on.
-        self.view: SqlView[Transaction] = SqlView(
-            engine, self._apply, name="bank", tables=TABLES, tries=TRIES, dead_letters=True
-        )
+        self.view: SqlView = SqlView(engine, self._apply, name="bank", tables=TABLES, tries=TRIES, dead_letters=True)
 
     def _apply(self, connection: Connection, transaction: Transaction) -> None:
         movement = movement_of(transaction.payload)
@@ -163,7 +161,7 @@ class Result:
         return "\n".join(lines)
 
 
-def count(result: Result, transfer: Transfer, outcome: Outcome | Declined) -> None:
+def count(result: Result, transfer: Transfer, outcome: Outcome) -> None:
     result.attempts += transfer.attempts
     match outcome:
         case Committed():

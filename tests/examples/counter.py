@@ -21,8 +21,8 @@ from typer import Option
 
 from waltzd.client import loop
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Command, Declined, Transaction, View
-from waltzd.protocol.locks import Committed, Outcome, Rejected, write_lock
+from waltzd.client.view import Builder, Command, Transaction, View
+from waltzd.protocol.locks import Committed, Declined, Outcome, Rejected, write_lock
 
 PATIENCE_SECONDS = 60
 _log = logging.getLogger("counter")
@@ -112,7 +112,7 @@ class Result:
         )
 
 
-def count(result: Result, change: Change, amount: int, outcome: Outcome | Declined) -> None:
+def count(result: Result, change: Change, amount: int, outcome: Outcome) -> None:
     result.attempts += change.attempts
     match outcome:
         case Committed():

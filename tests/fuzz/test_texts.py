@@ -48,8 +48,8 @@ from waltzd.cluster.documents import (
 )
 from waltzd.daemon import config
 from waltzd.daemon.config import ServerConfig, StorageConfig
-from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, sample, show
-from waltzd.daemon.settings import parse_key, parse_size, spell_size
+from waltzd.daemon.config_file import TEXT_BYTES_MAX, load, parse, show
+from waltzd.daemon.settings import parse_key, parse_size, sample, spell_size
 from waltzd.errors import BadArgument, BadConfig, BadMetadata, NotesDamaged
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.protocol.address import parse_address

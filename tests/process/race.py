@@ -20,7 +20,6 @@ from tests.checker.verdict import Verdict, judge
 from tests.workload import Attempt, GroupView, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Declined
 from waltzd.errors import CannotConnect, NeedsBatches, NotOwner, NotReady, SessionEnded, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import FeedMode
@@ -136,7 +135,7 @@ class Race:
     def _failed(self, where: str, error: WaltzError) -> None:
         self.failures.append(error)
 
-    def _note(self, partition: int, outcome: Outcome | Declined) -> None:
+    def _note(self, partition: int, outcome: Outcome) -> None:
         self.lost += isinstance(outcome, Rejected) and outcome.reason is Reason.LOST
         self.committed += isinstance(outcome, Committed)
 

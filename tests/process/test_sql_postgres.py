@@ -32,6 +32,7 @@ from tests.unit.waltzd.sql.test_view import (
     letters,
     refusing,
 )
+from waltzd.client.view import Transaction
 from waltzd.errors import ApplyFailed, DatabaseUnavailable, ForeignCluster, NotTransactional, OtherView, WaltzError
 from waltzd.sql import SqlView
 
@@ -65,8 +66,8 @@ def engine(postgres: LocalPostgres) -> Engine:
 
 
 def view_of(
-    engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
-) -> SqlView[Given]:
+    engine: Engine, apply: Callable[[Connection, Transaction[str]], None] = insert_and_count, **settings: Any
+) -> SqlView[str]:
     view = SqlView(engine, apply, tables=TABLES, **settings)
     view._prepare(CLUSTER)
     view.read_position(0)
@@ -197,7 +198,7 @@ def test_a_commit_whose_answer_is_lost(postgres: LocalPostgres, engine: Engine, 
 def test_a_server_that_goes_away_in_the_middle_and_comes_back(postgres: LocalPostgres, engine: Engine) -> None:
     is_sound = False
 
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if given.id == 3 and not is_sound:
             postgres.stop()
@@ -226,7 +227,7 @@ def test_a_process_that_stands_still_does_not_stop_the_others_for_ever(engine: E
 
 
 def test_an_application_that_fails(engine: Engine) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if given.id == 4:
             raise Unhappy("no")
@@ -239,7 +240,7 @@ def test_an_application_that_fails(engine: Engine) -> None:
 def test_a_statement_that_fails_cannot_be_hidden(engine: Engine) -> None:
     """PostgreSQL turns the commit of a failed transaction into a rollback; then nothing must count as applied."""
 
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         try:
             connection.execute(sa.insert(ROWS).values(id=None, text=""))
         except sa.exc.IntegrityError:
@@ -254,7 +255,7 @@ def test_a_statement_that_fails_cannot_be_hidden(engine: Engine) -> None:
 
 
 def test_a_statement_may_fail_within_a_savepoint(engine: Engine) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         with pytest.raises(sa.exc.IntegrityError), connection.begin_nested():
             connection.execute(sa.insert(ROWS).values(id=None, text=""))
         insert_and_count(connection, given)
@@ -265,7 +266,7 @@ def test_a_statement_may_fail_within_a_savepoint(engine: Engine) -> None:
 
 @pytest.mark.parametrize("how", [*FORBIDDEN, "end as text"])
 def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if how in FORBIDDEN:
             FORBIDDEN[how](connection, given)
@@ -287,12 +288,12 @@ def test_an_engine_that_commits_by_itself_is_refused(postgres: LocalPostgres, en
 
 
 def test_a_function_for_many_and_one_that_refuses(engine: Engine) -> None:
-    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+    def apply_many(connection: Connection, given: Sequence[Transaction[str]]) -> None:
         insert_many(connection, given)
         if any(one.id in (3, 4) for one in given):
             raise Unhappy("no")
 
-    view: SqlView[Given] = SqlView(engine, apply_many=apply_many, tables=TABLES, tries=1, dead_letters=True, batch_max=4)
+    view: SqlView[str] = SqlView(engine, apply_many=apply_many, tables=TABLES, tries=1, dead_letters=True, batch_max=4)
     view._prepare(CLUSTER)
     view.read_position(0)
     view.apply_all([Given(0), Given(1, follows=False), Given(2), Given(3), Given(4, follows=True), Given(5)])
@@ -301,16 +302,16 @@ def test_a_function_for_many_and_one_that_refuses(engine: Engine) -> None:
 
 
 def test_several_views_put_the_same_poison_aside_once(engine: Engine) -> None:
-    views: list[SqlView[Given]] = []
+    views: list[SqlView[str]] = []
     for size in (1, 3, 5):
-        view: SqlView[Given] = SqlView(
+        view: SqlView[str] = SqlView(
             engine, refusing(*range(0, 60, 7)), tables=TABLES, batch_max=size, tries=2, dead_letters=True
         )
         view._prepare(CLUSTER)
         view.read_position(0)
         views.append(view)
 
-    def follow(view: SqlView[Given]) -> None:
+    def follow(view: SqlView[str]) -> None:
         while view.read_position(0) < 59:
             with contextlib.suppress(ApplyFailed):
                 view.apply_all(feed(view.read_position(0) + 1, 59))
@@ -322,7 +323,7 @@ def test_several_views_put_the_same_poison_aside_once(engine: Engine) -> None:
 
 
 def test_a_view_is_waited_for_from_another_connection(engine: Engine) -> None:
-    applying, waiting = view_of(engine), SqlView[Given](engine, insert_and_count)
+    applying, waiting = view_of(engine), SqlView[str](engine, insert_and_count)
     thread = threading.Thread(target=applying.apply_all, args=(feed(0, 2),))
     thread.start()
     waiting.wait_blocking(2, partition=0, timeout=60)

@@ -148,10 +148,11 @@ class ClientMachine(Machine):
                 if size:
                     row = range(size)
                     members = [Attempt(f"{name}:{n}", count, pick, partition, locks=setup.locks) for n in row]
-                    outcome = await client.submit_group(recorder.group(members))
+                    outcome = await client.submit_group(recorder.group(members), fresh=False)
                 else:
                     attempt = Attempt(name, count, pick, partition, locks=setup.locks)
-                    outcome = await client.submit(recorder.command(attempt))
+                    is_fresh = "marks" in setup.faults and pick.random() < 0.3
+                    outcome = await client.submit(recorder.command(attempt, is_fresh=is_fresh), fresh=is_fresh)
             except Superseded:  # it is not the one that lives any more, and ends
                 raise
             except WaltzError as error:

@@ -199,7 +199,7 @@ class FakePartition:
     def _decide(self, mount: FakeMount, group: Sequence[tuple[int, Entry]]) -> None:
         """All of it or nothing, against what was there before it."""
         refusals = [self._refusal(entry.mark, entry.locks) for _, entry in group]
-        refusal = next((found for found in refusals if found is not None), None)
+        refusal = max([found for found in refusals if found is not None], key=lambda found: found[1], default=None)
         for sequence, entry in group:
             if refusal is not None:
                 mount.refusals.append((sequence, *refusal))
@@ -211,13 +211,14 @@ class FakePartition:
             mount.sequences[len(self.log) - 1] = sequence
 
     def _refusal(self, mark: int, locks: tuple[tuple[int, int], ...]) -> tuple[int, int, int] | None:
-        for lock, mode in locks:
-            marked = self.marks.get(lock, self.floor)
-            if mode != Mode.APPEND and mark < marked:
-                if lock not in self.marks:
-                    return Reason.NEW_OWNER, marked, lock
-                return (Reason.CONFLICT if marked <= self.committed else Reason.IN_FLIGHT), marked, lock
-        return None
+        """By the lock that was marked last, as an owner says it."""
+        found = [(self.marks.get(lock, self.floor), lock) for lock, mode in locks if mode != Mode.APPEND]
+        marked, lock = max(found, key=lambda one: one[0], default=(-1, 0))
+        if marked <= mark:
+            return None
+        if lock not in self.marks:
+            return Reason.NEW_OWNER, marked, lock
+        return (Reason.CONFLICT if marked <= self.committed else Reason.IN_FLIGHT), marked, lock
 
     def commit(self, mark: int | None = None) -> None:
         mark = len(self.log) - 1 if mark is None else self.whole(min(mark, len(self.log) - 1))

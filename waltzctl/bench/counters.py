@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes
-from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected
+from waltzd.protocol.locks import AppendOutcome, Committed, Reason, Rejected
 
 WINDOW_SECONDS = 1.0
 LEAST_SECONDS = 1e-6
@@ -104,7 +104,7 @@ class Counters:
     def attempts(self) -> int:
         return self.committed + self.refused.total() + self.unknown
 
-    def one(self, outcome: Outcome, seconds: float) -> None:
+    def one(self, outcome: AppendOutcome, seconds: float) -> None:
         match outcome:
             case Committed():
                 self.commit(1, seconds)

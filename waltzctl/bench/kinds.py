@@ -25,11 +25,11 @@ from waltzctl.bench.site import CLIENT, Reading, Site, flushes, processes
 from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster, is_even
 from waltzd.client.client import Client
-from waltzd.client.view import Builder, Command, Declined, Transaction
+from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import DaemonSilent, WaltzError
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Rejected
+from waltzd.protocol.locks import Declined, Rejected
 
 WRITING = ("append", "mixed", "locks")
 """Kinds that do nothing else, so that what is used can be told of each transaction."""

@@ -21,7 +21,7 @@ from waltzctl.show.terminal import count
 from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
 from waltzd.daemon.config_file import Problem
-from waltzd.daemon.settings import Setting, declared, spell
+from waltzd.daemon.settings import Setting, bounds, declared, spell
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadConfig
 
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
@@ -142,8 +142,8 @@ def explain(*, setting: Annotated[str, Argument(metavar="SETTING")], output: Any
 def _explanation(name: str, about: Setting) -> tuple[str, ...]:
     """Below its name."""
     facts = {"Default": "none, it must be given" if about.required else spell(about.default, about)}
-    if bounds := config_file.bounds(about):
-        facts["Bounds"] = bounds[0].lower() + bounds[1:-1]
+    if limits := bounds(about):
+        facts["Bounds"] = limits[0].lower() + limits[1:-1]
     facts["Example"] = f"{name}: {_example(about)}"
     meaning = textwrap.wrap(about.doc, 78, initial_indent="  ", subsequent_indent="  ")
     return ("", *meaning, "", *(f"  {label + ':':<9}{text}" for label, text in facts.items()))

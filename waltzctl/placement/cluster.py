@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,8 +24,9 @@ from waltzctl.show.change import history as told_history
 from waltzctl.show.cluster import picture
 from waltzctl.show.forms import AnyForm, put
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
+from waltzd.cluster.metadata import cut, write
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, BadArgument, Unsafe
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, AlreadyThere, BadArgument, BadMetadata, Unsafe
 from waltzd.format.layout import VERSIONS
 
 
@@ -132,14 +132,14 @@ def delete(
             "--save",
             dir_okay=False,
             metavar="FILE",
-            help="Where the documents are kept; waltz-CLUSTER-TIME.json here by default.",
+            help="Where the documents are kept; waltz-CLUSTER-TIME.jsonl here by default.",
         ),
     ] = None,
     request: Changing,
 ) -> int:
-    """Take all documents of a cluster out of ZooKeeper; before that they are written to a file, so that they can be put
-    back. What is on the storages stays, but no server serves it any more, and a new cluster refuses storages that hold
-    something. It is refused while servers run, and needs --override while storages do.
+    """Take all documents of a cluster out of ZooKeeper; before that they are written to a file, and `waltzctl cluster
+    load-metadata` puts them back. What is on the storages stays, but no server serves it any more, and a new cluster
+    refuses storages that hold something. It is refused while servers run, and needs --override while storages do.
 
     \b
     Examples:
@@ -155,7 +155,7 @@ def delete(
         name = found.meta.name
         await _check_rest(cluster, name)
         up = [view.meta.name for view in found.storages if view.error is None]
-        path = (file or Path(f"waltz-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json")).absolute()
+        path = (file or Path(f"waltz-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")).absolute()
         plan = Plan(
             verb="cluster delete",
             subject=name,
@@ -169,8 +169,14 @@ def delete(
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
             await _check_rest(cluster, name)
-            documents = await _documents(cluster)
-            _keep(path, {"version": 1, "cluster": name, "where": reach.where, "documents": documents})
+            saved = await cut(cluster, moment=datetime.now(UTC).isoformat(timespec="seconds"))
+            if saved.left_out:
+                raise BadMetadata(
+                    f"{', '.join(saved.left_out)} cannot be understood, and so not be kept",
+                    not_done="nothing was deleted",
+                    next_step="delete or mend what the message names first",
+                )
+            _keep(path, write(saved))
             deleted = await cluster.delete()
             last_seen.path_of(reach.where).unlink(missing_ok=True)
             return {"documents": deleted, "file": str(path)}
@@ -191,21 +197,11 @@ async def _check_rest(cluster: Cluster, name: str) -> None:
         )
 
 
-async def _documents(cluster: Cluster) -> dict[str, str]:
-    found, paths = dict[str, str](), ["/"]
-    for path in paths:  # grows while it is walked
-        node = await cluster.coordinator.get(path)
-        if node is not None:
-            found[path] = node.data.decode("utf-8", errors="surrogateescape")
-        paths += [f"{path.rstrip('/')}/{name}" for name in await cluster.coordinator.children(path)]
-    return found
-
-
-def _keep(path: Path, content: Mapping[str, Any]) -> None:
+def _keep(path: Path, data: bytes) -> None:
     """Flush the documents to a new file before anything is deleted. Some of them are secret."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as error:

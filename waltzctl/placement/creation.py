@@ -187,8 +187,8 @@ async def create_cluster(
     planned = assign_replicas(wish.partitions, {storage.name: storage.group for storage in wish.storages}, wish.replication)
     descriptions = await _describe_all(wish, tls)
     key = _common_key(wish, descriptions)
-    _check_apart(descriptions)
-    await _each(wish.storages, lambda storage: reach_replicas(storage, key, tls, descriptions[storage.name].instance))
+    check_apart(descriptions)
+    await each(wish.storages, lambda storage: reach_replicas(storage, key, tls, descriptions[storage.name].instance))
     there = await _look(coordinator, wish, key)
     was_there, created_now = there is not None, dict[str, tuple[int, ...]]()
     if there is None:
@@ -230,7 +230,7 @@ async def _remember(
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-async def _each(storages: Sequence[StorageMeta], ask: Callable[[StorageMeta], Awaitable[T]]) -> list[T]:
+async def each(storages: Sequence[StorageMeta], ask: Callable[[StorageMeta], Awaitable[T]]) -> list[T]:
     """All of them, a few at a time."""
     turn = asyncio.Semaphore(CALLS_MAX)
 
@@ -260,7 +260,7 @@ async def _describe_all(wish: Wish, tls: Tls | None) -> dict[str, StorageDescrip
         except CannotConnect as error:
             silent[storage.name] = error
 
-    await _each(wish.storages, ask)
+    await each(wish.storages, ask)
     if silent:
         first = next(storage for storage in wish.storages if storage.name in silent)
         error = silent[first.name]
@@ -340,7 +340,7 @@ def _common_key(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> U
     return key
 
 
-def _check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
+def check_apart(descriptions: Mapping[str, StorageDescription]) -> None:
     """What one storage acknowledged under two names would be on one disk, and be taken for a majority."""
     for (name, said), (other, its) in itertools.combinations(sorted(descriptions.items()), 2):
         if said.is_same_as(its):
@@ -443,7 +443,7 @@ async def _create_replicas(
                 raise _incomplete(refusal, f"{storage.name}, partition {partition}") from refusal
         created[storage.name] = tuple(partition for partition in sorted(results) if results[partition] is None)
 
-    await _each([storages[name] for name in sorted(storages)], complete)
+    await each([storages[name] for name in sorted(storages)], complete)
     return dict(sorted(created.items()))
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from waltzd.cluster.access import CoordinatorTls
 from waltzd.errors import BadArgument, DirectoryHeld, NotInstalled, PortInUse
 from waltzd.protocol.address import Address
 
@@ -126,6 +127,7 @@ def zookeeper_jars() -> list[str]:
 
 HEAP = "256m"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PROBE_SECONDS = 2.0
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 _SETTINGS = """\
@@ -200,6 +202,19 @@ def run(directory: str, listen: Address, tls: tuple[str, str] | None = None) -> 
     print(f"waltzd zookeeper starts: listen={listen} directory={directory} java={command[0]}", flush=True)
     os.chdir(directory)
     os.execv(command[0], command)
+
+
+def serves(address: str, tls: CoordinatorTls | None) -> bool:
+    """Whether ZooKeeper answers there."""
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), timeout=PROBE_SECONDS) as plain:
+            wrapped = plain if tls is None else tls.context().wrap_socket(plain, server_hostname=host)
+            with wrapped as connection:
+                connection.sendall(b"srvr")
+                return connection.recv(64).startswith(b"Zookeeper version")
+    except OSError:
+        return False
 
 
 def java_command() -> list[str]:

@@ -16,7 +16,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture
 from waltzctl.playground.daemon import Daemon, Process, Reporter, State, birth, listener_of
 from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
-from waltzctl.playground.java import java_command
+from waltzctl.playground.java import java_command, serves
 from waltzctl.shell.blueprint import (
     APPLICATION,
     BLUEPRINT,
@@ -44,11 +43,13 @@ from waltzctl.shell.blueprint import (
     certificate_files,
     credentials_file,
     draw,
+    free_base,
     grown,
     is_free,
     load_blueprint,
     load_lives,
     operator_files,
+    ports_from,
     save_blueprint,
     save_lives,
     write_whole,
@@ -56,7 +57,7 @@ from waltzctl.shell.blueprint import (
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.reach import access_to, tls_of
 from waltzd.client import loop
-from waltzd.cluster.access import ANYBODY, Access, CoordinatorTls, Verify
+from waltzd.cluster.access import ANYBODY, Access, Verify
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import FORMAT, StorageMeta
@@ -91,7 +92,6 @@ is known to be missing."""
 STILL_SECONDS = 2.0
 """Partitions that did not move for so long are where the leader wants them, although servers do not have equally many."""
 TOLD_PARTITIONS = 5
-PROBE_SECONDS = 2.0
 MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
 """What is there when another command makes a cluster at this moment, or was killed while it did."""
 FREE_BYTES_MIN = 256 << 20
@@ -129,10 +129,12 @@ class LocalCluster:
         replication: int = 3,
         format: int = FORMAT,
         has_tls: bool = False,
+        base: int | None = None,
         reporter: Reporter = QUIET,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
-        """A new one; nothing is started yet. `has_tls`: with certificates for all, and a closed ZooKeeper."""
+        """A new one; nothing is started yet. `has_tls`: with certificates for all, and a closed ZooKeeper. `base`: where
+        its ports begin."""
         check_whole(directory)
         is_other = directory.exists() and (not directory.is_dir() or bool(set(os.listdir(directory)) - MAKING))
         # After that look, because what is more than MAKING comes after the blueprint; and before the lock, which would
@@ -158,6 +160,7 @@ class LocalCluster:
                 servers=servers,
                 format=format,
                 has_tls=has_tls,
+                base=base,
             )
             save_blueprint(directory, blueprint)
         return cls(directory, blueprint, reporter=reporter, settings=settings)
@@ -167,13 +170,30 @@ class LocalCluster:
         """The one that was made in this directory."""
         return cls(directory, load_blueprint(directory), reporter=reporter)
 
-    def grow(self, *, storages: int, servers: int) -> None:
+    def grow(self, *, storages: int, servers: int, base: int | None = None) -> None:
         """More daemons, for the next start. Servers take part at once; a storage waits until an operator adds it."""
         with directory_lock(self.directory):
             self.recall()
             check_whole(self.directory)
             more = {"storages": max(storages, self.blueprint.storages), "servers": max(servers, self.blueprint.servers)}
-            self._draw_anew(grown(self.blueprint, self.directory, **more))
+            self._draw_anew(grown(self.blueprint, self.directory, **more, base=base))
+            save_blueprint(self.directory, self.blueprint)
+
+    def move(self, base: int) -> None:
+        """To ports from `base` on, for the next start. None of its daemons may run on another one."""
+        with directory_lock(self.directory):
+            self.recall()
+            ports = ports_from(base, self.blueprint.names)
+            if ports == self.blueprint.ports:
+                return
+            if self.running:
+                raise BadArgument(
+                    f"--port {base}: {', '.join(self.running)} of the cluster in {self.directory} still run on other ports",
+                    not_done=NOTHING_STARTED,
+                    next_step=f"`waltzctl down {shlex.quote(str(self.directory))}`, then the same command again",
+                )
+            self.daemons = {}
+            self._draw_anew(replace(self.blueprint, ports=ports, has_moved=True))
             save_blueprint(self.directory, self.blueprint)
 
     def _draw_anew(self, blueprint: Blueprint) -> None:
@@ -239,7 +259,7 @@ class LocalCluster:
             if self.blueprint.has_tls:
                 keystore, _, ca = certificate_files(self.directory, f"{ZOOKEEPER}-{HOST}")
                 arguments += ["--tls-keystore", keystore, "--tls-ca", ca]
-            return Daemon(name, arguments, self._log(name), lambda _: _serves(self.coordinator_hosts, self.access.tls))
+            return Daemon(name, arguments, self._log(name), lambda _: serves(self.coordinator_hosts, self.access.tls))
         kind = self._kind(name)
         arguments = [kind, "--config", str((home / f"{kind}.yml").absolute())]
         daemon = Daemon(name, arguments, self._log(name), lambda words: f"waltzd {kind} is ready: " in words)
@@ -403,13 +423,15 @@ class LocalCluster:
 
     def _taken(self, port: int, name: str) -> PortInUse:
         found = listener_of(port)
-        next_step = "stop that program, or begin anew in another directory"
+        again = f"`waltzctl up {shlex.quote(str(self.directory))} --port {free_base(self.blueprint.names)}`"
+        next_step = f"stop that program, or give the daemons of this cluster other ports, once none runs: {again}"
         if found is not None and found.pid is not None and str(self.directory.absolute()) in found.command:
             next_step = (
                 f"it belongs to this very cluster, and its start was not written down: kill {found.pid}, then try again"
             )
+        who = found or "a program that the system does not name"
         return PortInUse(
-            f"{found or 'another program'} listens on {HOST}:{port}, the address of {name} in {self.directory}",
+            f"{who} listens on {HOST}:{port}, the address of {name} in {self.directory}",
             not_done=NOTHING_STARTED,
             next_step=next_step,
         )
@@ -461,12 +483,24 @@ class LocalCluster:
 
         async with self._coordinator() as coordinator:
             there = await self._written_down(coordinator)
+            if there is not None and self.blueprint.has_moved:
+                await self._write_addresses(Cluster(coordinator))
+                there = await self._written_down(coordinator)
             if there is not None and self.blueprint.is_founded:
                 return
             self._say("writing down the cluster, making its replicas")
             now = datetime.now(UTC).isoformat(timespec="seconds")
             await create_cluster(coordinator, there or self._wish(), created=now, tls=self.tls)
         self.blueprint = replace(self.blueprint, is_founded=True)
+        save_blueprint(self.directory, self.blueprint)
+
+    async def _write_addresses(self, cluster: Cluster) -> None:
+        """Of its storages, which have moved; servers do that by themselves."""
+        for before in (await cluster.storages()).values():
+            if before.name in self.blueprint.storage_names:
+                listen, admin = self.blueprint.addresses(before.name)
+                await cluster.update_storage(replace(before, listen=listen, admin_listen=admin), before=before)
+        self.blueprint = replace(self.blueprint, has_moved=False)
         save_blueprint(self.directory, self.blueprint)
 
     async def _written_down(self, coordinator: Coordinator) -> Wish | None:
@@ -598,19 +632,6 @@ def _check_unmade(directory: Path) -> None:
             not_done="nothing was made or started",
             next_step="the same command again continues with that cluster",
         )
-
-
-def _serves(address: str, tls: CoordinatorTls | None) -> bool:
-    """Whether ZooKeeper answers there."""
-    host, port = address.rsplit(":", 1)
-    try:
-        with socket.create_connection((host, int(port)), timeout=PROBE_SECONDS) as plain:
-            wrapped = plain if tls is None else tls.context().wrap_socket(plain, server_hostname=host)
-            with wrapped as connection:
-                connection.sendall(b"srvr")
-                return connection.recv(64).startswith(b"Zookeeper version")
-    except OSError:
-        return False
 
 
 # -- what is said when it does not come up -----------------------------------------------------------------------------

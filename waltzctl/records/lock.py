@@ -36,7 +36,7 @@ def explain(
     *,
     partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
     name: Annotated[str, Argument(metavar="NAME")],
-    id: Annotated[int, Argument(metavar="ID"), Negative()],
+    id: Annotated[str, Argument(metavar="ID", help="An integer, or a text that is none, a UUID for example."), Negative()],
     mark: Annotated[
         int | None,
         Option(
@@ -71,6 +71,7 @@ def explain(
     \b
     Examples:
       waltzctl lock explain 0 order 17
+      waltzctl lock explain 0 seat 12A
       waltzctl lock explain 0 order 17 --mark -1 --mode read -o json
     """
     from waltzctl.records.append import lock_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -26,6 +26,8 @@ BLUEPRINT, STATE = "cluster.json", "state.json"
 PORTS = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections, so that none is taken while its daemon is down."""
 STORAGES_MAX, SERVERS_MAX = 16, 16
+PORT_BLOCK = 2 * SERVERS_MAX + 2 * STORAGES_MAX + 1
+"""So many ports, from a given one on, are for a cluster whose ports are chosen by its user."""
 ZOOKEEPER = "zookeeper"
 
 
@@ -42,6 +44,8 @@ class Blueprint(Document):
     """Of the segments that it was made to write; `waltzctl cluster set` may have raised it since."""
     has_tls: bool = False
     """It was made with certificates for all, and documents that belong to its credentials."""
+    has_moved: bool = False
+    """Its storages have other ports than its documents say; the next start writes them down."""
     is_founded: bool = False
     """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
 
@@ -94,8 +98,9 @@ def draw(
     servers: int,
     format: int = FORMAT,
     has_tls: bool = False,
+    base: int | None = None,
 ) -> Blueprint:
-    """A new blueprint, with ports that are free at this moment."""
+    """A new blueprint, with ports that are free at this moment, or those from `base` on."""
     blueprint = Blueprint(
         key=uuid4(),
         partitions=partitions,
@@ -106,12 +111,14 @@ def draw(
         format=format,
         has_tls=has_tls,
     )
-    return grown(blueprint, directory, storages=storages, servers=servers)
+    return grown(blueprint, directory, storages=storages, servers=servers, base=base)
 
 
-def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int) -> Blueprint:
+def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int, base: int | None = None) -> Blueprint:
     """The same cluster with more daemons, and ports for those that have none yet."""
     larger = replace(blueprint, storages=storages, servers=servers)
+    if base is not None:
+        return replace(larger, ports={**ports_from(base, larger.names), **blueprint.ports})
     taken = {port for ports in blueprint.ports.values() for port in ports}
     free = free_ports(zlib.crc32(os.fsencode(directory.resolve())), taken)
     more = {
@@ -120,6 +127,28 @@ def grown(blueprint: Blueprint, directory: Path, *, storages: int, servers: int)
         if name not in blueprint.ports
     }
     return replace(larger, ports={**blueprint.ports, **more})
+
+
+def ports_from(base: int, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The ports of these daemons in the block that begins at `base`: the first server has the first one, and a daemon
+    that is added later takes no port of another."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        kind, _, number = name.partition("-")
+        if kind == ZOOKEEPER:
+            found[name] = (base + PORT_BLOCK - 1,)
+        else:
+            first = base + 2 * (int(number) - 1) + (0 if kind == "server" else 2 * SERVERS_MAX)
+            found[name] = (first, first + 1)
+    return found
+
+
+def free_base(names: Sequence[str]) -> int:
+    """The beginning of a block in which the ports of these daemons are free."""
+    for base in range(PORTS.start, PORTS.stop - PORT_BLOCK, 100):
+        if all(is_free(port) for ports in ports_from(base, names).values() for port in ports):
+            return base
+    return PORTS.start
 
 
 def free_ports(seed: int, taken: Container[int] = ()) -> Iterator[int]:

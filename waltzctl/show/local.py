@@ -5,6 +5,7 @@ Progress goes to standard error, and only to a terminal; the screen at the end o
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 REFRESHES_PER_SECOND = 10
 FRAMES, FRAMES_ASCII = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
 STYLES = {State.READY: "green", State.ENDED: "red", State.STOPPED: "dim", State.WAITS: "dim"}
+SERVERS_SHOWN = 3
+"""A client finds the others."""
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
@@ -185,6 +188,7 @@ def ready(
                 "is_healthy": found.is_healthy,
                 "seconds": round(seconds, 3),
                 "processes": objects(PROCESSES, running),
+                "servers": _servers(running),
                 "application": _application(directory) if has_tls else None,
             }
         )
@@ -199,15 +203,18 @@ def ready(
         if one.kind == "storage" and one.name not in known:  # brought up later, or taken out
             out.print(f"{one.name} runs, and is not in the cluster until you say so:", style="yellow", soft_wrap=True)
             out.print(f"  waltzctl storage add {one.name}={','.join(one.addresses)}{here}", soft_wrap=True)
-    if has_tls:
+    servers = json.dumps(_servers(running)[:SERVERS_SHOWN])
+    if not has_tls:
+        out.print("An application connects with:")
+        out.print(f"  Client({servers})", soft_wrap=True, highlight=False)
+    else:
         certificate, key, ca = map(repr, _application(directory).values())
-        port = next((one.addresses[0] for one in running if one.kind == "server" and one.pid is not None), "HOST:PORT")
         out.print("An application needs a certificate, and gives it so:")
         for line in (
             f"tls = Tls({certificate},",
             f"          {key},",
             f"          {ca}, role=Role.CLIENT)",
-            f'Client(["{port}"], connect=lambda address, key: ServerClient(address, key, tls=tls))',
+            f"Client({servers}, connect=lambda address, key: ServerClient(address, key, tls=tls))",
         ):
             out.print(f"  {line}", soft_wrap=True, highlight=False)
         out.print("Elsewhere a person gives these; with --directory, waltzctl finds them by itself:")
@@ -222,6 +229,11 @@ def ready(
         out.print(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}", soft_wrap=True)
     if not stays:
         out.print("Ctrl-C stops everything.")
+
+
+def _servers(running: Sequence[Process]) -> list[str]:
+    """The addresses of those that run."""
+    return [one.addresses[0] for one in running if one.kind == "server" and one.pid is not None]
 
 
 def _application(directory: Path) -> dict[str, str]:

@@ -9,24 +9,28 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from contextvars import copy_context
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
+from uuid import UUID
 
 from waltzd.client.client import Client, Partitions
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
-from waltzd.client.partition import PartitionStatus
 from waltzd.client.pending import Outcomes
 from waltzd.client.routes import Connect
-from waltzd.client.settings import ClientSettings
+from waltzd.client.settings import ClientSettings, Tls
+from waltzd.client.status import ClientStatus
+from waltzd.client.submits import Wait
 from waltzd.client.view import (
     Command,
-    Declined,
+    E,
     Partitioner,
     Serializer,
     Transaction,
@@ -35,8 +39,8 @@ from waltzd.client.view import (
 )
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Lock, Mode, Outcome
-from waltzd.wire.servers import ServerClient
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Mode, Outcome, Token
+from waltzd.protocol.quorum import EMPTY
 
 T = TypeVar("T")
 
@@ -76,7 +80,7 @@ def loop_thread() -> _LoopThread:
     return _started
 
 
-class BlockingClient:
+class BlockingClient(Generic[E]):
     """`Client` for applications without an event loop: the same calls, and each blocks until it has its result.
 
     Use it as a context manager. All methods may be called from any thread. The view runs on threads of the client, for
@@ -97,13 +101,14 @@ class BlockingClient:
         self,
         servers: str | Sequence[str],
         *,
-        view: View | None = None,
+        view: View[E] | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
-        serializer: Serializer | None = None,
+        serializer: Serializer[E] | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
         threads: int = 32,
     ) -> None:
         """All arguments but the last are those of `Client`. Functions of the view are plain or `async`.
@@ -112,7 +117,7 @@ class BlockingClient:
             threads: How many views may be at work at once, each for another partition.
 
         Raises:
-            BadArgument: As of `Client`, or this process was forked from one that had a client.
+            BadArgument, BadConfig: As of `Client`; or this process was forked from one that had a client.
         """
         self._thread = loop_thread()
         self._threads = threads
@@ -120,7 +125,7 @@ class BlockingClient:
         self._pool = ThreadPoolExecutor(threads, "waltz-view")
         self._left_behind: dict[int, Future[Any]] = {}
         """By partition, the call of the view that still runs although it was cancelled."""
-        self._client = Client(
+        self._client: Client[E] = Client(
             servers,
             view=view,
             feed=feed,
@@ -128,6 +133,7 @@ class BlockingClient:
             serializer=serializer,
             partitioner=partitioner,
             settings=settings,
+            tls=tls,
             connect=connect,
         )
         self._client._call = self._call_on_pool
@@ -139,7 +145,7 @@ class BlockingClient:
             await asyncio.gather(asyncio.wrap_future(left), return_exceptions=True)
             if self._left_behind.get(partition) is left:
                 del self._left_behind[partition]
-        running = self._pool.submit(_called, function, *arguments)
+        running = self._pool.submit(copy_context().run, _called, function, *arguments)
         try:
             result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -150,11 +156,11 @@ class BlockingClient:
 
     # -- life
 
-    def open(self) -> None:
+    def open(self, *, timeout: float | None = None) -> None:
         """As `Client.open`."""
         if self._is_shut:
             self._pool, self._is_shut = ThreadPoolExecutor(self._threads, "waltz-view"), False
-        self._thread.run(self._client.open())
+        self._thread.run(self._client.open(timeout=timeout))
 
     def close(self) -> None:
         """As `Client.close`. The client may be opened again."""
@@ -184,6 +190,11 @@ class BlockingClient:
         return self._client.cluster
 
     @property
+    def cluster_key(self) -> UUID:
+        """The key of the cluster, which no other cluster has."""
+        return self._client.cluster_key
+
+    @property
     def partition_count(self) -> int:
         """How many partitions the cluster has."""
         return self._client.partition_count
@@ -197,21 +208,45 @@ class BlockingClient:
         """As `Client.partition_of`."""
         return self._client.partition_of(key)
 
-    def set_partitions(self, partitions: Partitions) -> None:
+    def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """As `Client.set_partitions`."""
-        self._thread.run(self._client.set_partitions(partitions))
+        self._thread.run(self._client.set_partitions(partitions, timeout=timeout))
 
     # -- writing
 
-    def submit(self, command: Command) -> Outcome | Declined:
+    def submit(
+        self,
+        command: Command[E],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Outcome:
         """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_with(caller.call, command))
+        return caller.serve(
+            self._client._submit_with(
+                caller.call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+            )
+        )
 
-    def submit_group(self, commands: Sequence[Command]) -> Outcome | Declined:
+    def submit_group(
+        self,
+        commands: Sequence[Command[E]],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Outcome:
         """As `Client.submit_group`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
-        return caller.serve(self._client._submit_group_with(caller.call, commands))
+        return caller.serve(
+            self._client._submit_group_with(
+                caller.call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+            )
+        )
 
     def position(self, partition: int) -> int:
         """As `Client.position`. Read it *before* the view and give it to `append`."""
@@ -219,49 +254,69 @@ class BlockingClient:
 
     def append(
         self,
-        payload: Any,
+        payload: E,
         *,
         partition: int | None = None,
         key: Any = None,
         header: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
-    ) -> Outcome:
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> AppendOutcome:
         """As `Client.append`, but with a READ or WRITE lock `position` must be given, and must have been read before the
         view was: the view is at work on another thread. `submit` does that by itself."""
         locks = tuple(locks)
         _check_position(position, locks)
         return self._ask(
-            self._client.append, payload, partition=partition, key=key, header=header, locks=locks, position=position
+            self._client.append,
+            payload,
+            partition=partition,
+            key=key,
+            header=header,
+            locks=locks,
+            position=position,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
     def append_many(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Outcomes:
         """As `Client.append_many`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_position(position, [lock for some in each or () for lock in some])
         return self._ask(
-            self._client.append_many, payloads, partition=partition, key=key, headers=headers, locks=each, position=position
+            self._client.append_many,
+            payloads,
+            partition=partition,
+            key=key,
+            headers=headers,
+            locks=each,
+            position=position,
+            timeout=timeout,
         )
 
     def append_group(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
-    ) -> Outcome:
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> AppendOutcome:
         """As `Client.append_group`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_position(position, [lock for some in each or () for lock in some])
@@ -273,6 +328,8 @@ class BlockingClient:
             headers=headers,
             locks=each,
             position=position,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
         )
 
     # -- waiting
@@ -282,23 +339,35 @@ class BlockingClient:
         """Whether something that was submitted has no outcome yet."""
         return self._client.has_pending
 
-    def flush(self, seconds: float | None = None) -> None:
+    def flush(self, *, timeout: float | None = None) -> None:
         """As `Client.flush`."""
-        self._thread.run(self._client.flush(seconds))
+        self._thread.run(self._client.flush(timeout=timeout))
+
+    def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
+        """As `Client.caught_up`."""
+        self._thread.run(self._client.caught_up(partition, timeout=timeout))
+
+    def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
+        """As `Client.applied`."""
+        self._thread.run(self._client.applied(token, timeout=timeout))
+
+    def wait_stopped(self, *, timeout: float | None = None) -> None:
+        """As `Client.wait_stopped`, on a thread that does nothing else."""
+        self._thread.run(self._client.wait_stopped(timeout=timeout))
 
     # -- reading
 
-    def end_position(self, partition: int, *, confirmed: bool = True) -> int:
+    def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
         """As `Client.end_position`."""
-        return self._thread.run(self._client.end_position(partition, confirmed=confirmed))
+        return self._thread.run(self._client.end_position(partition, confirmed=confirmed, timeout=timeout))
 
-    def position_at(self, partition: int, time: datetime | int) -> int:
+    def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
         """As `Client.position_at`."""
-        return self._thread.run(self._client.position_at(partition, time))
+        return self._thread.run(self._client.position_at(partition, time, timeout=timeout))
 
-    def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
+    def read(self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None) -> Transaction[E]:
         """As `Client.read`."""
-        return self._thread.run(self._client.read(partition, id, with_locks=with_locks))
+        return self._thread.run(self._client.read(partition, id, with_locks=with_locks, timeout=timeout))
 
     def read_some(
         self,
@@ -309,22 +378,64 @@ class BlockingClient:
         from_time: datetime | int | None = None,
         until_time: datetime | int | None = None,
         with_locks: bool = False,
-    ) -> list[Transaction]:
+        timeout: float | None = None,
+    ) -> list[Transaction[E]]:
         """As `Client.read_some`."""
         return self._thread.run(
             self._client.read_some(
-                partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
+                partition,
+                first_id,
+                last_id,
+                from_time=from_time,
+                until_time=until_time,
+                with_locks=with_locks,
+                timeout=timeout,
             )
         )
 
-    def fetch(self, transaction: Transaction) -> bytes:
+    def scan(
+        self, partition: int, *, after: int = EMPTY, to: int | None = None, with_locks: bool = False
+    ) -> Generator[Transaction[E], None, None]:
+        """As `Client.scan`."""
+        return self._each(partial(self._client._scan, partition, after=after, to=to, with_locks=with_locks))
+
+    def feed(self, partition: int, *, after: int) -> Generator[Transaction[E], None, None]:
+        """As `Client.feed`. It ends at once when the code breaks off, and when another thread closes the client."""
+        return self._each(partial(self._client.feed_batches, partition, after=after))
+
+    def feed_batches(self, partition: int, *, after: int) -> Generator[Sequence[Transaction[E]], None, None]:
+        """As `Client.feed_batches`; it ends as `feed` does."""
+        return self._batches(partial(self._client.feed_batches, partition, after=after))
+
+    def _each(
+        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
+    ) -> Generator[Transaction[E], None, None]:
+        with closing(self._batches(begin)) as batches:
+            for batch in batches:
+                yield from batch
+
+    def _batches(
+        self, begin: Callable[[], AsyncGenerator[Sequence[Transaction[E]], None]]
+    ) -> Generator[Sequence[Transaction[E]], None, None]:
+        batches: AsyncGenerator[Sequence[Transaction[E]], None] = self._thread.run(call_here(begin))
+
+        async def following() -> Sequence[Transaction[E]] | None:
+            return await anext(batches, None)
+
+        try:
+            while (batch := self._thread.run(following())) is not None:
+                yield batch
+        finally:  # without waiting for it: this may be collected on the thread of the loop
+            asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
+
+    def fetch(self, transaction: Transaction[Any]) -> bytes:
         """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""
         return self._thread.run(transaction.fetch())
 
-    def status(self) -> tuple[PartitionStatus, ...]:
+    def status(self) -> ClientStatus:
         """As `Client.status`."""
 
-        async def status() -> tuple[PartitionStatus, ...]:
+        async def status() -> ClientStatus:
             return self._client.status()
 
         return self._thread.run(status())

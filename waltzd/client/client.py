@@ -6,45 +6,53 @@ talks to servers only, never to the coordinator."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
-from datetime import datetime
+import os
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Generic, Literal, Self, TypeAlias
+from uuid import UUID
 
-from waltzd.client.follower import Call, call_here, introduce, tell
+from waltzd.client.feeding import Arrivals, Feeding
+from waltzd.client.follower import Call, call_here, introduce
+from waltzd.client.instrument import Instrument, Instruments
+from waltzd.client.keys import Keys, hashes_of, key_locks
 from waltzd.client.mount import Seen
-from waltzd.client.partition import Line, PartitionStatus
-from waltzd.client.pending import Bundle, Group, Outcomes, group_of, no_outcomes, request, request_of
+from waltzd.client.partition import Line
+from waltzd.client.pending import Bundle, Group, Outcomes, Submission, no_outcomes, request
 from waltzd.client.reading import Reader
-from waltzd.client.routes import Connect, Routes, addresses_of, pause_seconds, some
-from waltzd.client.settings import ClientSettings
+from waltzd.client.routes import Connect, Routes, addresses_of, some
+from waltzd.client.settings import ClientSettings, Tls
+from waltzd.client.status import ClientStatus
+from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
 from waltzd.client.view import (
-    Builder,
     Command,
-    Declined,
+    E,
     Partitioner,
     Serializer,
     Transaction,
     View,
     checked_header,
-    checked_position,
     encoded,
-    is_overridden,
+    key_of,
     partition_by_hash,
+    partition_of,
 )
-from waltzd.errors import BadArgument, CannotConnect, ClientClosed, NotMounted
+from waltzd.client.waiting import Waiting
+from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
-from waltzd.protocol.locks import Committed, Lock, Mode, Outcome, Reason, Rejected
+from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
+from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
 Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client:
+class Client(Feeding[E], Waiting, Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
+
+    A `Client[E]` has values of the type E, which its serializer makes payloads of; a plain `Client` has bytes.
 
     Use it as an async context manager. From then on it keeps a connection for each of its partitions, finds the new owner
     after a fail-over, and feeds the `view`, if there is one. All calls belong to the event loop that opened it.
@@ -66,13 +74,14 @@ class Client:
         self,
         servers: str | Sequence[str],
         *,
-        view: View | None = None,
+        view: View[E] | None = None,
         feed: FeedMode | None = None,
         partitions: Partitions = "all",
-        serializer: Serializer | None = None,
+        serializer: Serializer[E] | None = None,
         partitioner: Partitioner = partition_by_hash,
         settings: ClientSettings | None = None,
-        connect: Connect = ServerClient,
+        tls: Tls | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """Nothing is connected before `open`.
 
@@ -86,10 +95,12 @@ class Client:
             partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
                 language, so that all clients agree.
             settings: Deadlines and limits.
-            connect: How a server is reached. `LocalCluster.connect` reaches one in the same process.
+            tls: The certificate of this application, where the cluster wants one; else connections are in plain text.
+            connect: How a server is reached, in the place of `tls`. `LocalCluster.connect` reaches one in the same process.
 
         Raises:
-            BadArgument: An address is no `host:port`, or `feed` and `view` do not fit each other.
+            BadArgument: An address is no `host:port`; `feed` and `view`, or `tls` and `connect`, do not fit each other.
+            BadConfig: The files of `tls` are missing, or do not belong together.
         """
         self.settings = settings or ClientSettings()
         self._feed = feed or (FeedMode.NONE if view is None else FeedMode.RECORDS)
@@ -102,29 +113,39 @@ class Client:
         self._serializer, self._partitioner = serializer, partitioner
         self._call: Call = call_here
         seconds, introduction = self.settings.call_seconds, self.settings.introduction
-        self._routes = Routes(addresses_of(servers), connect, call_seconds=seconds, introduction=introduction)
+        if tls is not None and connect is not None:
+            raise BadArgument("a server is reached either with `tls` or by `connect`")
+        self._routes = Routes(
+            addresses_of(servers), connect or _connect_with(tls), call_seconds=seconds, introduction=introduction
+        )
         self._seen = Seen()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
+        self._instruments: list[Instrument] = []
         self._lines: dict[int, Line] = {}
+        self._keys: dict[int, Keys] = {}
+        self._feeds: dict[Line, Arrivals] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
         self._registration: Registration | None = None
         self._closed: ClientClosed | None = ClientClosed("the client is not open yet")
         self._loop: asyncio.AbstractEventLoop | None = None
         """That it lives on, while it is open."""
-        self._submits: dict[int, asyncio.Future[None]] = {}
-        self._submit_count = 0
+        self._submits = Submits(self.settings, serializer, lambda: self.partition_count)
+        self._stops: dict[asyncio.Future[None], None] = {}
 
     # -- life
 
-    async def open(self) -> None:
+    async def open(self, *, timeout: float | None = None) -> None:
         """Find the cluster, and begin with the partitions that were asked for.
 
         They become ready by themselves: `open` does not wait for a partition whose owner is away. A client without
         partitions can only read.
 
+        Args:
+            timeout: How many seconds to look for the cluster; `submit_seconds` if it is not given.
+
         Raises:
-            CannotConnect: No server answered within `submit_seconds`, or none gave out a client id.
+            CannotConnect: No server answered in time, or none gave out a client id.
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
             BadArgument: The client is open already, a partition does not exist, or the view's position makes no sense.
@@ -134,7 +155,7 @@ class Client:
             raise BadArgument("the client is open already")
         self._loop = asyncio.get_running_loop()
         clock = self._loop.time
-        deadline = clock() + self.settings.submit_seconds
+        deadline = clock() + (self.settings.submit_seconds if timeout is None else timeout)
         try:
             await self._routes.open(deadline - clock())
             self._routes.keep_fresh()
@@ -152,8 +173,13 @@ class Client:
         try:
             async with self._changing:
                 active, self._active = self._active, ()
-                await asyncio.gather(*[self._lines[partition].deactivate(reason) for partition in active])
+                for arrivals in self._feeds.values():  # or they would wait for who iterates
+                    arrivals.end()
+                ending = [*[self._lines[partition] for partition in active], *self._feeds]
+                await asyncio.gather(*[line.deactivate(reason) for line in ending])
+                await self._submits.close()
         finally:
+            self._tell_stops()
             await self._routes.close()
             self._loop = None
 
@@ -180,6 +206,11 @@ class Client:
         return self._routes.topology.cluster
 
     @property
+    def cluster_key(self) -> UUID:
+        """The key of the cluster, which no other cluster has."""
+        return self._routes.topology.cluster_key
+
+    @property
     def topology(self) -> Topology:
         """The servers and the owners of all partitions, as they were seen last."""
         return self._routes.topology
@@ -194,7 +225,7 @@ class Client:
         """The partitions that this client has."""
         return self._active
 
-    async def set_partitions(self, partitions: Partitions) -> None:
+    async def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """Have these partitions and no others.
 
         A partition that goes away finishes what is under way first. For one that comes, the view is asked for its position.
@@ -202,6 +233,7 @@ class Client:
 
         Args:
             partitions: `"all"`, or numbers.
+            timeout: How many seconds to ask for a client id; `submit_seconds` if it is not given.
 
         Raises:
             BadArgument: A partition does not exist, or the view's position makes no sense.
@@ -209,7 +241,7 @@ class Client:
             ClientClosed: The client is not open.
             Exception: What the view's `opened` or `position` raises.
         """
-        await self._set_partitions(partitions, self.settings.submit_seconds)
+        await self._set_partitions(partitions, self.settings.submit_seconds if timeout is None else timeout)
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
         self._check_loop()
@@ -244,18 +276,34 @@ class Client:
 
     def _line_of(self, partition: int) -> Line:
         if partition not in self._lines:
-            self._lines[partition] = Line(
-                partition,
-                routes=self._routes,
-                settings=self.settings,
-                feed=self._feed,
-                view=self._view,
-                serializer=self._serializer,
-                call=self._call,
-                fetch=self._fetch,
-                seen=self._seen,
-            )
+            self._lines[partition] = self._new_line(partition, self._feed, self._view, self._call, self._instruments)
+            self._lines[partition].on_stop = self._tell_stops
         return self._lines[partition]
+
+    def _new_line(
+        self, partition: int, feed: FeedMode, view: View[E] | None, call: Call, instruments: Instruments = ()
+    ) -> Line:
+        return Line(
+            partition,
+            routes=self._routes,
+            settings=self.settings,
+            feed=feed,
+            view=view,
+            serializer=self._serializer,
+            call=call,
+            fetch=self._fetch,
+            seen=self._seen,
+            instruments=instruments,
+        )
+
+    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> Line:
+        registration = await self._routes.register(self.settings.submit_seconds)
+        self._check_open()
+        line = self._new_line(partition, FeedMode.RECORDS, arrivals, call_here)
+        line.on_stop = arrivals.end
+        self._feeds[line] = arrivals
+        await line.activate(registration)
+        return line
 
     def _check_number(self, partition: int) -> None:
         if not hasattr(partition, "__index__") or not 0 <= partition < self.partition_count:
@@ -286,34 +334,82 @@ class Client:
 
     # -- writing
 
-    async def submit(self, command: Command) -> Outcome | Declined:
+    async def submit(
+        self,
+        command: Command[E],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Outcome:
         """Append the transaction that a command builds, and build it again where that may help.
 
         `command.build` looks at the current view. When a lock fails, the client waits until the view holds what was in the
         way and calls `build` again; likewise when a fail-over lost the transaction. A client without a view has nothing
         to wait for: a failed lock is the outcome.
 
+        When the caller is cancelled, what was not sent is taken back. What was sent is decided all the same, and the
+        command is told as if the caller had stayed.
+
         Args:
             command: What to write; see `Command`.
+            fresh: True: before the transaction is built, the view has applied all that was committed when `submit` was
+                called, by any client; this asks the owner, which asks a majority. False: it is built on the view as it is.
+                By default the first submits in a partition are fresh, until its view has caught up once: a view that was
+                just opened knows nothing. Those that the view makes itself, and waits for, are not.
+            wait: `"applied"`: return when this client's view has the transaction; then `is_applied` of the outcome is True.
+                When it takes longer than `timeout`, the outcome is returned all the same: it is committed.
+            timeout: How many seconds this call may take in all, with the waiting for the view. Without it, each attempt and
+                each waiting has `submit_seconds`. What was sent by then and has no outcome is `Unknown`.
+            idempotency_key: As of `append`: when a transaction with this key is in the partition already, that one is the
+                outcome, and `build` is not called once the view has it. The client reads what is written in the partition
+                for that, beside the feed.
 
         Returns:
             The outcome of the last attempt, or `Declined` when `build` returned False.
 
         Raises:
-            NotSent: The partition took nothing for `submit_seconds`: its owner is away, or too much is undecided.
+            NotSent: The partition took nothing in time: its owner is away, or too much is undecided; or the
+                view did not become fresh.
             TooLarge: The payload or the number of locks is above the limits of the server.
-            BadArgument: `build` set something that makes no sense, or a checked lock has no position to be compared with.
+            BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to
+                be compared with; this client has no view to wait for.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
-        return await self._submit_with(self._call, command)
+        return await self._submit_with(
+            self._call, command, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+        )
 
-    async def _submit_with(self, call: Call, command: Command) -> Outcome | Declined:
+    async def _submit_with(
+        self,
+        call: Call,
+        command: Command[E],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Outcome:
         """As `submit`, with another way to call the command's functions."""
-        return await self._submit(call, (command,), is_group=False)
+        self._check_loop()
+        line = self._line(self._partition_of((command,)))
+        once = self._once_of(line, idempotency_key)
+        return await self._submits.submit(
+            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout, once=once
+        )
 
-    async def submit_group(self, commands: Sequence[Command]) -> Outcome | Declined:
+    async def submit_group(
+        self,
+        commands: Sequence[Command[E]],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Outcome:
         """Append the transactions of several commands as one group: all of them are in the log, in a row, or none is.
 
         Every command builds against the view as it is before the group; what the others build is not in it. When a lock of
@@ -322,6 +418,10 @@ class Client:
 
         Args:
             commands: What to write, in this order. All of them must mean the same partition.
+            fresh: As of `submit`.
+            wait: As of `submit`.
+            timeout: As of `submit`.
+            idempotency_key: As of `submit`, for the group.
 
         Returns:
             One outcome for all of them: `Committed` with the first id and their number, the rejection, `Unknown`, or
@@ -334,73 +434,34 @@ class Client:
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self._submit_group_with(self._call, commands)
+        return await self._submit_group_with(
+            self._call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
+        )
 
-    async def _submit_group_with(self, call: Call, commands: Sequence[Command]) -> Outcome | Declined:
+    async def _submit_group_with(
+        self,
+        call: Call,
+        commands: Sequence[Command[E]],
+        *,
+        fresh: bool | None = None,
+        wait: Wait = "committed",
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Outcome:
         """As `submit_group`, with another way to call the commands' functions."""
-        return await self._submit(call, tuple(commands), is_group=True)
-
-    async def _submit(self, call: Call, commands: Sequence[Command], *, is_group: bool) -> Outcome | Declined:
+        self._check_loop()
+        commands = tuple(commands)
         line = self._line(self._partition_of(commands))
-        async with self._counted():
-            outcome = await self._attempt(line, commands, call, is_group)
-        for number, command in enumerate(commands):
-            await tell(line.partition, call, command.on_completion, outcome)
-            if isinstance(outcome, Committed) and is_overridden(command, "on_application"):
-                line.announce(outcome.id + number, command.on_application)
-        return outcome
+        once = self._once_of(line, idempotency_key)
+        return await self._submits.submit(
+            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout, once=once
+        )
 
-    def _partition_of(self, commands: Sequence[Command]) -> int:
-        count, found = self.partition_count, set()
-        for command in commands:
-            partition = command.partition(count)
-            found.add(self._partitioner(command.key, count) if partition is None else partition)
+    def _partition_of(self, commands: Sequence[Command[E]]) -> int:
+        found = {partition_of(command, self._partitioner, self.partition_count) for command in commands}
         if len(found) != 1:
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
-
-    async def _attempt(self, line: Line, commands: Sequence[Command], call: Call, is_group: bool) -> Outcome | Declined:
-        """As often as it takes, and as is allowed."""
-        attempt = 0
-        while True:
-            attempt += 1
-            epoch = await line.ready_epoch()
-            outcome = await self._build_and_send(line, commands, call, is_group)
-            if not isinstance(outcome, Rejected):
-                return outcome
-            if outcome.reason is not Reason.LOST:
-                for command in commands:
-                    await tell(line.partition, call, command.on_lock_failure, outcome)
-                if not line.has_view:
-                    return outcome
-            if attempt >= self.settings.attempts_max:
-                return outcome
-            if outcome.reason is not Reason.LOST:
-                try:
-                    await line.caught_up(outcome.conflict_id, epoch)
-                except TimeoutError:
-                    return outcome
-            if attempt > 1:
-                await asyncio.sleep(pause_seconds(attempt - 2, self.client_id, line.partition, self._submit_count))
-
-    async def _build_and_send(
-        self, line: Line, commands: Sequence[Command], call: Call, is_group: bool
-    ) -> Outcome | Declined:
-        await line.enter(len(commands))
-        try:
-            positions: list[int] = []
-            builders: list[Builder] = []
-            for command in commands:
-                builder = Builder(line.position, self._serializer)
-                if not await call(command.build, builder):
-                    return Declined()
-                positions.append(self._checked_position(line, builder.position if line.has_view else None, builder.locks))
-                builders.append(builder)
-            make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
-            waiter: asyncio.Future[Outcome] = line.add(make)
-        finally:
-            line.leave(len(commands))
-        return await waiter
 
     def position(self, partition: int) -> int:
         """The highest id of a partition that the view has applied; without a view, that is known to be committed.
@@ -415,49 +476,66 @@ class Client:
 
     def append(
         self,
-        payload: Any,
+        payload: E,
         *,
         partition: int | None = None,
         key: Any = None,
         header: int = 0,
         locks: Iterable[Lock] = (),
         position: int | None = None,
-    ) -> Coroutine[Any, Any, Outcome]:
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Coroutine[Any, Any, AppendOutcome]:
         """Append one transaction, once: nothing is built again when a lock fails.
 
         Args:
             payload: Bytes, or what the serializer takes.
             partition: Which partition; or give `key`.
-            key: The partitioner makes a partition of it.
+            key: The partitioner makes a partition of it. With neither, the key is the name of the locks; see `Lock` why.
             header: 32 bits with a sign that travel beside the payload.
             locks: See `read_lock`, `write_lock` and `append_lock`.
             position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
                 later transaction marked them. The default is `position(partition)` at the moment of this call.
+            timeout: How many seconds this call may take; `submit_seconds` if it is not given. What was sent by then and has
+                no outcome is `Unknown`, what was not sent is `NotSent`.
+            idempotency_key: A text that names what the caller wants, the id of a request for example. When a transaction
+                with the same key is in the partition already, nothing is appended, and the outcome is `Committed` with
+                the id of that one: after `Unknown`, after a restart, from another process, through any fail-over. It holds
+                for `ClientSettings.idempotency_seconds` from the first one, within one partition: say the same
+                `partition`, or `key`, again. The payloads are not compared. The client needs the right to read, and the
+                partition has to write format 1.
 
         Returns:
             An awaitable of `Committed`, `Rejected` or `Unknown`.
 
         Raises:
             BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
-            NotSent: The partition took nothing for `submit_seconds`.
+            NeedsBatches: The partition writes format 0, which knows no keys. Nothing was sent.
+            NotSent: The partition took nothing in time.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
-        line = self._line(self._choose(partition, key))
         locks = tuple(locks)
-        position = self._checked_position(line, position, locks)
-        return line.send(1, request(position, encoded(payload, self._serializer), checked_header(header), locks))
+        line = self._line(self._choose(partition, key, locks))
+        body, header = encoded(payload, self._serializer), checked_header(header)
+        if idempotency_key is not None:
+            own = key_locks(idempotency_key)
+            position = own_position(line, position, locks)
+            return self._once(line, own, position, 1, lambda at: request(at, body, header, (*locks, *own)), timeout)
+        position = mark_of(line, position, locks)
+        return line.send(1, position, request(position, body, header, locks), deadline_of(timeout))
 
     def append_many(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, Outcomes]:
         """Append many transactions to one partition, in this order, with one `await` for all of them.
 
@@ -467,17 +545,18 @@ class Client:
         Args:
             payloads: As `payload` of `append`, one for each transaction.
             partition: Which partition; or give `key`.
-            key: The partitioner makes a partition of it.
+            key: As of `append`.
             headers: One for each payload, or None for zeros.
             locks: The locks of each payload, or None for none.
             position: As of `append`, for all of them.
+            timeout: As of `append`.
 
         Returns:
             An awaitable of `Outcomes`: columns with a row for each payload.
 
         Raises:
             BadArgument: An argument makes no sense. Raised by the call; all others by the `await`.
-            NotSent: The partition took nothing for `submit_seconds`.
+            NotSent: The partition took nothing in time.
             TooLarge: One payload, or its number of locks, is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
             PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
@@ -485,18 +564,20 @@ class Client:
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             return no_outcomes()
-        return line.send(len(data), partial(Bundle, position, data, headers, each))
+        return line.send(len(data), position, partial(Bundle, position, data, headers, each), deadline_of(timeout))
 
     def append_group(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         *,
         partition: int | None = None,
         key: Any = None,
         headers: Sequence[int] | None = None,
         locks: Sequence[Iterable[Lock]] | None = None,
         position: int | None = None,
-    ) -> Coroutine[Any, Any, Outcome]:
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Coroutine[Any, Any, AppendOutcome]:
         """Append a group, once: all of these transactions are in the log, in a row, or none is.
 
         When the lock of one fails, the group is rejected. The partition has to write format 1.
@@ -508,6 +589,8 @@ class Client:
             headers: As of `append_many`.
             locks: As of `append_many`.
             position: As of `append_many`.
+            timeout: As of `append`.
+            idempotency_key: As of `append`, for the group.
 
         Returns:
             An awaitable of one outcome: `Committed` with the first id and their number, `Rejected`, or `Unknown`.
@@ -518,14 +601,24 @@ class Client:
             TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `append`.
         """
+        given = position
         line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
-        return line.send(len(data), partial(Group, position, data, headers, each))
+        if idempotency_key is not None:
+            own, all_locks = key_locks(idempotency_key), [list(some) for some in each or [()] * len(data)]
+            checked = own_position(line, given, [lock for some in all_locks for lock in some])
+            all_locks[0] += own
+
+            def make(at: int) -> Callable[[asyncio.Future[AppendOutcome], float], Submission]:
+                return partial(Group, at, data, headers, all_locks)
+
+            return self._once(line, own, checked, len(data), make, timeout)
+        return line.send(len(data), position, partial(Group, position, data, headers, each), deadline_of(timeout))
 
     def _columns(
         self,
-        payloads: Sequence[Any],
+        payloads: Sequence[E],
         partition: int | None,
         key: Any,
         headers: Sequence[int] | None,
@@ -533,165 +626,69 @@ class Client:
         position: int | None,
     ) -> tuple[Line, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
         """The arguments of `append_many`, checked."""
-        line = self._line(self._choose(partition, key))
         for name, column in (("headers", headers), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
                 raise BadArgument(f"there are {len(payloads)} payloads and {len(column)} {name}")
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
-        position = self._checked_position(line, position, [lock for some in each or () for lock in some])
+        flat = [lock for some in each or () for lock in some]
+        line = self._line(self._choose(partition, key, flat))
+        position = mark_of(line, position, flat)
         return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
+
+    async def _once(
+        self,
+        line: Line,
+        own: Sequence[Lock],
+        position: int | None,
+        count: int,
+        make: Callable[[int], Callable[[asyncio.Future[AppendOutcome], float], Submission]],
+        timeout: float | None,
+    ) -> AppendOutcome:
+        """Append it, unless its idempotency key was used."""
+        deadline = deadline_of(self.settings.submit_seconds if timeout is None else timeout)
+        assert deadline is not None
+
+        def send(at: int) -> Coroutine[Any, Any, AppendOutcome]:
+            return line.send(count, at, make(at), deadline)
+
+        if position is not None and position > line.mount.known:
+            await line.prove(position, deadline)
+        return await self._keys_of(line.partition).append(hashes_of(own), position, count, send, deadline)
+
+    def _once_of(self, line: Line, idempotency_key: str | None) -> Once | None:
+        return None if idempotency_key is None else Once(self._keys_of(line.partition), key_locks(idempotency_key))
+
+    def _keys_of(self, partition: int) -> Keys:
+        if partition not in self._keys:
+            self._keys[partition] = Keys(partition, self._reader, seconds=self.settings.idempotency_seconds)
+        return self._keys[partition]
 
     def partition_of(self, key: Any) -> int:
         """The partition in which `append(…, key=key)` writes."""
         return self._partitioner(key, self.partition_count)
 
-    def _choose(self, partition: int | None, key: Any) -> int:
-        if (partition is None) == (key is None):
+    def _choose(self, partition: int | None, key: Any, locks: Sequence[Lock]) -> int:
+        if partition is not None and key is not None:
             raise BadArgument("name either the partition or the key of a transaction")
-        return partition if partition is not None else self.partition_of(key)
+        return partition if partition is not None else self.partition_of(key_of(key, locks))
 
-    def _checked_position(self, line: Line, position: int | None, locks: Sequence[Lock]) -> int:
-        if position is None:
-            if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
-                raise BadArgument(
-                    "a READ or WRITE lock needs a position to be compared with: give the client a view, or a position"
-                )
-            return line.position
-        return checked_position(position)
+    # -- inside
 
-    # -- waiting
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether something that was submitted has no outcome yet."""
-        return bool(self._submits) or any(self._lines[partition].outbox.rows for partition in self._active)
-
-    async def flush(self, seconds: float | None = None) -> None:
-        """Wait until everything that was submitted before has an outcome.
-
-        Args:
-            seconds: How long to wait; `submit_seconds` if it is not given.
-
-        Raises:
-            CannotConnect: Something is still undecided then. It stays under way, and its own caller is told.
-        """
-        self._check_loop()
-        if not self.has_pending:
-            return
-        limit = self.settings.submit_seconds if seconds is None else seconds
-        waits = [self._lines[partition].drained() for partition in self._active]
-        try:
-            async with asyncio.timeout(limit):
-                await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.values()])
-        except TimeoutError:
-            undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
-            raise CannotConnect(
-                f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
-            ) from None
-
-    @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
-        """`flush` waits for it, also between two attempts."""
-        self._check_loop()
-        self._submit_count += 1
-        number = self._submit_count
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._submits[number] = done
-        try:
-            yield
-        finally:
-            del self._submits[number]
-            done.set_result(None)
-
-    # -- reading
-
-    async def end_position(self, partition: int, *, confirmed: bool = True) -> int:
-        """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
-
-        It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
-        whether it was replaced. With `confirmed=False` it answers what it knows, which is faster, and old when it was
-        paused and replaced.
-
-        Raises:
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: There is no such partition, or the client is not open.
-        """
-        self._check_reading(partition)
-        return await self._reader.end_position(partition, confirmed=confirmed)
-
-    async def position_at(self, partition: int, time: datetime | int) -> int:
-        """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
-
-        A view that begins at a time returns it from `position`. What was written before the partition went over to format 1
-        has no time, and counts as earlier than any. Needs no partitions of one's own.
-
-        Args:
-            partition: Which partition.
-            time: A datetime with a time zone, or microseconds since 1970.
-
-        Raises:
-            NeedsBatches: The partition writes format 0, which has no times.
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
-        """
-        self._check_reading(partition)
-        return await self._reader.position_at(partition, time)
-
-    async def read(self, partition: int, id: int, *, with_locks: bool = False) -> Transaction:
-        """One committed transaction by its id. Needs no view and no partitions of one's own.
-
-        Args:
-            partition: Which partition.
-            id: Its id there.
-            with_locks: Also its `locks`, as far as the log knows them: format 0 keeps none.
-
-        Raises:
-            BeyondLog: No transaction with this id is committed yet.
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: There is no such partition, or the client is not open.
-        """
-        return (await self.read_some(partition, id, id, with_locks=with_locks))[0]
-
-    async def read_some(
-        self,
-        partition: int,
-        first_id: int | None = None,
-        last_id: int | None = None,
-        *,
-        from_time: datetime | int | None = None,
-        until_time: datetime | int | None = None,
-        with_locks: bool = False,
-    ) -> list[Transaction]:
-        """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
-
-        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be
-        cut. At least one comes, unless there is none in that time.
-
-        Args:
-            partition: Which partition.
-            first_id: The first one; or give `from_time`.
-            last_id: The last one; or give `until_time`. With neither, all that is committed.
-            from_time: Those of this time and later; a time as of `position_at`.
-            until_time: Those before this time.
-            with_locks: As of `read`.
-
-        Raises:
-            BeyondLog: One of these is not committed yet.
-            NeedsBatches: As of `position_at`.
-            CannotConnect: The owner did not answer within `submit_seconds`.
-            BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
-        """
-        self._check_reading(partition)
-        return await self._reader.some(
-            partition, first_id, last_id, from_time=from_time, until_time=until_time, with_locks=with_locks
-        )
-
-    async def _fetch(self, transaction: Transaction) -> bytes:
+    async def _fetch(self, transaction: Transaction[Any]) -> bytes:
         return (await self.read(transaction.partition, transaction.id)).payload
 
     # -- for people
 
-    def status(self) -> tuple[PartitionStatus, ...]:
-        """The state of every partition of this client, for people and for monitoring."""
-        return tuple(self._lines[partition].status() for partition in self._active)
+    def status(self) -> ClientStatus:
+        """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
+        health check may call it."""
+        states = [self._lines[partition].status() for partition in self._active]
+        return ClientStatus(states, is_open=self._closed is None)
+
+
+def _connect_with(tls: Tls | None) -> Connect:
+    if tls is None:
+        return ServerClient
+    certificate, key, ca = [os.fspath(path) for path in (tls.certificate, tls.key, tls.ca)]
+    return partial(ServerClient, tls=wire_tls.Tls(certificate, key, ca, role=None))

@@ -2,9 +2,9 @@
 
 What waits here is bounded by the credit of the mount. A feed is cut anywhere, a group is not: its beginning is held until
 the rest is there, and `applied` never stands inside a group. A transaction that cannot be applied stands in the way of
-those behind it, on purpose: it is tried again with growing pauses, each failure is reported with its id, or the partition
-is parked when the application says so. Probes of operators are passed: `applied` goes over them, and the view's position
-need not."""
+those behind it, on purpose: it is tried again with growing pauses, or the partition is parked when the application says so.
+A failure that lasts is logged with its traceback once, then counted at growing intervals, and `failing` says so meanwhile.
+Probes of operators are passed: `applied` goes over them, and the view's position need not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -30,6 +33,21 @@ PAUSE_MIN, PAUSE_MAX = 0.1, 10.0
 TURN = 64
 """So many transactions are applied before other tasks on the loop have their turn."""
 _log = logging.getLogger("waltz.client")
+
+
+_INSIDE: ContextVar[tuple[Follower, int] | None] = ContextVar("waltz call of a view", default=None)
+"""Which call of an application this code runs in."""
+
+
+@dataclass(frozen=True)
+class Failing:
+    """What a view fails on, again and again."""
+
+    id: int
+    error: Exception
+    """The last one."""
+    since: datetime
+    tries: int
 
 
 class _Stopped(Exception):
@@ -85,11 +103,14 @@ class Follower:
     def __init__(self, partition: int, view: View, *, call: Call, batch_max: int, consumed: Callable[[int], None]) -> None:
         """`consumed`: called with the size that `put` was given, when that is applied."""
         self.applied = EMPTY
+        self.failing: Failing | None = None
+        self._calls = 0
+        self._is_calling = False
         self._handed = EMPTY
         """The highest id that the view has taken; a probe may stand behind it."""
         self._partition = partition
         self._view = view
-        self._call = shielded(call)
+        self._call_shielded = shielded(call)
         self._batch_max = batch_max
         self._consumed = consumed
         self._apply_batch: Callable[[Sequence[Transaction]], Any] | None = getattr(view, "apply_batch", None)
@@ -102,6 +123,21 @@ class Follower:
         self._count = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._announcements: list[tuple[int, int, Callable[[int], Any]]] = []
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._calls += 1
+        self._is_calling = True
+        _INSIDE.set((self, self._calls))
+        try:
+            return await self._call_shielded(function, *arguments)
+        finally:
+            self._is_calling = False
+
+    @property
+    def is_called_from_here(self) -> bool:
+        """Whether this very code is called by the follower, which waits for it: then it must not wait for the follower."""
+        inside = _INSIDE.get()
+        return self._is_calling and inside is not None and inside[0] is self and inside[1] == self._calls
 
     # -- from the feed
 
@@ -275,17 +311,37 @@ class Follower:
         pause = PAUSE_MIN
         while True:
             try:
-                return await self._call(function, *arguments)
+                found = await self._call(function, *arguments)
+                self._works(transaction)
+                return found
             except Exception as error:
+                self._fails(transaction, error)
                 if await self._decide(transaction, error) is Decision.PARK:
                     raise PartitionParked(
                         f"{_names([transaction])} could not be applied: {error!r}",
                         partition=self._partition,
                         id=transaction.id,
                     ) from error
-                _log.warning("%s could not be applied: %r; trying again in %.1f s", _names([transaction]), error, pause)
             await self._pause(pause)
             pause = min(2 * pause, PAUSE_MAX)
+
+    def _fails(self, transaction: Transaction, error: Exception) -> None:
+        """Log it where that says something new: another error, or twice as many tries."""
+        before = self.failing
+        if before is None or before.id != transaction.id:
+            before = Failing(transaction.id, error, datetime.now(UTC), 0)
+        tries = before.tries + 1
+        self.failing = Failing(transaction.id, error, before.since, tries)
+        if tries == 1 or type(error) is not type(before.error):
+            _log.warning("%s could not be applied; trying again", _names([transaction]), exc_info=error)
+        elif tries.bit_count() == 1:
+            since = f"{before.since:%Y-%m-%d %H:%M:%S} UTC"
+            _log.warning("%s could not be applied %d times since %s: %r", _names([transaction]), tries, since, error)
+
+    def _works(self, transaction: Transaction) -> None:
+        if self.failing is not None:
+            _log.warning("the view has taken %s after %d failures", _names([transaction]), self.failing.tries)
+            self.failing = None
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -300,9 +356,12 @@ class Follower:
         if failed is None:
             return Decision.RETRY
         try:
-            decision: Decision = await self._call(failed, transaction, error)
+            decision: object = await self._call(failed, transaction, error)
         except Exception:  # noqa: BLE001  # the application's code
             _log.exception("`failed` of the view failed as well, on %s", _names([transaction]))
+            return Decision.PARK
+        if not isinstance(decision, Decision):
+            _log.error("`failed` of the view returned %r, on %s: it returns a Decision", decision, _names([transaction]))
             return Decision.PARK
         return decision
 

@@ -20,14 +20,16 @@ def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
 
 
 def _fast_loop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # an application has it when it wants it
+        return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 
 
 class LoopThread:
-    """A loop as the daemons have it, on a thread of its own, for as long as the process lives (see `run`). The thread does
-    not survive a fork."""
+    """A loop on a thread of its own, for as long as the process lives (see `run`); uvloop's, where that is installed. The
+    thread does not survive a fork."""
 
     def __init__(self, name: str) -> None:
         self.loop = _fast_loop()

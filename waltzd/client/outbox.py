@@ -85,9 +85,12 @@ Column: TypeAlias = NDArray[np.bool_]
 
 
 class Outbox:
-    def __init__(self, *, messages_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES) -> None:
+    def __init__(
+        self, *, messages_max: int, bytes_max: int, worth_bytes: int = WORTH_BYTES, partition: int | None = None
+    ) -> None:
         """`messages_max` and `bytes_max`: how much may be in flight. One message always may; another one beside it only
-        when it has at least `worth_bytes`."""
+        when it has at least `worth_bytes`. `partition`: the one that outcomes name."""
+        self.partition = partition
         self.waiting: deque[Submission] = deque()
         self.sent: list[Sent] = []
         self.undecided: list[Sent] = []
@@ -122,6 +125,8 @@ class Outbox:
     # -- in
 
     def add(self, submission: Submission) -> None:
+        if isinstance(submission, Bundle):
+            submission.partition = self.partition
         submission.ticket = self.next_ticket
         self.next_ticket += 1
         self.rows += submission.rows
@@ -339,7 +344,7 @@ class Outbox:
         self.rows -= sent.rows
         self.bytes -= sent.bytes
         for request, id_ in zip(sent.requests, frame.ids.tolist(), strict=True):
-            request.settle(Committed(id_))
+            request.settle(Committed(id_, partition=self.partition))
         return True
 
     def _places(self, frames: list[Sent], sequences: I64) -> list[tuple[Sent, I64, Column]]:
@@ -367,7 +372,7 @@ class Outbox:
             return
         requests = sent.requests
         for row, id_ in zip(rows.tolist(), ids.tolist(), strict=True):
-            requests[row].settle(Committed(id_))
+            requests[row].settle(Committed(id_, partition=self.partition))
 
     def _close(self, sent: Sent, rows: I64) -> None:
         sent.is_open[rows] = False
@@ -377,16 +382,14 @@ class Outbox:
     # -- giving up
 
     def next_deadline(self) -> float | None:
-        """Of the first submission whose caller still waits. Deadlines rise with tickets: all callers wait equally long."""
-        return next((entry.deadline for entry in self._all() if not entry.waiter.done()), None)
+        """The first of those whose callers still wait."""
+        return min((entry.deadline for entry in self._all() if not entry.waiter.done()), default=None)
 
     def expire(self, now: float, error: WaltzError) -> None:
         """Settle what has waited too long: what was sent is unknown, what was not sent never will be. Rows that were sent
         count on until they are decided."""
         for entry in self._all():
-            if entry.deadline > now:
-                break
-            if entry.waiter.done():
+            if entry.deadline > now or entry.waiter.done():
                 continue
             if isinstance(entry, Bundle):
                 self._cut(entry, error)

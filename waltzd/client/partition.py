@@ -28,78 +28,48 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
-from uuid import UUID
 
+from waltzd.client.conversation import Conversation
 from waltzd.client.follower import Call, Follower, ask_position
+from waltzd.client.instrument import Instruments
 from waltzd.client.mount import FINAL, Mount, Seen, State
 from waltzd.client.outbox import Outbox
-from waltzd.client.pending import Submission
-from waltzd.client.routes import Routes, pause_seconds
+from waltzd.client.pending import Late, Submission
+from waltzd.client.routes import Routes, SharedQuestion, pause_seconds
 from waltzd.client.settings import ClientSettings
+from waltzd.client.status import PartitionStatus
 from waltzd.client.view import Serializer, Transaction, View, transactions_of, transactions_of_heads
 from waltzd.errors import (
     BadArgument,
-    BadFrame,
+    BeyondLog,
     CannotConnect,
     ClientClosed,
     ClockAhead,
+    NotApplied,
     NotMounted,
     NotOwner,
     NotSent,
     WaltzError,
 )
-from waltzd.format.record import Run, first_bad
-from waltzd.protocol.batches import (
-    ClientFrame,
-    Committals,
-    Feed,
-    FeedMode,
-    HeadFeed,
-    Mounted,
-    Place,
-    Refusals,
-    Refused,
-    Registration,
-    ServerFrame,
-)
-from waltzd.protocol.peers import MountPort
+from waltzd.format.record import Run
+from waltzd.protocol.batches import FeedMode, HeadFeed, Place, Registration
+from waltzd.protocol.quorum import EMPTY
 from waltzd.wire.budget import Budget
 
-LAST_WORD_SECONDS = 2.0
+LOOK_SECONDS = 5.0
+"""How often the owner is asked for the end of the log while the view is behind."""
 REPLACED_SECONDS = 1.0
 """How long an owner that was replaced has for its last word; one that hangs has none."""
-GOING_ON = (State.READY, State.ASKING)
+LATE_SECONDS = 0.05
+"""How much later than its deadline a caller may be told."""
 Fetch: TypeAlias = Callable[[Transaction], Awaitable[bytes]]
 T = TypeVar("T")
 _log = logging.getLogger("waltz.client")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartitionStatus:
-    """One partition of a client, for people and for monitoring: what `Client.status` returns."""
-
-    partition: int
-    sentence: str
-    """What the client does there, and what it waits for."""
-    is_ready: bool
-    """It is mounted, and transactions leave at once."""
-    applied: int
-    """The highest id that the view has applied; without a view, the highest that is known to be committed."""
-    received: int
-    """The highest id that was fed."""
-    pending: int
-    """Transactions without an outcome yet."""
-    pending_bytes: int
-    mounts: int
-    """How often it was mounted."""
-    stopped: WaltzError | None
-    """Why it takes nothing any more, or None."""
 
 
 class Line:
@@ -110,14 +80,17 @@ class Line:
         routes: Routes,
         settings: ClientSettings,
         feed: FeedMode,
-        view: View | None,
-        serializer: Serializer | None,
+        view: View[Any] | None,
+        serializer: Serializer[Any] | None,
         call: Call,
         fetch: Fetch,
         seen: Seen,
+        instruments: Instruments = (),
     ) -> None:
         self.partition = partition
-        self.outbox = Outbox(messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max)
+        self.outbox = Outbox(
+            messages_max=settings.messages_in_flight_max, bytes_max=settings.bytes_in_flight_max, partition=partition
+        )
         self.mount = Mount(
             partition,
             feed,
@@ -134,6 +107,7 @@ class Line:
         self._serializer = serializer
         self._call = call
         self._fetch = fetch
+        self._instruments = instruments
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
         self._talk: Conversation | None = None
@@ -149,6 +123,13 @@ class Line:
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._trouble: WaltzError | None = None
         """Why the last link was lost, until the next one is ready."""
+        self._end = SharedQuestion(self._ask_end)
+        self._known = EMPTY
+        """The highest id that the owner named as committed when it was asked."""
+        self._is_warm = False
+        """Whether the view has once had everything that was committed when somebody asked, since the activation."""
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called when it is stopped by an error."""
 
     # -- life
 
@@ -160,10 +141,13 @@ class Line:
         position = None
         if self._view is not None:
             position = await ask_position(self._view, self._call, self.partition)
+            call = self._call
+            for instrument in self._instruments:
+                call = instrument.calling(self.partition, call)
             follower = Follower(
                 self.partition,
                 self._view,
-                call=self._call,
+                call=call,
                 batch_max=self._settings.apply_batch_max,
                 consumed=self._consumed,
             )
@@ -173,6 +157,7 @@ class Line:
         if self.mount.client is None:
             self.mount.registered(registration)
         self.stopped = None
+        self._is_warm = False
         self._loop = asyncio.get_running_loop()
         self._is_ready.clear()
         self._trouble = None
@@ -197,11 +182,12 @@ class Line:
     async def _live(self, position: int | None) -> None:
         """Until one of the tasks fails (neither ends by itself), or this one is cancelled."""
         keep = asyncio.create_task(self._keep(position), name=f"waltz link {self.partition}")
-        tasks = [keep]
+        tasks, looks = [keep], list[asyncio.Task[None]]()
         if self._follower is not None:
             assert position is not None
             follow = asyncio.create_task(self._follower.run(position), name=f"waltz follower {self.partition}")
             tasks.append(follow)
+            looks.append(asyncio.create_task(self._look_at_end(), name=f"waltz lag {self.partition}"))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = next(task.exception() for task in tasks if task.done())
@@ -215,12 +201,15 @@ class Line:
                 await asyncio.gather(keep, return_exceptions=True)
             self._stop()
         finally:
+            for look in looks:
+                look.cancel()  # these before anything is waited for: who closes the client cancels this task as well
+            self._end.cancel()
             if self._follower is not None:
                 self._follower.stop()
                 await asyncio.wait(tasks[1:], timeout=self._settings.close_seconds)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *looks, return_exceptions=True)
             if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
                 self.stopped = ClientClosed("the loop of the client ended before the client was closed")
             self._stop()
@@ -246,6 +235,7 @@ class Line:
             self._alarm = None
         if self._follower is not None:
             self._follower.release()
+        self.on_stop()
 
     # -- from the application
 
@@ -258,44 +248,69 @@ class Line:
     def has_view(self) -> bool:
         return self._follower is not None
 
-    async def ready_epoch(self) -> int:
+    def _left(self, deadline: float | None) -> float:
+        """The seconds that a caller has; those of one attempt, if it did not say."""
+        if deadline is None:
+            return self._settings.submit_seconds
+        return max(0.0, deadline - asyncio.get_running_loop().time())
+
+    async def ready_epoch(self, deadline: float | None = None) -> int:
         """Wait until it is ready; returns which time that is."""
         try:
-            async with asyncio.timeout(self._settings.submit_seconds):
+            async with asyncio.timeout(self._left(deadline)):
                 await self._is_ready.wait()
         except TimeoutError:
             raise self._not_sent() from self._trouble
         self._check()
         return self.mount.epochs
 
-    async def enter(self, rows: int) -> None:
+    async def enter(self, rows: int, deadline: float | None = None) -> None:
         """Wait for a place for so many transactions. `leave` must follow."""
         self._check()
         try:
-            await self._budget.take(rows, self._settings.submit_seconds)
+            await self._budget.take(rows, self._left(deadline))
         except TimeoutError:
             raise self._not_sent() from self._trouble
 
     def leave(self, rows: int) -> None:
         self._budget.give(rows)
 
-    def add(self, make: Callable[[asyncio.Future[T], float], Submission]) -> asyncio.Future[T]:
+    def add(
+        self,
+        make: Callable[[asyncio.Future[T], float], Submission],
+        late: Late | None = None,
+        deadline: float | None = None,
+    ) -> asyncio.Future[T]:
         """Hand in what `make` makes of a waiter and its deadline; returns the waiter."""
         self._check()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
-        submission = make(waiter, loop.time() + self._settings.submit_seconds)
+        submission = make(waiter, loop.time() + self._left(deadline))
+        submission.late = late
         self.outbox.add(submission)
         self._go_on()
+        if self._alarm is not None and submission.deadline < self._alarm.when():
+            self._alarm.cancel()
+            self._alarm = None
         if self._alarm is None:
             self._alarm = loop.call_at(submission.deadline, self._expire)
+        for instrument in self._instruments:
+            instrument.sent(self.partition, submission, waiter)
         return waiter
 
-    async def send(self, rows: int, make: Callable[[asyncio.Future[T], float], Submission]) -> T:
+    async def send(
+        self,
+        rows: int,
+        position: int,
+        make: Callable[[asyncio.Future[T], float], Submission],
+        deadline: float | None = None,
+    ) -> T:
         """Hand it in when there is a place for it; returns what became of it."""
-        await self.enter(rows)
+        if position > self.mount.known:
+            await self.prove(position, deadline)
+        await self.enter(rows, deadline)
         try:
-            waiter = self.add(make)
+            waiter = self.add(make, deadline=deadline)
         finally:
             self.leave(rows)
         return await waiter
@@ -317,13 +332,119 @@ class Line:
             self._flushes.append((ticket, done))
             await done
 
-    async def caught_up(self, id: int, epoch: int) -> None:
+    # -- waiting for the view
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether its view may be far behind, and the caller can wait for it."""
+        return self._follower is not None and not self._is_warm and not self._follower.is_called_from_here
+
+    def check_view(self) -> None:
+        self._check()
+        if self._follower is None:
+            raise BadArgument("this client has no view: give it a view, or wait where the view is")
+
+    async def seen(self, id: int, epoch: int, deadline: float | None = None) -> None:
         """Until the view has applied `id`, or the partition was mounted anew: then the id may never come. Raises
         TimeoutError when that takes too long."""
         assert self._follower is not None
         if self.mount.epochs == epoch:
-            async with asyncio.timeout(self._settings.submit_seconds):
+            async with asyncio.timeout(self._left(deadline)):
                 await self._follower.reached(id)
+
+    async def applied(self, id: int, seconds: float) -> None:
+        """Until the view has applied this id, which is committed or will be."""
+        self.check_view()
+        if self.position >= id:
+            return
+        deadline = asyncio.get_running_loop().time() + seconds
+        await self._check_id(id, seconds)
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self.position < id:
+                    assert self._follower is not None
+                    await self._follower.reached(id)  # or until it is mounted anew
+                    self._check()
+        except TimeoutError:
+            raise self._not_applied(id, seconds) from None
+
+    async def caught_up(self, seconds: float) -> None:
+        """Until the view has applied all that is committed now."""
+        self.check_view()
+        deadline = asyncio.get_running_loop().time() + seconds
+        end = await self.confirmed_end(seconds)
+        await self.applied(end, max(0.0, deadline - asyncio.get_running_loop().time()))
+        self._is_warm = True
+
+    def _not_applied(self, id: int, seconds: float) -> NotApplied:
+        failing = self._follower.failing if self._follower is not None else None
+        why = f"; the view fails: {failing.error!r}" if failing is not None else ""
+        return NotApplied(
+            f"after {round(seconds, 2):g} seconds the view has applied partition {self.partition} up to {self.position}, "
+            f"and not {id} yet{why}",
+            partition=self.partition,
+            position=self.position,
+        )
+
+    # -- the end of the log
+
+    async def prove(self, position: int, deadline: float | None = None) -> None:
+        """A transaction with a position above the end of the log is refused here: the owner would end the whole mount."""
+        try:
+            end = self._known if position <= self._known else await self.confirmed_end(self._left(deadline))
+        except CannotConnect as error:
+            raise self._not_sent() from error
+        if position > end:
+            raise BadArgument(
+                f"the position {position} is above the end of partition {self.partition}, whose highest committed id is "
+                f"{end}",
+                next_step="give a position that was read from this partition of this cluster, before the view was read",
+            )
+
+    async def _check_id(self, id: int, seconds: float) -> None:
+        """Who waits for what no log has waits in vain: a token of another cluster, or one that is made up."""
+        if id > max(self.mount.known, self._known) and id > (end := await self.confirmed_end(seconds)):
+            raise BeyondLog(
+                f"there is no transaction {id} in partition {self.partition}, whose highest committed id is {end}",
+                next_step="wait for what this cluster has committed: is the token from another one?",
+            )
+
+    async def confirmed_end(self, seconds: float | None = None) -> int:
+        """The highest committed id, at this moment or later."""
+        limit = self._settings.submit_seconds if seconds is None else seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await self._end.ask()
+        except TimeoutError:
+            raise CannotConnect(
+                f"the owner of partition {self.partition} did not say within {limit:g} seconds what is committed: "
+                f"{self.mount.sentence()}"
+            ) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            self._check()
+            raise
+
+    async def _ask_end(self) -> int:
+        self._known = await self._routes.ask(
+            self.partition,
+            "HighWaterMark",
+            lambda port: port.high_water_mark(self.partition, confirmed=True),
+            self._settings.submit_seconds,
+        )
+        return self._known
+
+    async def _look_at_end(self) -> None:
+        """How far the view is behind is not known from a feed that stands still: the owner is asked now and then."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self.position < self.mount.known:
+                with suppress(WaltzError):
+                    self._known = await self._routes.ask_once(
+                        self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
+                    )
 
     def announce(self, id: int, listener: Callable[[int], Any]) -> None:
         """Call `listener` when the view has applied `id`."""
@@ -333,6 +454,11 @@ class Line:
     def _pending(self) -> tuple[int, bool]:
         announcements = self._follower.announcements if self._follower else 0
         return self.outbox.rows + announcements, self.outbox.bytes < self._settings.pending_bytes_max
+
+    def again(self) -> None:
+        """A submit is about to build its transaction anew."""
+        for instrument in self._instruments:
+            instrument.again(self.partition)
 
     def _consumed(self, size: int) -> None:
         self.mount.consumed(size)
@@ -356,21 +482,20 @@ class Line:
                 await self.drained()
 
     def _expire(self) -> None:
-        """At the oldest deadline, and then as rarely as is punctual enough: a waiter is never told early."""
+        """At the first deadline, and then as rarely as is punctual enough: a waiter is never told early."""
         loop = asyncio.get_running_loop()
         self.outbox.expire(loop.time(), self._not_sent())
         self.settled()
         deadline = self.outbox.next_deadline()
         self._alarm = None
         if deadline is not None:
-            late = self._settings.submit_seconds / 100
+            late = min(self._settings.submit_seconds / 100, LATE_SECONDS)
             self._alarm = loop.call_at(max(deadline, loop.time() + late), self._expire)
 
     def _not_sent(self) -> NotSent:
         why = f"; the last attempt failed: {self._trouble.message}" if self._trouble is not None else ""
         return NotSent(
-            f"partition {self.partition} took no transaction for {self._settings.submit_seconds:g} seconds: "
-            f"{self.mount.sentence()}{why}",
+            f"partition {self.partition} took no transaction in time: {self.mount.sentence()}{why}",
             partition=self.partition,
         )
 
@@ -486,194 +611,28 @@ class Line:
         else:
             trouble = f"; last trouble: {self._trouble.message}" if self._trouble is not None else ""
             sentence = self.mount.sentence() + trouble
+        failing = self._follower.failing if self._follower is not None else None
+        if failing is not None:
+            sentence += f"; the view has failed {failing.tries} times on transaction {failing.id}"
         return PartitionStatus(
             partition=self.partition,
             sentence=sentence,
-            is_ready=self.stopped is None and self.mount.state is State.READY,
+            is_ready=self.stopped is None and self.mount.state is State.READY and failing is None,
             applied=self.position,
             received=self.mount.received,
+            lag=self._lag,
+            failing=None if failing is None else f"transaction {failing.id}: {failing.error!r}",
+            since=None if failing is None else failing.since,
             pending=self.outbox.rows,
             pending_bytes=self.outbox.bytes,
             mounts=self.mount.number,
             stopped=self.stopped,
         )
 
-
-# -- one mount ---------------------------------------------------------------------------------------------------------
-
-
-class _Over(Exception):
-    """What was heard has ended a conversation."""
-
-
-class Conversation:
-    """One mount of a line: from the request to the error that ends it, or until `mount` wants another one.
-
-    Two tasks read and write. Where the link allows it, what comes is taken as it comes, and what may go leaves without
-    waiting; then the tasks only see the end."""
-
-    def __init__(self, line: Line, link: MountPort) -> None:
-        self._line = line
-        self._mount = line.mount
-        self._link = link
-        self._work = asyncio.Event()
-        """There may be something to send."""
-        self._waits = False
-        """Whether everything was sent that may be: what is new may leave at once."""
-        self._failed: Exception | None = None
-        """Why it is over, where that did not come up in one of its tasks."""
-
-    async def run(self, key: UUID, seconds: float) -> None:
-        """`seconds`: how long the answer to the request may take."""
-        try:
-            await self._begin(key, seconds)
-            if self._mount.state in GOING_ON:
-                await self._go_on()
-        finally:
-            self._link.cancel()
-
-    async def _begin(self, key: UUID, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._link.send([self._mount.request(key)])
-                first, *rest = await self._receive()
-        except TimeoutError:
-            raise CannotConnect(f"{self._address} did not answer a mount in {seconds:g} seconds") from None
-        if isinstance(first, Refused):
-            raise first.error
-        if not isinstance(first, Mounted):
-            raise CannotConnect(f"{self._address} began a mount with {type(first).__name__}")
-        self._mount.answered(first)
-        if self._mount.state is State.READY:
-            self._line.ready()
-        self._take_all(rest)
-
-    async def _go_on(self) -> None:
-        reading = asyncio.create_task(self._read())
-        writing = asyncio.create_task(self._write())
-        try:
-            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done() and writing.exception() is not None:
-                await asyncio.wait([reading], timeout=LAST_WORD_SECONDS)
-        finally:
-            self._link.cancel()
-            reading.cancel()
-            writing.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
-        for task in (reading, writing):
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-
-    async def _read(self) -> None:
-        self._link.hear(self._hear)
-        while self._mount.state in GOING_ON:
-            try:
-                frames = await self._receive()
-            except _Over:
-                if self._failed is not None:
-                    raise self._failed from None
-                return
-            self._take_all(frames)
-
-    def _hear(self, frames: Sequence[ServerFrame]) -> None:
-        try:
-            self._take_all(frames)
-        except Exception as error:
-            self._failed = error
-            raise _Over from error
-        if self._mount.state not in GOING_ON:
-            raise _Over
-
-    async def _write(self) -> None:
-        while self._mount.state in GOING_ON:
-            self._work.clear()
-            if self._failed is not None:
-                raise self._failed
-            if frames := self._next():
-                await self._link.send(frames)
-            elif self._mount.state in GOING_ON:
-                self._waits = True
-                try:
-                    await self._work.wait()
-                finally:
-                    self._waits = False
-
-    def go_on(self) -> None:
-        """There may be something to send: send it at once, where that needs no waiting."""
-        while self._waits and not self._work.is_set() and self._link.may_post and self._mount.state in GOING_ON:
-            try:
-                frames = self._next()
-                if frames:
-                    self._link.post(frames)
-            except Exception as error:  # noqa: BLE001  the task raises it
-                self._failed = error
-                break
-            if not frames and self._mount.state in GOING_ON:
-                return
-        self._work.set()
-
-    def _next(self) -> list[ClientFrame]:
-        """What may go now."""
-        frames: list[ClientFrame] = [*self._mount.take()]
-        credit = self._mount.credit()
-        if credit is not None:
-            frames.append(credit)
-        return frames
-
-    async def _receive(self) -> Sequence[ServerFrame]:
-        with _damage_is_no_refusal():
-            frames = await self._link.receive()
-        if not frames:
-            raise CannotConnect(f"{self._address} ended the mount without a word")
-        return frames
-
-    def _take_all(self, frames: Sequence[ServerFrame]) -> None:
-        refused: WaltzError | None = None
-        try:
-            with _damage_is_no_refusal():
-                for frame in frames:
-                    if isinstance(frame, Refused):
-                        refused = frame.error
-                        self._mount.ends(frame.untaken)
-                        break
-                    if self._mount.state in GOING_ON:  # else the question is answered, and the rest is not needed
-                        self._take(frame)
-        finally:
-            self._line.settled()
-        if refused is not None:
-            raise refused
-
-    def _take(self, frame: ServerFrame) -> None:
-        match frame:
-            case Committals():
-                self._mount.committed(frame)
-            case Refusals():
-                self._mount.refused(frame)
-            case Feed(run):
-                bad = first_bad(run)
-                if bad is not None:
-                    raise BadFrame(f"record {run.first_id + bad} was damaged on the way")
-                self._mount.fed(run.first_id, run.last_id, len(run.data))
-                self._mount.seen.note(run.times)
-                self._line.fed(len(run.data), run)
-            case HeadFeed(heads) if self._mount.state is State.ASKING:
-                self._mount.told(heads)
-            case HeadFeed(heads):
-                self._mount.fed_heads(heads)
-                self._mount.seen.note(frame.times)
-                self._line.fed(heads.nbytes, frame)
-            case _:
-                raise BadFrame(f"a {type(frame).__name__} frame was not asked for")
-
     @property
-    def _address(self) -> str | None:
-        assert self._mount.place is not None
-        return self._mount.place.address
-
-
-@contextmanager
-def _damage_is_no_refusal() -> Iterator[None]:
-    try:
-        yield
-    except BadFrame as error:
-        raise CannotConnect(f"what the server sent cannot be right: {error.message}") from error
+    def _lag(self) -> int:
+        if self._follower is None:
+            return 0
+        mount = self.mount
+        barrier = mount.mounted.barrier if mount.mounted is not None and mount.state is State.READY else EMPTY
+        return max(0, max(mount.known, barrier, self._known) - self.position)

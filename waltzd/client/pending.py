@@ -21,7 +21,7 @@ from waltzd.errors import BadFrame, NeedsBatches, TooLarge, WaltzError
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import U8, U64, AppendBatch, Limits
-from waltzd.protocol.locks import Committed, Lock, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
 
 LOCK_BYTES = 9
@@ -33,6 +33,7 @@ class Waiter(Protocol):
     """Where the outcome goes; a future of asyncio is one."""
 
     def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
     def set_result(self, outcome: Any, /) -> None: ...
     def set_exception(self, error: Any, /) -> None: ...
 
@@ -59,6 +60,8 @@ class Outcomes:
     """As of `Rejected`, where a transaction was rejected."""
     locks: U64
     """The hash of the lock that failed; 0 for none."""
+    partition: int | None = None
+    """The partition that all of them are in."""
 
     @staticmethod
     def unknown(count: int) -> Outcomes:
@@ -74,17 +77,22 @@ class Outcomes:
         """How many are in the log."""
         return int(np.count_nonzero(self.reasons == IS_COMMITTED))
 
-    def __getitem__(self, row: int) -> Outcome:
+    def __getitem__(self, row: int) -> AppendOutcome:
         reason = int(self.reasons[row])
         if reason == IS_COMMITTED:
-            return Committed(int(self.ids[row]))
+            return Committed(int(self.ids[row]), partition=self.partition)
         if reason == IS_UNKNOWN:
             return Unknown()
         return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
 
     def copy(self) -> Outcomes:
         """The same rows in columns of their own."""
-        return Outcomes(self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
+        columns = (self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
+        return Outcomes(*columns, self.partition)
+
+
+Late: TypeAlias = Callable[[AppendOutcome], object]
+"""Told the outcome of what was sent when its waiter was cancelled before it came."""
 
 
 @dataclass(eq=False, slots=True)
@@ -101,6 +109,7 @@ class Request:
     data_crc: int = 0
     bytes: int = 0
     ticket: int = 0
+    late: Late | None = None
 
     def __post_init__(self) -> None:
         self.data_crc = crc32(self.payload)
@@ -118,9 +127,12 @@ class Request:
     def rest_bytes(self) -> int:
         return self.bytes
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: AppendOutcome) -> None:
         if not self.waiter.done():
             self.waiter.set_result(outcome)
+        elif self.late is not None and self.waiter.cancelled():
+            late, self.late = self.late, None
+            late(outcome)
 
     def refuse(self, error: WaltzError) -> None:
         """It was not sent."""
@@ -130,6 +142,10 @@ class Request:
 
 class Bundle:
     """Many transactions, each for itself. They go out in pieces, in order."""
+
+    partition: int | None = None
+    """Where it is handed in."""
+    late: Late | None = None
 
     def __init__(
         self,
@@ -211,8 +227,8 @@ class Bundle:
         if self._undecided == 0 and not self.waiter.done():
             self.waiter.set_result(self._result())
 
-    def _result(self) -> Outcomes | Outcome:
-        return self._outcomes
+    def _result(self) -> Outcomes | AppendOutcome:
+        return replace(self._outcomes, partition=self.partition)
 
     def refuse(self, error: WaltzError) -> None:
         """What was not sent never will be: an error when that is all of it, else those rows are lost."""
@@ -224,7 +240,7 @@ class Bundle:
     def settle_as_it_is(self) -> None:
         """Tell what is known by now; later outcomes are not told."""
         if not self.waiter.done():
-            self.waiter.set_result(self._outcomes.copy())
+            self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition))
 
 
 class Group(Bundle):
@@ -247,13 +263,25 @@ class Group(Bundle):
         self.place = int(ids[0] - rows[0])
         super().committed(rows, ids)
 
-    def _result(self) -> Outcome:
+    def _result(self) -> AppendOutcome:
         first = self._outcomes[0]
-        return Committed(first.id, self.rows) if isinstance(first, Committed) else first
+        return Committed(first.id, self.rows, self.partition) if isinstance(first, Committed) else first
+
+    def _decided(self, count: int) -> None:
+        super()._decided(count)
+        if self._undecided == 0:
+            self._tell_late(self._result())
 
     def settle_as_it_is(self) -> None:
         if not self.waiter.done():
             self.waiter.set_result(Unknown())
+        elif self.taken:
+            self._tell_late(Unknown())
+
+    def _tell_late(self, outcome: AppendOutcome) -> None:
+        if self.late is not None and self.waiter.cancelled():
+            late, self.late = self.late, None
+            late(outcome)
 
 
 Submission: TypeAlias = Request | Bundle

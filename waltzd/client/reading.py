@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
+from typing import Any, Generic, TypeVar
 
 from waltzd.client.mount import Seen
 from waltzd.client.routes import Routes
-from waltzd.client.view import Serializer, Transaction, checked_id, checked_time, transactions_of
+from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_time, transactions_of
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.record import Run
 from waltzd.protocol.peers import ServerPort
 
+T = TypeVar("T")
 READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
 """How much is read at once."""
 
 
 class Reader:
-    def __init__(self, routes: Routes, serializer: Serializer | None, seen: Seen, *, seconds: float) -> None:
+    def __init__(self, routes: Routes, serializer: Serializer[Any] | None, seen: Seen, *, seconds: float) -> None:
         """`seconds`: how long an owner is asked, through a fail-over."""
         self._routes = routes
         self._serializer = serializer
         self._seen = seen
         self._seconds = seconds
 
-    async def end_position(self, partition: int, *, confirmed: bool = True) -> int:
-        return await self._routes.ask(
-            partition, "HighWaterMark", lambda port: port.high_water_mark(partition, confirmed=confirmed), self._seconds
+    async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
+        return await self._ask(
+            partition, "HighWaterMark", lambda port: port.high_water_mark(partition, confirmed=confirmed), timeout
         )
 
-    async def position_at(self, partition: int, time: datetime | int) -> int:
+    async def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
         us = checked_time(time)
-        return await self._routes.ask(partition, "FindTime", lambda port: port.find_time(partition, us), self._seconds)
+        return await self._ask(partition, "FindTime", lambda port: port.find_time(partition, us), timeout)
+
+    async def _ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], timeout: float | None) -> T:
+        return await self._routes.ask(partition, what, call, self._seconds if timeout is None else timeout)
 
     async def some(
         self,
@@ -42,32 +48,35 @@ class Reader:
         from_time: datetime | int | None,
         until_time: datetime | int | None,
         with_locks: bool,
-    ) -> list[Transaction]:
+        timeout: float | None = None,
+    ) -> list[Transaction[Any]]:
         if (first_id is None) == (from_time is None) or (last_id is not None and until_time is not None):
             raise BadArgument(
                 "reading begins with a `first_id` or a `from_time`, and ends with a `last_id` or an `until_time`"
             )
         if from_time is not None:
-            first_id = await self.position_at(partition, from_time) + 1
+            first_id = await self.position_at(partition, from_time, timeout=timeout) + 1
         assert first_id is not None
         first_id = checked_id(first_id)
         is_bounded = last_id is not None and from_time is None
         if until_time is not None:
-            last_id = await self.position_at(partition, until_time)
+            last_id = await self.position_at(partition, until_time, timeout=timeout)
         elif last_id is None:
-            last_id = await self.end_position(partition)
+            last_id = await self.end_position(partition, timeout=timeout)
         else:
             last_id = checked_id(last_id)
         if last_id < first_id:
             if is_bounded:
                 raise BadArgument(f"there are no ids from {first_id} to {last_id}")
             return []
-        runs = await self._runs(partition, first_id, min(last_id, first_id + READ_IDS_MAX - 1), with_locks)
+        runs = await self._runs(partition, first_id, min(last_id, first_id + READ_IDS_MAX - 1), with_locks, timeout)
         for run in runs:
             self._seen.note(run.times)
         return [found for run in runs for found in transactions_of(run, partition, self._serializer)]
 
-    async def _runs(self, partition: int, first_id: int, last_id: int, with_locks: bool) -> list[Run]:
+    async def _runs(
+        self, partition: int, first_id: int, last_id: int, with_locks: bool, timeout: float | None
+    ) -> list[Run]:
         async def ask(port: ServerPort) -> list[Run]:
             runs: list[Run] = []
             next_id = first_id
@@ -83,4 +92,111 @@ class Reader:
                 raise BadFrame(f"the owner of partition {partition} answered something else than transaction {next_id}")
             return runs
 
-        return await self._routes.ask(partition, "Fetch", ask, self._seconds)
+        return await self._ask(partition, "Fetch", ask, timeout)
+
+
+class Reading(Generic[E]):
+    """What a client reads of the log. `Client` has all of this."""
+
+    _reader: Reader
+
+    def _check_reading(self, partition: int) -> None:
+        raise AssertionError("a client says when it may read")
+
+    async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
+        """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
+
+        It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
+        whether it was replaced. With `confirmed=False` it answers what it knows, which is faster, and old when it was
+        paused and replaced.
+
+        Args:
+            partition: Which partition.
+            confirmed: Whether the owner asks before it answers.
+            timeout: How many seconds to ask the owner, through a fail-over; `submit_seconds` if it is not given.
+
+        Raises:
+            CannotConnect: The owner did not answer in time.
+            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+        """
+        self._check_reading(partition)
+        return await self._reader.end_position(partition, confirmed=confirmed, timeout=timeout)
+
+    async def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
+        """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
+
+        A view that begins at a time returns it from `position`. What was written before the partition went over to format 1
+        has no time, and counts as earlier than any. Needs no partitions of one's own.
+
+        Args:
+            partition: Which partition.
+            time: A datetime with a time zone, or microseconds since 1970.
+            timeout: As of `end_position`.
+
+        Raises:
+            NeedsBatches: The partition writes format 0, which has no times.
+            CannotConnect: The owner did not answer in time.
+            BadArgument, ClientClosed: The time has no time zone, there is no such partition, or the client is not open.
+        """
+        self._check_reading(partition)
+        return await self._reader.position_at(partition, time, timeout=timeout)
+
+    async def read(
+        self, partition: int, id: int, *, with_locks: bool = False, timeout: float | None = None
+    ) -> Transaction[E]:
+        """One committed transaction by its id. Needs no view and no partitions of one's own.
+
+        Args:
+            partition: Which partition.
+            id: Its id there.
+            with_locks: Also its `locks`, as far as the log knows them: format 0 keeps none.
+            timeout: As of `end_position`.
+
+        Raises:
+            BeyondLog: No transaction with this id is committed yet.
+            CannotConnect: The owner did not answer in time.
+            BadArgument, ClientClosed: There is no such partition, or the client is not open.
+        """
+        return (await self.read_some(partition, id, id, with_locks=with_locks, timeout=timeout))[0]
+
+    async def read_some(
+        self,
+        partition: int,
+        first_id: int | None = None,
+        last_id: int | None = None,
+        *,
+        from_time: datetime | int | None = None,
+        until_time: datetime | int | None = None,
+        with_locks: bool = False,
+        timeout: float | None = None,
+    ) -> list[Transaction[E]]:
+        """Some committed transactions: those from `first_id` or `from_time` on, and not beyond `last_id` or `until_time`.
+
+        At most 10,000 come at once, and about 4 MiB. Call again from the id behind the last one to read on. A group may be
+        cut. At least one comes, unless there is none in that time.
+
+        Args:
+            partition: Which partition.
+            first_id: The first one; or give `from_time`.
+            last_id: The last one; or give `until_time`. With neither, all that is committed.
+            from_time: Those of this time and later; a time as of `position_at`.
+            until_time: Those before this time.
+            with_locks: As of `read`.
+            timeout: As of `end_position`, for each question that is asked.
+
+        Raises:
+            BeyondLog: One of these is not committed yet.
+            NeedsBatches: As of `position_at`.
+            CannotConnect: The owner did not answer in time.
+            BadArgument, ClientClosed: Ids or times make no sense, there is no such partition, or the client is not open.
+        """
+        self._check_reading(partition)
+        return await self._reader.some(
+            partition,
+            first_id,
+            last_id,
+            from_time=from_time,
+            until_time=until_time,
+            with_locks=with_locks,
+            timeout=timeout,
+        )

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
@@ -29,6 +29,7 @@ from waltzd.errors import (
     Retry,
     TlsMismatch,
     WaltzError,
+    WrongPeer,
 )
 from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
 from waltzd.protocol.peers import ServerPort
@@ -155,8 +156,26 @@ class Routes:
                 _log.debug("%s does not say where the partitions are: %s", address, error.message)
 
     async def open(self, seconds: float) -> None:
-        """The first look, retried for so long."""
-        await _patiently(self.look, seconds, lambda last: f"the cluster was not found in {seconds:g} seconds: {last}")
+        """The first look, retried for so long: servers may start later than their clients. Addresses at which something
+        else answers are wrong, now and later."""
+        is_told = False
+
+        async def look() -> None:
+            nonlocal is_told
+            try:
+                await self.look()
+            except CannotConnect as error:
+                if not is_told and not isinstance(error, WrongPeer | TlsMismatch):
+                    is_told = True
+                    _log.warning("%s; trying on for %g seconds", error.message, round(seconds, 2))
+                raise
+
+        await _patiently(
+            look,
+            seconds,
+            lambda last: f"the cluster was not found in {round(seconds, 2):g} seconds: {last}",
+            final=WrongPeer,
+        )
 
     async def look(self) -> None:
         """Ask any server where everything is. Callers that come meanwhile share the answer."""
@@ -174,6 +193,7 @@ class Routes:
     async def _look(self) -> None:
         failures = []
         mismatch: TlsMismatch | None = None
+        wrong: list[WrongPeer] = []
         for address in self._candidates():
             try:
                 topology = await self._ask_where(address)
@@ -182,8 +202,10 @@ class Routes:
                     raise
                 if isinstance(error, TlsMismatch):
                     mismatch = error
+                if isinstance(error, WrongPeer):
+                    wrong.append(error)
                 self._suspect(address)
-                failures.append(f"{address}: {error.message}")
+                failures.append(error.message if address in error.message else f"{address}: {error.message}")
                 continue
             if await self._learn(address, topology):
                 self._suspects.pop(address, None)
@@ -192,6 +214,8 @@ class Routes:
             failures.append(f"{address}: it does not know yet what others have said")
         if mismatch is not None and self._topology is None:  # one that has answered before may be changing over
             raise mismatch
+        if self._topology is None and len(wrong) == len(failures):
+            raise wrong[0]
         raise CannotConnect(f"no server answers ({'; '.join(failures)})")
 
     async def _ask_where(self, address: str) -> Topology:
@@ -339,20 +363,53 @@ class Routes:
             await self._discard(address, held)
 
 
+class SharedQuestion(Generic[T]):
+    """A question that many ask at once, asked once for all of them. One that is under way may be too old for who comes now:
+    those are told by the next one."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._running: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def ask(self) -> T:
+        """An answer that is not older than this call. A cancelled one of others does not cancel it."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._running), name="waltz shared question")
+            self._next.add_done_callback(_take_note)
+        return await asyncio.shield(self._next)
+
+    async def _after(self, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._running, self._next = self._next, None
+        return await self._ask()
+
+    def cancel(self) -> None:
+        """Those who wait are cancelled, too."""
+        for task in (self._running, self._next):
+            if task is not None:
+                task.cancel()
+        self._running = self._next = None
+
+
 async def _patiently(
-    attempt: Callable[[], Awaitable[T]], seconds: float, failed: Callable[[str], str], *identity: int
+    attempt: Callable[[], Awaitable[T]],
+    seconds: float,
+    failed: Callable[[str], str],
+    *identity: int,
+    final: type[WaltzError] = BeyondLog,
 ) -> T:
-    """Retry for so long, while that can help; `failed` makes the message of the error at the end."""
+    """Retry for so long, while that can help; `failed` makes the message of the error at the end. `final`: an error that
+    is one, although it may be tried again elsewhere."""
     count, last = 0, "there was not enough time to ask"
     try:
         async with asyncio.timeout(seconds):
             while True:
                 try:
                     return await attempt()
-                except BeyondLog:
-                    raise
                 except WaltzError as error:
-                    if error.retry is Retry.NEVER:
+                    if error.retry is Retry.NEVER or isinstance(error, final):
                         raise
                     last = error.message
                 await asyncio.sleep(pause_seconds(count, *identity))
@@ -374,7 +431,7 @@ def addresses_of(servers: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _take_note(lookup: asyncio.Task[None]) -> None:
+def _take_note(lookup: asyncio.Task[Any]) -> None:
     """All who waited may have gone; asyncio would report a failure that was never looked at."""
     if not lookup.cancelled():
         lookup.exception()

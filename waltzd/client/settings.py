@@ -14,6 +14,27 @@ INSTANCE_MAX = 128
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tls:
+    """The certificate of an application, as the argument `tls` of `Client` and `BlockingClient`: three files in PEM.
+
+    They are read when the client is made, and again for new connections when they have changed: a certificate is renewed
+    by replacing its file.
+
+    Example:
+        ```python
+        Client(servers, tls=Tls(ca="ca.pem", certificate="billing.pem", key="billing.key"))
+        ```
+    """
+
+    ca: str | os.PathLike[str]
+    """The authorities that sign the certificates of the servers."""
+    certificate: str | os.PathLike[str]
+    """The certificate, with intermediate ones behind it. Its name is the one that policies and quotas speak of."""
+    key: str | os.PathLike[str]
+    """Its key, which only this application may read."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientSettings:
     """Deadlines and limits of a client, and what it calls itself, as an argument of `Client` and `BlockingClient`.
 
@@ -48,6 +69,9 @@ class ClientSettings:
     """Bytes of transactions that were fed and are not applied yet."""
     apply_batch_max: int = 1000
     """How many transactions `apply_batch` is given at once."""
+    idempotency_seconds: float = 600.0
+    """How long an idempotency key holds at least, also for other processes and after a restart: all that write with keys
+    into a partition need the same. What is looked for a key is the log of so long."""
     instance: str = ""
     """What this process of the application is called where operators look. Empty: `host:pid`."""
     exclusive: bool = False

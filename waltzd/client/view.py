@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import islice, repeat
 from operator import index
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+from uuid import UUID
 
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.batch import Flags
@@ -24,31 +24,45 @@ from waltzd.protocol.batches import PROBE_HEADER, HeadFeed
 from waltzd.protocol.locks import Lock, LoggedLock, Mode, Outcome, Rejected
 from waltzd.protocol.quorum import EMPTY
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    E = TypeVar("E", default=bytes)
+    E_co = TypeVar("E_co", covariant=True, default=bytes)
+    E_contra = TypeVar("E_contra", contravariant=True, default=bytes)
+else:  # Python 3.11 and 3.12 know no defaults, and need none
+    from typing import TypeVar
+
+    E, E_co, E_contra = TypeVar("E"), TypeVar("E_co", covariant=True), TypeVar("E_contra", contravariant=True)
+
 HEADER_MIN, HEADER_MAX = -(1 << 31), (1 << 31) - 1
 POSITION_MAX = (1 << 63) - 1
 EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
-class Serializer(Protocol):
+class Serializer(Protocol[E]):
     """The application's own way between values and payloads: the argument `serializer` of a client.
+
+    `Serializer[E]` is for values of the type E, and makes its client a `Client[E]`: what such a client appends, builds,
+    reads and feeds are values of that type. Without a serializer, values are bytes. `waltzd.serializers` has some.
 
     Example:
         ```python
-        class Json:
-            def encode(self, value):
-                return json.dumps(value).encode()
+        class Text:
+            def encode(self, value: str) -> bytes:
+                return value.encode()
 
-            def decode(self, payload):
-                return json.loads(payload)
+            def decode(self, payload: bytes) -> str:
+                return payload.decode()
         ```
     """
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: E, /) -> bytes:
         """The payload of a value."""
         ...
 
-    def decode(self, payload: bytes) -> Any:
-        """The value of a payload."""
+    def decode(self, payload: bytes, /) -> E:
+        """The value of a payload. What it raises is raised by `Transaction.value`."""
         ...
 
 
@@ -58,19 +72,40 @@ Partitioner: TypeAlias = Callable[[Any, int], int]
 
 def partition_by_hash(key: Any, count: int) -> int:
     """The default partitioner. Any client in any language must compute the same: the first 8 bytes, big-endian, of BLAKE2b
-    over the key, modulo the number of partitions. Text is taken as UTF-8, an integer as its 8 bytes, big-endian."""
+    over the key, modulo the number of partitions. Text is taken as UTF-8, an integer as its 8 bytes, big-endian, a UUID
+    as the text that it is written as."""
     if isinstance(key, str):
         raw = key.encode()
     elif isinstance(key, int):
         raw = (key & (1 << 64) - 1).to_bytes(8, "big")
     elif isinstance(key, bytes):
         raw = key
+    elif isinstance(key, UUID):
+        raw = str(key).encode()
     else:
-        raise BadArgument(f"a key is text, bytes or an integer, not {type(key).__name__}: give another partitioner")
+        raise BadArgument(
+            f"a key is a text, bytes, an integer or a UUID, not {type(key).__name__}: give another partitioner"
+        )
     return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big") % count
 
 
-def encoded(value: Any, serializer: Serializer | None) -> bytes:
+def key_of(key: Any, locks: Sequence[Lock]) -> Any:
+    """The key of a transaction that names no partition: its own, or else the name of its locks. So transactions that have
+    a lock in common meet in one partition, where locks hold."""
+    if key is not None:
+        return key
+    names = sorted({lock.name for lock in locks})
+    if not names:
+        raise BadArgument("name the partition of a transaction, its key, or locks: their name is the key then")
+    if len(names) > 1:
+        raise BadArgument(
+            f"locks hold within one partition, and the locks {', '.join(names)} do not say which",
+            next_step="name the partition, or a key that is the same for all transactions with one of these locks",
+        )
+    return names[0]
+
+
+def encoded(value: Any, serializer: Serializer[Any] | None) -> bytes:
     """The payload that stands for a value."""
     payload = value if serializer is None else serializer.encode(value)
     if isinstance(payload, bytes):
@@ -120,8 +155,9 @@ def _checked_integer(value: int, lowest: int, highest: int, what: str) -> int:
 # -- what comes --------------------------------------------------------------------------------------------------------
 
 
-class Transaction:
-    """One committed transaction, as a view is given it and as reads return it.
+class Transaction(Generic[E_co]):
+    """One committed transaction, as a view is given it and as reads return it: `Transaction[E]` has a `value` of the
+    type E.
 
     Example:
         ```python
@@ -166,8 +202,8 @@ class Transaction:
         payload_crc: int,
         request: tuple[int, int, int],
         payload: bytes | None,
-        fetch: Callable[[Transaction], Awaitable[bytes]] | None,
-        serializer: Serializer | None,
+        fetch: Callable[[Transaction[Any]], Awaitable[bytes]] | None,
+        serializer: Serializer[Any] | None,
         time_us: int | None = None,
         follows: bool = False,
         locks: tuple[LoggedLock, ...] | None = None,
@@ -205,9 +241,12 @@ class Transaction:
         return self._payload
 
     @property
-    def value(self) -> Any:
-        """The payload as the client's serializer decodes it; the bytes without a serializer. Raises as `payload`."""
-        return self.payload if self._serializer is None else self._serializer.decode(self.payload)
+    def value(self) -> E_co:
+        """The payload as the client's serializer decodes it; the bytes without a serializer. Raises as `payload`, and what
+        the serializer raises."""
+        payload: Any = self.payload
+        value: E_co = payload if self._serializer is None else self._serializer.decode(payload)
+        return value
 
     async def fetch(self) -> bytes:
         """The bytes, fetched from the owner and checked if they did not come with the feed.
@@ -225,7 +264,7 @@ class Transaction:
         return self._payload
 
 
-def transactions_of(run: Run, partition: int, serializer: Serializer | None) -> list[Transaction]:
+def transactions_of(run: Run, partition: int, serializer: Serializer[Any] | None) -> list[Transaction[Any]]:
     """The records of a run. Payloads are copied: a transaction that is kept must not keep the whole run."""
     raw, ends = bytes(run.data), run.bounds.tolist()
     rows = zip(heads(run).tolist(), ends, ends[1:], _times(run.times), _flags(run.follows), _locks(run.locks), strict=False)
@@ -251,9 +290,9 @@ def transactions_of(run: Run, partition: int, serializer: Serializer | None) -> 
 def transactions_of_heads(
     frame: HeadFeed,
     partition: int,
-    serializer: Serializer | None,
-    fetch: Callable[[Transaction], Awaitable[bytes]],
-) -> list[Transaction]:
+    serializer: Serializer[Any] | None,
+    fetch: Callable[[Transaction[Any]], Awaitable[bytes]],
+) -> list[Transaction[Any]]:
     """The same without payloads; `Transaction.fetch` fetches them."""
     rows = zip(frame.heads.tolist(), _times(frame.times), _flags(frame.follows), strict=False)
     return [
@@ -314,8 +353,10 @@ class Decision(enum.Enum):
     """Stop this partition in front of it, until `set_partitions` takes it out and in."""
 
 
-class View(Protocol):
+class View(Protocol[E_contra]):
     """What an application makes of the log: the argument `view` of a client. Each method may be plain or `async`.
+
+    `View[E]` takes transactions whose values have the type E.
 
     Three more methods are used where they exist. `opened(cluster)` is told the key of the cluster, a UUID, before
     `position` is asked: a view that was filled from another one raises there. `apply_batch(transactions)` takes several at
@@ -341,11 +382,11 @@ class View(Protocol):
         ```
     """
 
-    def position(self, partition: int) -> int | Awaitable[int]:
+    def position(self, partition: int, /) -> int | Awaitable[int]:
         """The id of the last transaction in the view, -1 for an empty one. Asked whenever the partition is activated."""
         ...
 
-    def apply(self, transaction: Transaction) -> object:
+    def apply(self, transaction: Transaction[E_contra], /) -> object:
         """Take a transaction into the view, together with its id, which `position` must return from now on.
 
         Called for one transaction of a partition at a time, in the order of their ids. A view that wants to take a
@@ -357,22 +398,25 @@ class View(Protocol):
 # -- what goes ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Declined:
-    """What `submit` returns when `Command.build` returned False: there was nothing to do, and nothing was
-    sent."""
+class Builder(Generic[E_contra]):
+    """A transaction in the making: what `Command.build` fills in (see there). `payload` must be set. `Builder[E]`
+    takes values of the type E."""
 
+    __slots__ = ("_header", "_home", "_locks", "_payload", "_serializer", "position")
 
-class Builder:
-    """A transaction in the making: what `Command.build` fills in (see there). `payload` must be set."""
-
-    __slots__ = ("_header", "_locks", "_payload", "_serializer", "position")
-
-    def __init__(self, position: int, serializer: Serializer | None = None) -> None:
+    def __init__(
+        self,
+        position: int,
+        serializer: Serializer[Any] | None = None,
+        locks: Iterable[Lock] = (),
+        home: str | None = None,
+    ) -> None:
+        """`home`: the only name that its locks may have."""
         self.position = position
         """The highest id that the view held when the building began: every checked lock is compared with it."""
         self._header = 0
-        self._locks: tuple[Lock, ...] = ()
+        self._locks = tuple(locks)
+        self._home = home
         self._payload: bytes | None = None
         self._serializer = serializer
 
@@ -387,12 +431,22 @@ class Builder:
 
     @property
     def locks(self) -> tuple[Lock, ...]:
-        """See `read_lock`, `write_lock` and `append_lock`; none if they are not set."""
+        """See `read_lock`, `write_lock` and `append_lock`; if they are not set, those of the command."""
         return self._locks
 
     @locks.setter
     def locks(self, locks: Iterable[Lock]) -> None:
-        self._locks = tuple(locks)
+        found = tuple(locks)
+        if self._home is not None and any(lock.name != self._home for lock in found):
+            raise BadArgument(
+                f"the command chose its partition by its locks' name, {self._home}, and now has locks of another name",
+                next_step="give it a key or a partition, the same for all transactions that have one of these locks",
+            )
+        self._locks = found
+
+    def _hold(self, locks: Sequence[Lock]) -> None:
+        """Locks beside those of the application, which chose the partition."""
+        self._locks = (*self._locks, *locks)
 
     @property
     def payload(self) -> bytes:
@@ -402,12 +456,13 @@ class Builder:
         return self._payload
 
     @payload.setter
-    def payload(self, value: Any) -> None:
+    def payload(self, value: E_contra) -> None:
         self._payload = encoded(value, self._serializer)
 
 
-class Command(ABC):
-    """One intention of the application, for as many attempts as it takes: the argument of `submit`.
+class Command(ABC, Generic[E_co]):
+    """One intention of the application, for as many attempts as it takes: the argument of `submit`. What a
+    `Command[E]` builds are values of the type E.
 
     Each method may be plain or `async`. Only `build` must be there.
 
@@ -415,26 +470,29 @@ class Command(ABC):
         ```python
         class Withdraw(Command):
             def __init__(self, accounts, name, amount):
-                self.accounts, self.key, self.amount = accounts, name, amount
+                self.accounts, self.name, self.amount = accounts, name, amount
+                self.locks = [write_lock("account", name)]
 
             def build(self, builder):
-                if self.accounts[self.key] < self.amount:
+                if self.accounts[self.name] < self.amount:
                     return False
-                builder.payload = b"%d" % self.amount
-                builder.locks = [write_lock(self.key)]
+                builder.payload = b"%s %d" % (self.name, self.amount)
                 return True
         ```
     """
 
     key: Any = None
-    """What the client's partitioner makes a partition of."""
+    """What the client's partitioner makes a partition of. Without it that is the name of `locks`."""
+    locks: Sequence[Lock] = ()
+    """The locks of every attempt, unless `build` sets others. **They hold within one partition**, so transactions that
+    have a lock in common need the same key: locks that have the same name give it by themselves."""
 
     def partition(self, count: int) -> int | None:
-        """The partition, given how many there are; None leaves it to the client's partitioner and `key`."""
+        """The partition, given how many there are; None leaves it to the client's partitioner, and `key` or `locks`."""
         return None
 
     @abstractmethod
-    def build(self, builder: Builder) -> bool | Awaitable[bool]:
+    def build(self, builder: Builder[E_co]) -> bool | Awaitable[bool]:
         """Look at the view as it is now and set payload, header and locks.
 
         Called again for each attempt, so it must change nothing but the builder.
@@ -443,15 +501,27 @@ class Command(ABC):
             False when there is nothing to do.
         """
 
-    def on_lock_failure(self, rejected: Rejected) -> object:  # noqa: B027  # may be left out
+    def on_lock_failure(self, rejected: Rejected) -> object:  # may be left out
         """A lock failed; unless this was the last attempt, `build` is called again."""
 
-    def on_completion(self, outcome: Outcome | Declined) -> object:  # noqa: B027  # may be left out
+    def on_completion(self, outcome: Outcome) -> object:  # may be left out
         """`submit` is about to return this. Called once, and before `on_application`."""
 
-    def on_application(self, id: int) -> object:  # noqa: B027  # may be left out
+    def on_application(self, id: int) -> object:  # may be left out
         """The view of this client has applied it."""
 
 
-def is_overridden(command: Command, name: str) -> bool:
+def partition_of(command: Command[Any], partitioner: Partitioner, count: int) -> int:
+    """Where a command writes."""
+    partition = command.partition(count)
+    return partitioner(key_of(command.key, command.locks), count) if partition is None else partition
+
+
+def builder_of(command: Command[Any], position: int, serializer: Serializer[Any] | None, count: int) -> Builder[Any]:
+    """For another attempt. Where the name of its locks chose the partition, no lock with another name can come in."""
+    is_placed = command.key is not None or command.partition(count) is not None
+    return Builder(position, serializer, command.locks, None if is_placed else key_of(None, command.locks))
+
+
+def is_overridden(command: Command[Any], name: str) -> bool:
     return getattr(type(command), name) is not getattr(Command, name)

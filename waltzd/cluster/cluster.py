@@ -36,6 +36,7 @@ from waltzd.cluster.documents import (
     StorageMeta,
     check_sets,
     decode,
+    decode_root,
     encode,
 )
 from waltzd.errors import (
@@ -59,7 +60,6 @@ IDS = "/ids"
 CLIENT_IDS = f"{IDS}/client"
 CLIENTS = "/clients"
 """Which applications there are, by name."""
-LEADER = "/election/leader"
 EXPECTED = "/expected"
 """Which servers should be up: one document for each that ever was, as it announced itself last. The list of servers forgets
 those that are gone, because entries are ephemeral. This one keeps a server until an operator takes it out."""
@@ -69,8 +69,10 @@ COPY_RATE = "/copy-rate"
 HISTORY = "/history"
 POLICY = "/policy"
 ARCHIVES = "/archives"
-_FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, "/election", HISTORY)
-_OURS = {path.split("/")[1] for path in (*_FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY, ARCHIVES)}
+ELECTION = "/election"
+LEADER = f"{ELECTION}/leader"
+FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, ELECTION, HISTORY)
+_OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY, ARCHIVES)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
@@ -153,7 +155,7 @@ class Cluster:
         check_sets(meta, storages, replicas)
         owners = Assignment(owners=(Ownership(None, 0),) * meta.partitions)
         changes = [
-            *(Create(ROOT, encode(meta)), *(Create(folder, b"") for folder in _FOLDERS)),
+            *(Create(ROOT, encode(meta)), *(Create(folder, b"") for folder in FOLDERS)),
             Create(ASSIGNMENT, encode(owners)),
             Create(CLIENT_IDS, encode(Counter(1, uuid4()))),
             *(Create(f"{STORAGES}/{storage.name}", encode(storage)) for storage in storages),
@@ -178,10 +180,10 @@ class Cluster:
         return cluster
 
     async def meta(self) -> ClusterMeta:
-        try:
-            return (await self._document(ROOT, ClusterMeta))[0]
-        except NodeMissing as error:
-            raise NodeMissing("the coordinator has no cluster at this root", path=ROOT) from error
+        node = await self.coordinator.get(ROOT)
+        if node is None:
+            raise NodeMissing("the coordinator has no cluster at this root", path=ROOT)
+        return decode_root(node.data)
 
     async def set_format(self, format: int, *, before: ClusterMeta) -> None:
         """Which format the next session of each partition writes. It only rises, and only if the document is still what it
@@ -551,7 +553,7 @@ class Cluster:
     async def delete(self) -> int:
         """Take every document of the cluster away, whole or not at all; how many there were."""
         await self.check_alone()
-        paths = await self._paths()
+        paths = await self.paths()
         await self.coordinator.commit([Delete(path, await self._version_of(path)) for path in reversed(paths)])
         return len(paths)
 
@@ -559,14 +561,14 @@ class Cluster:
 
     async def open_nodes(self) -> list[str]:
         """The paths of all nodes that a process without credentials may read or change, the root first."""
-        paths = await self._paths()
+        paths = await self.paths()
         are_open = await self.each(paths, self.coordinator.is_open)
         return [path for path, is_open in zip(paths, are_open, strict=True) if is_open]
 
     async def unclosed_nodes(self) -> list[str]:
         """The paths of all nodes that do not belong to our credentials alone: open ones, and those of a name or a password
         that is replaced."""
-        paths = await self._paths()
+        paths = await self.paths()
         are_ours = await self.each(paths, self.coordinator.is_ours)
         return [path for path, is_ours in zip(paths, are_ours, strict=True) if not is_ours]
 
@@ -581,7 +583,7 @@ class Cluster:
                     closed += 1
         return closed
 
-    async def _paths(self) -> list[str]:
+    async def paths(self) -> list[str]:
         """Of all nodes, each behind the one that it is below."""
         paths = [ROOT]
         level = [ROOT]

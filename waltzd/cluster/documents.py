@@ -23,7 +23,7 @@ from types import NoneType
 from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from waltzd.errors import BadArgument, BadMetadata, WaltzError
+from waltzd.errors import BadArgument, BadMetadata, MetadataUnfinished, WaltzError
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
 from waltzd.protocol.policy import (
@@ -123,6 +123,17 @@ class ClusterMeta(Document):
     format: Annotated[int, whole(0, 1)] = 0
     """Of the segments that the next session of each partition writes. It only rises, and a partition that has gone over
     stays there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished(Document):
+    """<root>, in the place of `ClusterMeta` while a tool puts the documents of a cluster back: no daemon and no other tool
+    takes what is there for a cluster before all of it is."""
+
+    key: UUID
+    unfinished: str
+    """The command that began it."""
+    began: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,6 +457,28 @@ def decode(kind: type[D], data: bytes, path: str, refusal: type[WaltzError] = Ba
     except _Wrong as wrong:
         raise refusal(f"{path}: {wrong.place} {wrong.what}", path=path, field=wrong.place) from None
     return value
+
+
+def decode_root(data: bytes, path: str = "/") -> ClusterMeta:
+    """The cluster at a root; `MetadataUnfinished` where a tool is putting one back, or was killed at that."""
+    try:
+        return decode(ClusterMeta, data, path)
+    except BadMetadata:
+        found = unfinished(data)
+        if found is None:
+            raise
+    raise MetadataUnfinished(
+        f"{path}: the documents of the cluster {found.key} are not whole: {found.unfinished} began at {found.began} "
+        "and did not end",
+        path=path,
+    )
+
+
+def unfinished(data: bytes) -> Unfinished | None:
+    try:
+        return decode(Unfinished, data, "/")
+    except BadMetadata:
+        return None
 
 
 def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The settings of the daemons, declared once: type, bounds, default and meaning stand next to each other.
 
-The reader of YAML, the sample file, the reference page and the list of values in force are all made from the declaration by
-`waltzd.daemon.config_file`, so they cannot disagree. Everything here is values.
+The reader of YAML and the list of values in force (`waltzd.daemon.config_file`), the sample file and the reference page
+(`waltzd.daemon.settings`) are all made from the declaration, so they cannot disagree. Everything here is values.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import ClassVar
 from waltzd.archive.place import check_place
 from waltzd.cluster.access import HOW, OFF, Access, access_of
 from waltzd.cluster.documents import LEASE_MS_MAX
-from waltzd.daemon.config_file import document, sample
-from waltzd.daemon.settings import setting, spell_size
+from waltzd.daemon.settings import document, sample, setting, spell_size
 from waltzd.errors import BadArgument
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""A file of settings: YAML read against a declaration, and the texts that are made from the same declaration.
+"""A file of settings: YAML read against a declaration, and the values in force as such a file.
 
 A declaration is a frozen dataclass whose fields are `waltzd.daemon.settings.setting`, with a method `conflicts`;
 `waltzd.daemon.config` has those of the daemons. All that is wrong with a file is reported at once. Everything here takes
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -223,36 +222,3 @@ def show(config: Any) -> str:
 def _quoted(text: str) -> str:
     is_plain = re.fullmatch(r"[A-Za-z0-9/]([A-Za-z0-9_./:-]*[A-Za-z0-9/])?", text) and text.lower() != "null"
     return text if is_plain else "'" + text.replace("'", "''") + "'"
-
-
-# -- generated files ---------------------------------------------------------------------------------------------------
-
-
-def sample(kind: type[Any], title: str) -> str:
-    """A commented file with every setting: the required ones set to their example, the others at their default."""
-    out = [f"# {title}", "# A line that is commented out shows the default, or an example where there is none.", ""]
-    for name, (_, about) in declared(kind).items():
-        out += [f"# {line}" for line in textwrap.wrap(f"{about.doc} {bounds(about)}".strip(), 100)]
-        value = about.example or spell(about.default, about)
-        out += [f"{'' if about.required else '# '}{name}: {value}", ""]
-    return "\n".join(out).rstrip() + "\n"
-
-
-def document(kind: type[Any], title: str) -> str:
-    """The reference page of all settings."""
-    out = [f"## {title}", "", "| setting | default | meaning |", "|---|---|---|"]
-    for name, (_, about) in declared(kind).items():
-        default = "must be given" if about.required else f"`{spell(about.default, about)}`"
-        meaning = f"{about.doc} {bounds(about)}".strip().replace("|", "\\|")
-        out.append(f"| `{name}` | {default} | {meaning} |")
-    return "\n".join(out) + "\n"
-
-
-def bounds(about: Setting) -> str:
-    if about.choices:
-        return f"One of {', '.join(about.choices)}."
-    if about.bounds is None:
-        return ""
-    low, high = (spell(bound, about) for bound in about.bounds)
-    unit = f" {about.unit}" if about.unit not in ("", "bytes") else ""
-    return f"From {low} to {high}{unit}."

@@ -1,4 +1,5 @@
-"""How one setting is declared, and how its value is read from text and spelled again.
+"""How one setting is declared, how its value is read from text and spelled again, and the texts that are made of
+declarations.
 
 The declared type decides how text is read, not YAML's guess: `0777`, `yes` and `1:30` hold no surprises. A wrong value is a
 `ValueError` with a sentence for the user; `waltzd.daemon.config_file` adds the key, the file and the line.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 import typing
 import uuid
 from collections.abc import Callable
@@ -138,3 +140,36 @@ def spell(value: Any, about: Setting) -> str:
     if value is None:
         return "null"
     return spell_size(value) if about.unit == "bytes" else str(value)
+
+
+# -- generated files ---------------------------------------------------------------------------------------------------
+
+
+def sample(kind: type[Any], title: str) -> str:
+    """A commented file with every setting: the required ones set to their example, the others at their default."""
+    out = [f"# {title}", "# A line that is commented out shows the default, or an example where there is none.", ""]
+    for name, (_, about) in declared(kind).items():
+        out += [f"# {line}" for line in textwrap.wrap(f"{about.doc} {bounds(about)}".strip(), 100)]
+        value = about.example or spell(about.default, about)
+        out += [f"{'' if about.required else '# '}{name}: {value}", ""]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def document(kind: type[Any], title: str) -> str:
+    """The reference page of all settings."""
+    out = [f"## {title}", "", "| setting | default | meaning |", "|---|---|---|"]
+    for name, (_, about) in declared(kind).items():
+        default = "must be given" if about.required else f"`{spell(about.default, about)}`"
+        meaning = f"{about.doc} {bounds(about)}".strip().replace("|", "\\|")
+        out.append(f"| `{name}` | {default} | {meaning} |")
+    return "\n".join(out) + "\n"
+
+
+def bounds(about: Setting) -> str:
+    if about.choices:
+        return f"One of {', '.join(about.choices)}."
+    if about.bounds is None:
+        return ""
+    low, high = (spell(bound, about) for bound in about.bounds)
+    unit = f" {about.unit}" if about.unit not in ("", "bytes") else ""
+    return f"From {low} to {high}{unit}."

@@ -13,11 +13,13 @@ every acceptance is right.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from operator import index
 from typing import NamedTuple, TypeAlias
+from uuid import UUID
 
 from waltzd.errors import BadArgument
 from waltzd.protocol.quorum import EMPTY
@@ -29,13 +31,22 @@ class Mode(enum.IntEnum):
     APPEND = 3
 
 
+LockId: TypeAlias = int | str | UUID
+
+
 @dataclass(frozen=True)
 class Lock:
-    """Something of the application that transactions conflict over: a name, a number and a mode. Use `read_lock`,
+    """Something of the application that transactions conflict over: a name, an id and a mode. Use `read_lock`,
     `write_lock` and `append_lock` to make one.
 
+    **Locks hold within one partition**: two transactions in different partitions never conflict. So the name says what
+    stays together in one partition, and the id which thing of it is meant. A transaction that names neither partition
+    nor key goes to the partition of the name of its locks.
+
+    The id is an integer, a text or a UUID. A UUID is the same as its text; `7` and `"7"` are two locks.
+
     Raises:
-        BadArgument: The mode is no `Mode`.
+        BadArgument: The name is no text, the id none of these, or the mode no `Mode`.
 
     Example:
         ```python
@@ -44,16 +55,20 @@ class Lock:
     """
 
     name: str
-    id: int
+    """What stays together in one partition. Up to its first dot it is the namespace that a policy speaks of."""
+    id: LockId = 0
+    """Which thing of that name: an integer, a text or a UUID."""
     mode: Mode = Mode.WRITE
+    """Whether it is checked, marked, or both."""
 
     def __post_init__(self) -> None:
         if type(self.mode) is not Mode:
             raise BadArgument(f"the mode of a lock is READ, WRITE or APPEND, not {self.mode!r}")
+        lock_hash(self.name, self.id)  # what cannot be a lock is refused here, where it is made
 
     @property
     def hash(self) -> int:
-        """The 64 bits by which the log knows it. `BadArgument` when the name is no text or the number no integer."""
+        """The 64 bits by which the log knows it."""
         return lock_hash(self.name, self.id)
 
 
@@ -63,19 +78,22 @@ class LoggedLock(NamedTuple):
     hash: int
     """The 64 bits of `Lock.hash`."""
     mode: Mode
+    """Whether it was checked, marked, or both."""
 
 
-def read_lock(name: str, id: int = 0) -> Lock:
-    """A lock that is checked: the transaction is rejected when one that its client had not seen has marked it."""
+def read_lock(name: str, id: LockId = 0) -> Lock:
+    """A lock that is checked: the transaction is rejected when one that its client had not seen has marked it.
+
+    As of the others, the name says what stays together in one partition, and the id which thing of it: see `Lock`."""
     return Lock(name, id, Mode.READ)
 
 
-def write_lock(name: str, id: int = 0) -> Lock:
+def write_lock(name: str, id: LockId = 0) -> Lock:
     """A lock that is checked like a `read_lock`, and marked by the transaction."""
     return Lock(name, id, Mode.WRITE)
 
 
-def append_lock(name: str, id: int = 0) -> Lock:
+def append_lock(name: str, id: LockId = 0) -> Lock:
     """A lock that is marked without being checked: the transaction cannot fail by it, and readers notice."""
     return Lock(name, id, Mode.APPEND)
 
@@ -84,17 +102,30 @@ NAMESPACE_BITS = 16
 _ID_BITS = 64 - NAMESPACE_BITS
 
 
-@lru_cache(maxsize=1 << 16)
-def lock_hash(name: str, id: int) -> int:
-    """The namespace in the highest 16 bits; in the 48 below it a BLAKE2b of 6 bytes, big-endian, over the id (8 bytes,
-    big-endian) and the UTF-8 of the whole name.
+def lock_hash(name: str, id: LockId) -> int:
+    """The namespace in the highest 16 bits; in the 48 below it a BLAKE2b of 6 bytes, big-endian, over the id and the UTF-8
+    of the whole name. An integer is 8 bytes, big-endian; a text is the 8 bytes of BLAKE2b over its UTF-8, and a UUID the
+    text that it is written as.
 
     Any client in any language must compute the same, or two of them do not see each other's locks."""
     try:
-        raw = (index(id) & (1 << 64) - 1).to_bytes(8, "big") + name.encode()
-    except (TypeError, AttributeError, UnicodeEncodeError) as error:
-        raise BadArgument(f"a lock has a name of text and an integer, not {name!r} and {id!r}") from error
-    return namespace_of(name.partition(".")[0]) << _ID_BITS | int.from_bytes(blake2b(raw, digest_size=6).digest(), "big")
+        if isinstance(id, UUID):
+            id = str(id)
+        if isinstance(name, str) and not isinstance(id, bool):
+            return _hash(name, id if isinstance(id, str) else index(id))
+    except (TypeError, UnicodeEncodeError):
+        pass  # it is said below
+    raise BadArgument(f"a lock has a name of text, and an integer, a text or a UUID as its id, not {name!r} and {id!r}")
+
+
+@lru_cache(maxsize=1 << 16)
+def _hash(name: str, id: int | str) -> int:
+    if isinstance(id, str):
+        raw = blake2b(id.encode(), digest_size=8).digest()
+    else:
+        raw = (id & (1 << 64) - 1).to_bytes(8, "big")
+    raw = blake2b(raw + name.encode(), digest_size=6).digest()
+    return namespace_of(name.partition(".")[0]) << _ID_BITS | int.from_bytes(raw, "big")
 
 
 @lru_cache(maxsize=1 << 12)
@@ -120,9 +151,57 @@ class Reason(enum.IntEnum):
 
 
 @dataclass(frozen=True)
+class Token:
+    """The place of a committed transaction, to wait for it in a view: here or in another process.
+
+    `str(token)` is a short text that fits into an HTTP header or a cookie, and `Token.parse` reads it. It means something
+    in one cluster only, and it is no secret.
+
+    Raises:
+        BadArgument: A number is no integer from 0 on.
+
+    Example:
+        ```python
+        response.headers["x-log-token"] = str(outcome.token)
+        await client.applied(Token.parse(request.headers["x-log-token"]), timeout=2)
+        ```
+    """
+
+    partition: int
+    """The partition that holds it."""
+    id: int
+    """Its id there; of a group, that of the last one."""
+
+    def __post_init__(self) -> None:
+        for number in (self.partition, self.id):
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 63:
+                raise BadArgument(f"a token has a partition and an id, both integers from 0 on, not {number!r}")
+
+    def __str__(self) -> str:
+        return f"{self.partition}-{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """The token of a text that `str` made.
+
+        Raises:
+            BadArgument: The text is no token: it may come from anybody.
+        """
+        found = _TOKEN.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise BadArgument(f"{str(text)[:60]!r} is no token of a committed transaction: it looks like 3-1024")
+        return cls(int(found[1]), int(found[2]))
+
+
+_TOKEN = re.compile(r"([0-9]{1,10})-([0-9]{1,19})", re.ASCII)
+
+
+@dataclass(frozen=True)
 class Committed:
     """The outcome of a transaction that is on the disks of a majority, under this id, for ever; of a group, under this id
     and those behind it.
+
+    Two of them are equal when their ids are, whatever their partitions.
 
     Example:
         ```python
@@ -137,13 +216,38 @@ class Committed:
     """
 
     id: int
+    """Its place in its partition; of a group, that of the first one."""
     count: int = 1
     """Of how many transactions: 1, or all those of a group."""
+    partition: int | None = field(default=None, compare=False)
+    """The partition that holds it; what a client returns always says so."""
+    is_applied: bool = field(default=False, compare=False)
+    """The client's view had it when the call returned: only `submit` with `wait="applied"` says so."""
 
     @property
     def ids(self) -> range:
         """The ids of all of them."""
         return range(self.id, self.id + self.count)
+
+    @property
+    def token(self) -> Token:
+        """What `Client.applied` and `SqlView.wait` wait for; of a group, its last transaction.
+
+        Raises:
+            BadArgument: The program made this outcome itself, without a partition.
+        """
+        if self.partition is None:
+            raise BadArgument(f"{self!r} does not say in which partition it is")
+        return Token(self.partition, self.ids[-1])
+
+
+def token_of(given: Token | Committed) -> Token:
+    """What somebody waits for: only what is committed comes into a view."""
+    if isinstance(given, Token):
+        return given
+    if isinstance(given, Committed):
+        return given.token
+    raise BadArgument(f"only what is committed comes into a view: wait for a `Committed` or its token, not for {given!r}")
 
 
 @dataclass(frozen=True)
@@ -151,6 +255,7 @@ class Rejected:
     """The outcome of a transaction, or a group, that is not in the log and never will be."""
 
     reason: Reason
+    """Why."""
     conflict_id: int = -1
     """The view must hold this id before another attempt can succeed."""
     lock: int | None = None
@@ -163,7 +268,16 @@ class Unknown:
     not, and the client did not send it again. A group is in the log as a whole, or not at all."""
 
 
-Outcome: TypeAlias = Committed | Rejected | Unknown
+@dataclass(frozen=True)
+class Declined:
+    """What `submit` returns when `Command.build` returned False: there was nothing to do, and nothing was
+    sent."""
+
+
+AppendOutcome: TypeAlias = Committed | Rejected | Unknown
+"""What `append` returns: it is in the log, it is not, or that is not known."""
+Outcome: TypeAlias = AppendOutcome | Declined
+"""What `submit` returns. A type checker sees to it that a `match` with `assert_never` has a case for each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -24,16 +24,18 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from waltzd.client.view import Decision, end_of_part
-from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, NotApplied, ViewBehind, WaltzError
+from waltzd.client.view import Decision, E_contra, Transaction, end_of_part
+from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, EventUnknown, NotApplied, ViewBehind, WaltzError
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.locks import Committed
+from waltzd.protocol.locks import Committed, Token, token_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import ONLY_READ_AND_WRITE, Guard, check_function, name_of, refuse_what_came
 from waltzd.sql.positions import Positions, create
 
 R = TypeVar("R")
+Part: TypeAlias = Sequence[Transaction[Any]]
+"""Of one partition, with consecutive ids."""
 BATCH_MAX = 500
 LOCK_SECONDS = 10
 TRIES = 10
@@ -45,33 +47,6 @@ LOOK_MIN, LOOK_MAX = 0.005, 0.1
 _log = logging.getLogger("waltz.sql")
 
 
-class Numbered(Protocol):
-    """What a `SqlView` needs of a transaction; `waltzd.Transaction` has it."""
-
-    @property
-    def partition(self) -> int:
-        """The partition that holds it."""
-        ...
-
-    @property
-    def id(self) -> int:
-        """Its place there."""
-        ...
-
-    @property
-    def header(self) -> int:
-        """The 32 bits beside its payload."""
-        ...
-
-    @property
-    def follows(self) -> bool:
-        """Whether it goes on with the group of the one before it."""
-        ...
-
-
-T = TypeVar("T", bound=Numbered)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Poison:
     """A transaction that a view has given up, or a group of them: what `SqlView` tells `on_poison`."""
@@ -79,6 +54,7 @@ class Poison:
     view: str
     """The name of the view."""
     partition: int
+    """The partition that holds it."""
     id: int
     """Of the first one."""
     count: int
@@ -89,8 +65,9 @@ class Poison:
     """Why the last try failed; its `__cause__` is what the function raised."""
 
 
-class SqlView(Generic[T]):
-    """A view in a SQL database: the `view` of a client. Each transaction is applied exactly once, with its position.
+class SqlView(Generic[E_contra]):
+    """A view in a SQL database: the `view` of a client. Each transaction is applied exactly once, with its position. A
+    `SqlView[E]` takes transactions whose values have the type E.
 
     Example:
         ```python
@@ -110,9 +87,9 @@ class SqlView(Generic[T]):
     def __init__(
         self,
         engine: Engine,
-        apply: Callable[[Connection, T], None] | None = None,
+        apply: Callable[[Connection, Transaction[E_contra]], None] | None = None,
         *,
-        apply_many: Callable[[Connection, Sequence[T]], None] | None = None,
+        apply_many: Callable[[Connection, Sequence[Transaction[E_contra]]], None] | None = None,
         name: str = "view",
         tables: sa.MetaData | None = None,
         tries: int = TRIES,
@@ -138,6 +115,7 @@ class SqlView(Generic[T]):
             tries: How often a transaction is tried on which the function fails.
             dead_letters: What comes then. False: the partition stops in front of it (`PartitionParked`). True: the
                 transaction, with its whole group, is written down in the table `waltz_dead_letters`, and the view goes on.
+                Neither comes of an event that a newer program wrote (`EventUnknown`): it is tried until it is known.
             on_poison: `on_poison(poison)` is told of both, on a thread of this view. What it raises is logged.
             accept_rename: The function may have another name than the one that made the view so far.
             batch_max: How many transactions of the log go into one of the database.
@@ -196,15 +174,15 @@ class SqlView(Generic[T]):
         """As `read_position`."""
         return await self._on_thread(self.read_position, partition)
 
-    async def apply(self, transaction: T) -> None:
+    async def apply(self, transaction: Transaction[E_contra]) -> None:
         """As `apply_all`, for one transaction."""
         await self._on_thread(self.apply_all, [transaction])
 
-    async def apply_batch(self, transactions: Sequence[T]) -> None:
+    async def apply_batch(self, transactions: Sequence[Transaction[E_contra]]) -> None:
         """As `apply_all`."""
         await self._on_thread(self.apply_all, transactions)
 
-    async def failed(self, transaction: T, error: Exception) -> Decision:
+    async def failed(self, transaction: Transaction[E_contra], error: Exception) -> Decision:
         """`PARK` when the function has failed `tries` times, or the database went back (`ViewBehind`); else `RETRY`:
         databases come back. With `dead_letters` the last try puts the transaction aside, and does not fail."""
         if isinstance(error, ViewBehind):
@@ -217,22 +195,22 @@ class SqlView(Generic[T]):
         await self._on_thread(self._tell, failing, error)
         return Decision.PARK
 
-    async def wait(self, outcome: Committed | int, *, partition: int, timeout: float = 10.0) -> None:
+    async def wait(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
         """Until this view contains a transaction, whichever process applies it: the position in the database tells.
 
         The program that waits needs no client, and need not apply anything itself.
 
         Args:
-            outcome: What `submit` or `append` returned, here or elsewhere, or an id.
-            partition: The partition that holds it.
+            token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself, or an id.
+            partition: Of an id, the partition that holds it.
             timeout: How many seconds to wait.
 
         Raises:
             NotApplied: The time is over.
             DatabaseUnavailable: The database did not answer until the time was over.
-            BadArgument: The outcome is no `Committed` and no id.
+            BadArgument: It is no token, no `Committed`, and no id with its partition.
         """
-        wait = _Wait(self.name, partition, outcome, timeout)
+        wait = _Wait(self.name, *place_of(token, partition), timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -257,7 +235,7 @@ class SqlView(Generic[T]):
 
     async def close(self) -> None:
         """Wait for what is under way, and end the threads. The engine stays open: it is the application's."""
-        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self.close_blocking)
 
     async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         loop = asyncio.get_running_loop()
@@ -300,9 +278,9 @@ class SqlView(Generic[T]):
         with self._translated("read the positions"):
             return self._positions.read_all()
 
-    def wait_blocking(self, outcome: Committed | int, *, partition: int, timeout: float = 10.0) -> None:
+    def wait_blocking(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
         """As `wait`, for a thread without a loop."""
-        wait = _Wait(self.name, partition, outcome, timeout)
+        wait = _Wait(self.name, *place_of(token, partition), timeout)
         while not wait.is_over:
             try:
                 wait.saw(self._threads.submit(self.read_positions).result())
@@ -313,7 +291,11 @@ class SqlView(Generic[T]):
                     raise wait.error()
                 time.sleep(wait.pause())
 
-    def apply_all(self, transactions: Sequence[T]) -> None:
+    def close_blocking(self) -> None:
+        """As `close`, for a thread without a loop: after the `BlockingClient` that the view belongs to was closed."""
+        self._threads.shutdown()
+
+    def apply_all(self, transactions: Sequence[Transaction[E_contra]]) -> None:
         """Apply transactions of one partition, with consecutive ids. What the view contains already is skipped.
 
         A group is applied in one database transaction. When a transaction fails, all before it are applied, and of its
@@ -352,7 +334,7 @@ class SqlView(Generic[T]):
 
     # -- applying
 
-    def _apply_or_find_the_bad_one(self, part: Sequence[T]) -> int:
+    def _apply_or_find_the_bad_one(self, part: Part) -> int:
         try:
             return self._apply_part(part)
         except ApplyFailed:
@@ -364,11 +346,11 @@ class SqlView(Generic[T]):
             reached, start = max(reached, self._apply_part(part[start:stop])), stop
         return reached
 
-    def _apply_part(self, part: Sequence[T]) -> int:
+    def _apply_part(self, part: Part) -> int:
         """Apply all in one database transaction, or none because the position is elsewhere; returns the position."""
         return self._with_position(part, f"apply {_name(part[0])}", self._call_application)
 
-    def _with_position(self, part: Sequence[T], what: str, work: Callable[[Connection, Sequence[T]], None]) -> int:
+    def _with_position(self, part: Part, what: str, work: Callable[[Connection, Part], None]) -> int:
         """In one database transaction: raise the position over the part, and do the work; or nothing, if it is
         elsewhere. Returns the position."""
         partition, first, last = part[0].partition, part[0].id, part[-1].id
@@ -406,7 +388,7 @@ class SqlView(Generic[T]):
         if self._engine.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{self._lock_seconds}s'")
 
-    def _call_application(self, connection: Connection, part: Sequence[T]) -> None:
+    def _call_application(self, connection: Connection, part: Part) -> None:
         guard = Guard(connection)
         wanted = [transaction for transaction in part if transaction.header != PROBE_HEADER]
         if self._is_for_many and wanted:
@@ -415,13 +397,17 @@ class SqlView(Generic[T]):
             for transaction in wanted:
                 self._call_once(connection, transaction, transaction, guard)
 
-    def _call_once(self, connection: Connection, given: T | Sequence[T], first: T, guard: Guard) -> None:
+    def _call_once(
+        self, connection: Connection, given: Transaction[Any] | Part, first: Transaction[Any], guard: Guard
+    ) -> None:
         with guard:
             self._call_guarded(connection, given, first, guard)
         if guard.took_a_failure():
             self._prove_alive(connection, first)
 
-    def _call_guarded(self, connection: Connection, given: T | Sequence[T], first: T, guard: Guard) -> None:
+    def _call_guarded(
+        self, connection: Connection, given: Transaction[Any] | Part, first: Transaction[Any], guard: Guard
+    ) -> None:
         facts: dict[str, Any] = {"partition": first.partition, "id": first.id}
         cause: Exception | None = None
         try:
@@ -437,7 +423,7 @@ class SqlView(Generic[T]):
             what = f"{type(cause).__name__}: {_first_line(cause)}"
             raise ApplyFailed(f"applying {_name(first)} failed: {what}", **facts) from cause
 
-    def _prove_alive(self, connection: Connection, transaction: T) -> None:
+    def _prove_alive(self, connection: Connection, transaction: Transaction[Any]) -> None:
         """The function went on after a statement that failed: PostgreSQL would answer the commit with a rollback and call
         it a success."""
         try:
@@ -454,8 +440,10 @@ class SqlView(Generic[T]):
 
     # -- giving up
 
-    def _put_aside(self, group: Sequence[T], error: ApplyFailed) -> int:
+    def _put_aside(self, group: Part, error: ApplyFailed) -> int:
         """What has failed often enough becomes a dead letter, and the position goes over it; else it is raised again."""
+        if isinstance(error.__cause__, EventUnknown):  # a newer program knows it, and may be at work beside this one
+            raise error
         partition, first = group[0].partition, group[0].id
         failing = self._failing.get(partition)
         if failing is None or failing.first != first:
@@ -468,7 +456,7 @@ class SqlView(Generic[T]):
 
         is_put_aside = False
 
-        def bury(connection: Connection, _: Sequence[T]) -> None:
+        def bury(connection: Connection, _: Part) -> None:
             nonlocal is_put_aside
             self._positions.bury(connection, cluster, partition, letters, error.message)
             is_put_aside = True
@@ -532,16 +520,11 @@ class _Failing:
 class _Wait:
     """For one transaction to be in a view, from look to look."""
 
-    def __init__(self, view: str, partition: int, outcome: Committed | int, timeout: float) -> None:
+    def __init__(self, view: str, partition: int, id: int, timeout: float) -> None:
         if not timeout > 0:
             raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
-        id_ = outcome.ids[-1] if isinstance(outcome, Committed) else outcome
-        if not isinstance(id_, int) or isinstance(id_, bool):
-            raise BadArgument(
-                f"only what is committed comes into a view: wait for a `Committed` or an id, not for {outcome!r}"
-            )
         self.is_over = False
-        self._view, self._partition, self._id, self._timeout = view, partition, id_, timeout
+        self._view, self._partition, self._id, self._timeout = view, partition, id, timeout
         self._deadline = time.monotonic() + timeout
         self._pause = LOOK_MIN
         self._position: int | None = None
@@ -575,7 +558,19 @@ class _Wait:
         )
 
 
-def _group_of(part: Sequence[T], error: ApplyFailed) -> Sequence[T]:
+def place_of(given: Token | Committed | int, partition: int | None) -> tuple[int, int]:
+    """The partition and the id that somebody waits for."""
+    if isinstance(given, int) and not isinstance(given, bool) and partition is not None:
+        return partition, given
+    if isinstance(given, Committed) and given.partition is None:
+        given = replace(given, partition=partition)
+    token = token_of(given)  # type: ignore[arg-type]  # it refuses an id without a partition
+    if partition not in (None, token.partition):
+        raise BadArgument(f"the token {token} is of partition {token.partition}, not of {partition}")
+    return token.partition, token.id
+
+
+def _group_of(part: Part, error: ApplyFailed) -> Part:
     """The transaction on which the function failed, with its group."""
     start = (error.number("id") or 0) - part[0].id
     while start > 0 and part[start].follows:
@@ -590,7 +585,7 @@ def _is_of_the_database(error: Exception) -> bool:
     return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
-def _name(transaction: Numbered) -> str:
+def _name(transaction: Transaction[Any]) -> str:
     return f"transaction {transaction.id} of partition {transaction.partition}"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from waltzd.client.blocking import BlockingClient, loop_thread
 from waltzd.client.client import Client
 from waltzd.client.routes import Connect
+from waltzd.client.view import E, Serializer, View
 from waltzd.format.record import Record
 from waltzd.testing.cluster import READY_SECONDS, LocalCluster
 
@@ -83,14 +84,29 @@ class BlockingCluster:
         """What a `Client` or a `BlockingClient` takes as its `connect`, on whichever event loop it lives."""
         return self._cluster.connect
 
-    def client(self, *, name: str | None = None, **settings: Any) -> BlockingClient:
+    def client(
+        self,
+        *,
+        name: str | None = None,
+        view: View[E] | None = None,
+        serializer: Serializer[E] | None = None,
+        **settings: Any,
+    ) -> BlockingClient[E]:
         """A `BlockingClient` of this cluster, with its keyword arguments; use it with `with`. `name`: as of
         `LocalCluster.client`."""
-        return BlockingClient(self.servers, connect=self._cluster.connect_as(name), **settings)
+        connect = self._cluster.connect_as(name)
+        return BlockingClient(self.servers, connect=connect, view=view, serializer=serializer, **settings)
 
-    def asyncio_client(self, *, name: str | None = None, **settings: Any) -> Client:
+    def asyncio_client(
+        self,
+        *,
+        name: str | None = None,
+        view: View[E] | None = None,
+        serializer: Serializer[E] | None = None,
+        **settings: Any,
+    ) -> Client[E]:
         """A `Client` of this cluster for an application with a loop of its own, which a `TestClient` runs, say."""
-        return self._cluster.client(name=name, **settings)
+        return self._cluster.client(name=name, view=view, serializer=serializer, **settings)
 
     def set_policy(self, grants: Sequence[Mapping[str, Any]] | None) -> None:
         """As `LocalCluster.set_policy`."""

@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 
 from waltzd.client.client import Client
 from waltzd.client.routes import Connect
-from waltzd.client.view import checked_time
+from waltzd.client.view import E, Serializer, View, checked_time
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import (
     SCHEMA,
@@ -264,10 +264,17 @@ class LocalCluster:
                 return server.door
         raise CannotConnect(f"no server listens at {address}")
 
-    def client(self, *, name: str | None = None, **settings: Any) -> Client:
+    def client(
+        self,
+        *,
+        name: str | None = None,
+        view: View[E] | None = None,
+        serializer: Serializer[E] | None = None,
+        **settings: Any,
+    ) -> Client[E]:
         """A `waltzd.Client` of this cluster, with its keyword arguments; use it with `async with`. `name`: the one that its
         certificate would have, where a policy counts; without it the client is `anonymous`."""
-        return Client(self.servers, connect=self.connect_as(name), **settings)
+        return Client(self.servers, connect=self.connect_as(name), view=view, serializer=serializer, **settings)
 
     def connect_as(self, name: str | None) -> Connect:
         """As `connect`, with the name that a certificate would have."""

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import ssl
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 from urllib.parse import unquote
@@ -106,13 +107,17 @@ def _read(pem: bytes) -> x509.Certificate | None:
     return x509.certificate(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
 
 
+KNOCK = "/waltz.v1.Door/Knock"
+"""There is no such call, and every server says so."""
+
+
 async def knocked(address: str, tls: Tls | None, seconds: float) -> str | None:
     """Why a daemon's call to itself is not answered; None when the answer comes, which is that there is no such call."""
     role, name = (tls.identity.role, tls.identity.name) if tls is not None else (None, None)
     channel = Channel(address, tls=tls, peer=role, name=name)
     try:
         await channel.prove(seconds)
-        await channel.unary_unary("/waltz.v1.Door/Knock")(b"", timeout=seconds)
+        await channel.unary_unary(KNOCK)(b"", timeout=seconds)
     except WaltzError as error:
         return error.message
     except grpc.aio.AioRpcError as error:
@@ -122,6 +127,8 @@ async def knocked(address: str, tls: Tls | None, seconds: float) -> str | None:
     raise AssertionError("there is no such call, and it was answered")
 
 
+ENDING_SECONDS = 1.0
+"""How long it may take until calls that were cancelled have ended."""
 RETIRED_SECONDS = 3600.0
 """How long streams live on that were opened with a certificate that has been replaced."""
 _LOST = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
@@ -150,6 +157,8 @@ class Channel:
         self._channel = grpc.aio.insecure_channel(address, options=options_for(MESSAGE_BYTES_MAX)) if tls is None else None
         self._proving = asyncio.Lock()
         self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
+        self._running: dict[Any, None] = {}
+        self._has_cancelled = False
 
     async def prove(self, seconds: float) -> None:
         """Before a call: the other side is the one that is meant. Costs nothing while it is connected."""
@@ -199,23 +208,44 @@ class Channel:
 
         def call(*arguments: Any, **settings: Any) -> Any:
             assert self._channel is not None, "`prove` comes first"
-            return getattr(self._channel, kind)(*about, **named)(*arguments, **settings)
+            made = getattr(self._channel, kind)(*about, **named)(*arguments, **settings)
+            self._running[made] = None
+            made.add_done_callback(self._ended)
+            return made
 
         return call
+
+    def _ended(self, call: Any) -> None:
+        del self._running[call]
+        self._has_cancelled = self._has_cancelled or call.cancelled()
 
     unary_unary = functools.partialmethod(_call, "unary_unary")
     unary_stream = functools.partialmethod(_call, "unary_stream")
     stream_unary = functools.partialmethod(_call, "stream_unary")
     stream_stream = functools.partialmethod(_call, "stream_stream")
 
-    async def close(self) -> None:
+    async def close(self, *, orderly: bool = False) -> None:
+        """`orderly`: its calls end before it does, on the loop that they belong to. gRPC ends what was cancelled a moment
+        later, and prints a traceback where that loop has ended by then."""
+        for call in list(self._running):
+            call.cancel()
         ending = list(self._retired.items())
         for channel, task in ending:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await channel.close()
         if self._channel is not None:
+            if orderly and self._has_cancelled:
+                await _pass_through(self._channel)
             await self._channel.close()
+
+
+async def _pass_through(channel: grpc.aio.Channel) -> None:
+    """One more call: when it has ended, so has everything that was cancelled before on the same connection."""
+    if channel.get_state() not in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.SHUTDOWN):
+        knock: Any = channel.unary_unary(KNOCK)
+        with suppress(grpc.aio.AioRpcError):
+            await knock(b"", timeout=ENDING_SECONDS)
 
 
 class Caller:

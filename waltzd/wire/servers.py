@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
 import grpc.aio
 
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, WaltzError
+from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, TlsMismatch, WaltzError, WrongPeer
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
@@ -39,11 +39,14 @@ from waltzd.wire.codec import (
 )
 from waltzd.wire.frames import Connection, Kind, connect
 from waltzd.wire.grpc import MESSAGE_BYTES_MAX, Caller, error_of
+from waltzd.wire.stranger import port_behind, stranger_at
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import LogStub, ServerAdminStub
 
 T = TypeVar("T")
 _log = logging.getLogger("waltz.client")
+STRANGE_SECONDS = 1.0
+"""After so long without a first answer, what is at the address is looked at."""
 CALL_SECONDS = 10.0
 """Every call has a deadline, and so has every next message of a stream that is read to its end."""
 
@@ -64,13 +67,15 @@ class ServerClient(Caller):
         self._streams_failed = ""
         """Where frames were tried, and gRPC had to be taken."""
         self._connections: dict[Connection, None] = {}
+        self._has_answered = False
 
     def expect(self, name: str | None, streams: str = "") -> None:
         self._channel.name = name
         self._streams = streams
 
     async def locate(self) -> Topology:
-        topology = to_value(Topology, await self._call(self._stub.Locate, wire.LocateRequest()))
+        call = self._call(self._stub.Locate, wire.LocateRequest())
+        topology = to_value(Topology, await (call if self._has_answered else self._first(call)))
         if self._key is None:
             self._key = topology.cluster_key
         if self._key != topology.cluster_key:
@@ -79,6 +84,31 @@ class ServerClient(Caller):
                 key=topology.cluster_key,
             )
         return topology
+
+    async def _first(self, call: Coroutine[Any, Any, T]) -> T:
+        """The first answer from an address may not come because the address is wrong: then the error says what is there."""
+        calling = asyncio.ensure_future(call)
+        try:
+            await asyncio.wait((calling,), timeout=STRANGE_SECONDS)
+            if not calling.done() and (stranger := await stranger_at(self.address)) is not None:
+                raise stranger
+            found = await calling
+        except WrongPeer as error:
+            if not isinstance(error.__cause__, grpc.aio.AioRpcError):
+                raise
+            raise await port_behind(self._channel, self.address) from error
+        except TlsMismatch:
+            raise
+        except CannotConnect as error:
+            stranger = await stranger_at(self.address)
+            if stranger is None:
+                raise
+            raise stranger from error
+        finally:
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+        self._has_answered = True
+        return found
 
     async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         """A client id that no other client ever has. It is good with the certificate that we have now."""
@@ -125,7 +155,7 @@ class ServerClient(Caller):
         """Its mounts end with it."""
         for connection in self._connections:
             connection.lose(CannotConnect("the client was closed"))
-        await super().close()
+        await self._channel.close(orderly=True)
 
     def _no_frames(self, streams: str, error: WaltzError) -> None:
         """gRPC got through where frames did not."""

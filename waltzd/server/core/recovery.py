@@ -53,12 +53,12 @@ from dataclasses import replace
 from uuid import UUID
 
 from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.evidence import contradiction, unfounded
 from waltzd.errors import WaltzError
 from waltzd.format.batch import End
 from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
-from waltzd.server.core.evidence import contradiction, unfounded
 from waltzd.server.core.membership import admitting
 from waltzd.server.core.progress import Marks, Progress
 from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Truncate, Wait

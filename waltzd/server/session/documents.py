@@ -3,6 +3,10 @@
 Another process that changed the partition's own document is its owner now, and that ends the session. The list of replicas
 is the operators': when that changed, it is read again, and what was to be saved is decided anew. A document that was
 deleted or spoiled ends nothing: the owner goes on with what it said, and writes its partition's own two documents anew.
+
+Versions tell changes of one document apart, not one document from another: where all of them were lost and put back,
+versions begin again, and one may have the very version that an owner remembers. So after a new coordinator session, and
+after a document was gone, the owner looks before it saves: its own document is the one that says what it saved last.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, STORAGES, Cluster, pa
 from waltzd.cluster.coordinator import Check
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, encode
 from waltzd.errors import (
+    BadArgument,
     BadMetadata,
     CannotConnect,
     ChangedMeanwhile,
@@ -27,14 +32,26 @@ PAUSES = 20
 
 
 class Documents:
-    def __init__(self, cluster: Cluster, partition: int, *, version: int, retry_seconds: float) -> None:
-        """`version` is that of the partition's own document. `read` must follow."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        partition: int,
+        *,
+        version: int,
+        known: PartitionMeta | None = None,
+        retry_seconds: float,
+    ) -> None:
+        """`known` is what the partition's own document says, in this `version`. `read` must follow."""
         self.storages: Mapping[str, StorageMeta] = {}
         self.format = 0
         """Of the segments that a new session writes, as far as the document of the cluster was read."""
         self._cluster = cluster
         self._partition = partition
         self._version = version
+        self._known = known
+        """What our document says in that version."""
+        self._seen_in: int | None = None
+        """The coordinator session in which that was last certain; None: it was gone since."""
         self._replicas: tuple[Mapping[str, Membership], int] = {}, NO_VERSION
         self._retry_seconds = retry_seconds
         self._troubles: dict[str, str] = {}
@@ -70,6 +87,7 @@ class Documents:
 
     async def read(self) -> None:
         """Where the replicas are, and where the storages: operators may have changed both."""
+        self._seen_in = self._cluster.coordinator.session
         self._replicas, self.storages, _ = await asyncio.gather(
             self._cluster.replica_set(self._partition), self._cluster.storages(), self.read_format()
         )
@@ -103,6 +121,8 @@ class Documents:
             spoiled = unreadable.get(path)
             troubles[path] = spoiled.message if spoiled is not None else f"the coordinator has no document {path}"
         self.storages, self._troubles = storages, troubles
+        if own in troubles:
+            self._seen_in = None
         if self.trouble == before:
             return ""
         return f"{self.trouble}; going on with what is known" if self.trouble else "its documents are there again"
@@ -122,11 +142,13 @@ class Documents:
                 if self.has_to_write:
                     await self._write_anew(wanted)
                 else:
+                    await self._check_ours()
                     self._version = await self._cluster.save_partition(
                         self._partition, wanted, self._version, replicas=replicas
                     )
+                    self._known = wanted
                     break
-            except (CannotConnect, NodeMissing, BadMetadata):
+            except (CannotConnect, NodeMissing, BadMetadata, BadArgument):  # the last: documents of storages are gone, too
                 check()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSES * self._retry_seconds)
@@ -151,11 +173,23 @@ class Documents:
         found, version = await self._cluster.partition(self._partition)
         unsure, self._unsure = self._unsure, None
         if found in (wanted, unsure):
-            self._version = version
+            self._version, self._known, self._seen_in = version, found, self._cluster.coordinator.session
             return found == wanted
-        if version != self._version:
+        if version != self._version or found != self._known:
             raise ChangedMeanwhile(f"another process changed the document of partition {self._partition}")
         return False
+
+    async def _check_ours(self) -> None:
+        """Before a save that relies on a version: `ChangedMeanwhile` where another document may have it by now."""
+        session = self._cluster.coordinator.session
+        if session == self._seen_in or self._version == NO_VERSION:
+            return
+        found, version = await self._cluster.partition(self._partition)
+        if found is None:
+            return  # the save fails, and looks again
+        if found not in (self._known, self._unsure):
+            raise ChangedMeanwhile(f"the document of partition {self._partition} is not the one that was saved last")
+        self._version, self._known, self._seen_in = version, found, session
 
     async def _write_anew(self, meta: PartitionMeta) -> None:
         """The owner of the session knows all that stood there. Sessions are taken under the newest generation only, and the
@@ -178,7 +212,7 @@ class Documents:
                 raise BadMetadata(f"{ASSIGNMENT} went back in time: partition {number} has generation {newest}", path=own)
             before = NO_VERSION if node is None else node.version
             await coordinator.commit([Check(ASSIGNMENT, version), put(own, encode(meta), before)])
-            self._version = before + 1
+            self._version, self._known, self._seen_in = before + 1, meta, coordinator.session
             del troubles[own]
 
     def note(
@@ -215,9 +249,10 @@ class Documents:
             if self.has_to_write:
                 return False
             if self._unsure is None or not await self._is_saved(wanted):
+                await self._check_ours()
                 self._unsure = wanted
                 self._version = await self._cluster.save_partition(self._partition, wanted, self._version)
-                self._unsure = None
+                self._known, self._unsure = wanted, None
             return True
         except (CannotConnect, BadMetadata):
             return False

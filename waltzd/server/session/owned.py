@@ -145,10 +145,12 @@ class OwnedLog(Generic[P]):
         self._was_open = False
         cluster = self._cluster
         token = await cluster.wait_for_replicas(self.partition, None)
-        meta, version = await self._next_session()
+        meta, known, version = await self._next_session()
         # Where the session before was this owner's, its pipeline is closed already and answers nothing.
         lease_before = 0.0 if meta.opened == self._marks[0] else meta.lease_ms / 1000
-        documents = Documents(cluster, self.partition, version=version, retry_seconds=self._settings.retry_seconds)
+        documents = Documents(
+            cluster, self.partition, version=version, known=known, retry_seconds=self._settings.retry_seconds
+        )
         await documents.read()
         session = self._session = Session(
             self.partition,
@@ -201,13 +203,13 @@ class OwnedLog(Generic[P]):
             pipeline.close(error)
             self.bell.ring()
 
-    async def _next_session(self) -> tuple[PartitionMeta, int]:
-        """The document with a session id above every other, and the version of the one that it follows upon."""
+    async def _next_session(self) -> tuple[PartitionMeta, PartitionMeta | None, int]:
+        """The document with a session id above every other, the one that it follows upon, and that one's version."""
         meta, version = await self._cluster.partition(self.partition)
         if meta is not None and self._previous_owner_alive() and meta.generation < self.generation:
             meta, version = await self._wait_for_closing(meta, version)
         if meta is None:
-            return PartitionMeta(generation=self.generation, session=1), version
+            return PartitionMeta(generation=self.generation, session=1), None, version
         if meta.generation > self.generation:
             raise NotOwner(
                 f"partition {self.partition} belongs to generation {meta.generation}; this server was given generation "
@@ -215,7 +217,7 @@ class OwnedLog(Generic[P]):
             )
         opened, marks = self._marks
         known = acknowledging(meta, marks) if meta.opened == opened else meta
-        return replace(known, generation=self.generation, session=meta.session + 1), version
+        return replace(known, generation=self.generation, session=meta.session + 1), meta, version
 
     async def _wait_for_closing(self, meta: PartitionMeta, version: int) -> tuple[PartitionMeta, int]:
         """The old owner is alive: give it a moment to bring its session to an end."""

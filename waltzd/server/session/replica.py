@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
+from waltzd.cluster.evidence import written_by_another
 from waltzd.errors import (
     CannotConnect,
     Diverged,
@@ -35,7 +36,6 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
-from waltzd.server.core.evidence import written_by_another
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail

@@ -19,8 +19,7 @@ from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Declined
-from waltzd.protocol.locks import Committed
+from waltzd.protocol.locks import Committed, Declined
 from waltzd.sql import SqlView, sqlite
 from waltzd.testing import LocalCluster
 
@@ -34,11 +33,29 @@ def example() -> dict[str, Any]:
     return names
 
 
-def test_the_example_runs() -> None:
+def test_the_example_prints_what_the_guide_promises(capsys: pytest.CaptureFixture[str]) -> None:
     names, fake = example(), FakeCluster(partitions=3)
     names["Client"] = partial(Client, connect=fake.connect)
     run(names["main"]("s0:1"))
-    assert sorted(payload for partition in fake.partitions for payload in partition.payloads)[-1] == b"7 100"
+    assert capsys.readouterr().out.startswith("Committed(id=1, ")
+    assert sorted(fake.partitions, key=lambda one: len(one.log))[-1].payloads == [b"7 100", b"7 -30"]
+
+
+def test_another_instance_reads_what_was_written() -> None:
+    names, fake = example(), FakeCluster(partitions=3)
+
+    async def work() -> None:
+        here, there = names["Accounts"](), names["Accounts"]()
+        async with (
+            Client("s0:1", connect=fake.connect, view=here) as client,
+            Client("s0:1", connect=fake.connect, view=there) as other,
+        ):
+            outcome = await client.append(b"7 100", key=7)
+            assert isinstance(outcome, Committed)
+            assert await names["read"](other, there, 7, str(outcome.token)) == 100
+            assert await names["read"](other, there, 8, None) == 0
+
+    run(work())
 
 
 def test_a_withdrawal_is_built_again_and_never_overdraws() -> None:
@@ -48,8 +65,7 @@ def test_a_withdrawal_is_built_again_and_never_overdraws() -> None:
         accounts = names["Accounts"]()
         async with Client("s0:1", connect=fake.connect, view=accounts) as client:
             await client.append(b"7 100", key=7)
-            while client.position(0) < 0:
-                await asyncio.sleep(0.01)
+            await client.caught_up()
             outcomes = await asyncio.gather(*[client.submit(names["Withdraw"](accounts, 7, 30)) for _ in range(5)])
         assert sorted(type(outcome) is Committed for outcome in outcomes) == [False, False, True, True, True]
         assert outcomes.count(Declined()) == 2
@@ -65,8 +81,7 @@ def test_a_withdrawal_and_its_fee_stand_or_fall_together() -> None:
         accounts = names["Accounts"]()
         async with Client("s0:1", connect=fake.connect, view=accounts) as client:
             await client.append(b"7 100", key=7)
-            while client.position(0) < 0:
-                await asyncio.sleep(0.01)
+            await client.caught_up()
             outcomes = await asyncio.gather(*[names["withdraw_with_fee"](client, accounts, 7, 30) for _ in range(5)])
         assert outcomes.count(Declined()) == 2
         assert accounts.balances == {7: 7}

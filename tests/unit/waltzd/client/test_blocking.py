@@ -13,10 +13,10 @@ import pytest
 from tests.unit.fake_server import FakeCluster
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Command, Declined, Transaction
+from waltzd.client.view import Builder, Command, Transaction
 from waltzd.errors import BadArgument, ClientClosed
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Committed, LoggedLock, Mode, Outcome, write_lock
+from waltzd.protocol.locks import Committed, Declined, LoggedLock, Mode, Outcome, Token, write_lock
 
 SETTINGS = ClientSettings(submit_seconds=30, close_seconds=10)
 
@@ -59,11 +59,46 @@ class Increment(Command):
         builder.locks = [write_lock("counter")]
         return True
 
-    def on_completion(self, outcome: Outcome | Declined) -> None:
+    def on_completion(self, outcome: Outcome) -> None:
         self.threads.append(threading.get_ident())
 
     def on_application(self, id: int) -> None:
         self.applied.set()
+
+
+def test_threads_wait_for_the_view() -> None:
+    view, fake = View(), FakeCluster()
+    fake.partitions[0].write(b"1", b"2")
+    with BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as client:
+        assert client.submit(Increment(view)) == Committed(2), "the first one sees all that is committed"
+        outcome = client.submit(Increment(view), fresh=True, wait="applied")
+        assert isinstance(outcome, Committed)
+        assert outcome.is_applied
+        assert view.payloads == [b"1", b"2", b"3", b"4"]
+        client.applied(Token.parse(str(outcome.token)), timeout=30)
+        client.caught_up(timeout=30)
+        client.wait_stopped(timeout=0.01)
+        status = client.status()
+        assert status.ready
+        assert (status[0].applied, status.lag) == (3, 0)
+
+
+def test_what_a_view_submits_on_its_own_thread_does_not_wait_for_the_view() -> None:
+    class Replies(View):
+        client: BlockingClient
+        outcomes: list[object]
+
+        def apply(self, transaction: Transaction) -> None:
+            super().apply(transaction)
+            if transaction.id == 0:
+                self.outcomes = [self.client.submit(Increment(self))]
+
+    view, fake = Replies(), FakeCluster()
+    fake.partitions[0].write(b"1")
+    with BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as view.client:
+        view.reached(2)
+        view.client.caught_up()
+        assert view.outcomes == [Committed(1)]
 
 
 def test_threads_that_race_for_a_lock_each_build_on_their_own_thread() -> None:

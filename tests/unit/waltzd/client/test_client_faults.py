@@ -20,7 +20,7 @@ from tests.unit.timeless import run
 from tests.unit.waltzd.client.test_client import Increment, View, until
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Declined, Transaction
+from waltzd.client.view import Transaction
 from waltzd.errors import CannotConnect, NotSent, SessionEnded
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Rejected, Unknown, append_lock, write_lock
@@ -42,7 +42,7 @@ SETTINGS = ClientSettings(
 class History:
     """What callers were told, by payload; every payload is used once."""
 
-    told: dict[bytes, Outcome | Declined | str] = field(default_factory=dict)
+    told: dict[bytes, Outcome | str] = field(default_factory=dict)
 
     def check(self, payloads: list[bytes]) -> None:
         assert len(set(payloads)) == len(payloads), "a transaction is in the log twice"
@@ -157,7 +157,7 @@ def test_a_counter_counts_every_increment_once_through_faults(seed: int) -> None
     """Lost updates and updates that happen twice would both show."""
     chance = random.Random(seed)
     fake = cluster_of(chance, rate=0.04)
-    done: list[Outcome | Declined] = []
+    done: list[Outcome] = []
 
     async def one() -> None:
         view = View()

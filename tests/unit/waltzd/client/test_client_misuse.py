@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
+from waltzd.client.settings import Tls
 from waltzd.client.view import Builder, Transaction
-from waltzd.errors import BadArgument, ClientClosed
+from waltzd.errors import BadArgument, BadConfig, ClientClosed
 from waltzd.protocol.batches import Limits
-from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash
+from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash, read_lock, write_lock
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=100, frame_bytes_max=1 << 22)
 
@@ -61,14 +63,20 @@ async def test_what_fits_into_no_frame_is_refused_before_it_stands_in_the_way_of
     assert await client.append(b"after", partition=0, **taken) == Committed(1)
 
 
-def test_a_lock_is_a_text_an_integer_and_a_mode() -> None:
+def test_a_lock_that_is_none_is_refused_where_it_is_made() -> None:
     for mode in (0, 7, 300, "WRITE"):
         with pytest.raises(BadArgument, match="READ, WRITE or APPEND"):
             Lock("a", 1, mode)  # type: ignore[arg-type]
-    wrong: list[tuple[Any, Any]] = [("a", "1"), ("b", 1.5), (b"a", 1), (None, 1), ("\udcff", 1)]
+    made = lock_hash("a", 1)
+    wrong: list[tuple[Any, Any]] = [
+        *(("a", 1.0), ("a", True), ("a", b"1"), ("a", None), ("a", [1]), ("a", "\udcff")),
+        *((b"a", 1), (None, 1), ("\udcff", 1), (7, "a")),
+    ]
     for name, id_ in wrong:
-        with pytest.raises(BadArgument, match="a lock has a name"):
-            lock_hash(name, id_)
+        for make in (read_lock, write_lock, append_lock):
+            with pytest.raises(BadArgument, match="a lock has a name"):
+                make(name, id_)
+    assert lock_hash("a", 1) == made
     number: Any = np.int64(3)
     assert append_lock("numpy", number).hash == lock_hash("numpy", 3)
 
@@ -194,7 +202,7 @@ async def test_what_names_no_partition_no_id_and_no_feed(client: Client, fake: F
             await client.read(0, wrong)
     with pytest.raises(BadArgument, match="FeedMode"):
         Client("s0:1", view=View(), feed="heads")  # type: ignore[arg-type]
-    await client.flush(0)
+    await client.flush(timeout=0)
 
 
 def stop() -> bool:
@@ -295,3 +303,12 @@ def test_a_process_that_was_forked_from_one_with_a_client_is_told_so() -> None:
             os._exit(found)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert client.append(b"parent", partition=0) == Committed(1)
+
+
+def test_certificates_that_are_not_there_are_missed_when_the_client_is_made(tmp_path: Path) -> None:
+    tls = Tls(ca=tmp_path / "ca.pem", certificate=str(tmp_path / "a.pem"), key=tmp_path / "a.key")
+    for kind in (Client, BlockingClient):
+        with pytest.raises(BadConfig, match=r"a\.pem"):
+            kind("s0:1", tls=tls)
+        with pytest.raises(BadArgument, match="either with `tls` or by `connect`"):
+            kind("s0:1", tls=tls, connect=FakeCluster().connect)

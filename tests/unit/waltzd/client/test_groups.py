@@ -15,10 +15,10 @@ from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import SETTINGS, Increment, View, until, with_client
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.client.view import Builder, Command, Declined, Transaction, end_of_part
+from waltzd.client.view import Builder, Command, Transaction, end_of_part
 from waltzd.errors import BadArgument, NeedsBatches, NotSent, TooLarge
 from waltzd.protocol.batches import FeedMode
-from waltzd.protocol.locks import Committed, LoggedLock, Mode, Reason, Rejected, read_lock, write_lock
+from waltzd.protocol.locks import Committed, Declined, LoggedLock, Mode, Reason, Rejected, read_lock, write_lock
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -166,7 +166,7 @@ def test_a_group_is_built_again_as_a_whole_when_the_lock_of_one_fails() -> None:
         view.hold = asyncio.Event()
         await client.append(b"other", partition=0, locks=[write_lock("b")], position=-1)
         moves = [Move(b"a", "a"), Move(b"b", "b")]
-        submitting = asyncio.create_task(client.submit_group(moves))
+        submitting = asyncio.create_task(client.submit_group(moves, fresh=False))
         await until(lambda: Reason.CONFLICT in moves[0].story)
         view.hold.set()
         outcome = await submitting

@@ -41,6 +41,9 @@ class Waiter:
     def done(self) -> bool:
         return self.told is not None
 
+    def cancelled(self) -> bool:
+        return False
+
     def set_result(self, outcome: Any) -> None:
         assert self.told is None
         self.told = outcome

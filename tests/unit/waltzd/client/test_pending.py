@@ -27,7 +27,7 @@ from waltzd.client.mount import Mount, State
 from waltzd.client.pending import Bundle, Group, Request
 from waltzd.errors import BadFrame, NeedsBatches, NotSent, TooLarge
 from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, FeedMode, Mounted, Registration
-from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, Unknown, write_lock
+from waltzd.protocol.locks import AppendOutcome, Committed, Reason, Rejected, Unknown, write_lock
 
 
 def group(count: int, size: int = 1, deadline: float = 1.0) -> Group:
@@ -201,7 +201,7 @@ def test_whatever_happens_a_group_has_the_outcome_that_the_log_has(seed: int) ->
     chance = random.Random(seed)
     made, log = ready(), [(0, 0)] * 10
     entries: dict[int, Request | Bundle] = {}
-    told_of: dict[int, Outcome] = {}
+    told_of: dict[int, AppendOutcome] = {}
     open_frames: list[AppendBatch] = []
     for _ in range(60):
         match chance.choice(["add", "add", "take", "take", "decide", "decide", "lose", "end"]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tests.unit.mounting import Room, batch_of, in_room
 from tests.unit.waltzd.server.clients.test_pipeline import slow
 from tests.unit.waltzd.server.core.test_locks import Row, row
 from waltzd.errors import BadFrame, SessionEnded
-from waltzd.protocol.locks import LockExplanation, Mode, Reason
+from waltzd.protocol.locks import LockExplanation, LockId, Mode, Reason, append_lock, read_lock, write_lock
 from waltzd.server.core.locks import LockTable
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import to_message, to_value
@@ -98,3 +100,14 @@ def test_a_pipeline_explains_and_one_that_has_ended_does_not() -> None:
 def test_a_reason_that_is_not_known() -> None:
     with pytest.raises(BadFrame, match="`reason` is 77"):
         to_value(LockExplanation, wire.LockExplanation(reason=77))
+
+
+def test_an_id_is_an_integer_a_text_or_a_uuid() -> None:
+    uuid = UUID("12345678-1234-5678-1234-567812345678")
+    assert f"{write_lock('account.eur', 7).hash:016x}" == "9b0822cbb86f5805", "clients in other languages compute the same"
+    assert f"{write_lock('seat', '12A').hash:016x}" == "7b71356e9a95e4cd"
+    assert write_lock("order", uuid).hash == write_lock("order", str(uuid)).hash
+    assert write_lock("order", 7).hash != write_lock("order", "7").hash
+    assert read_lock("b", "a").hash != read_lock("ab", "").hash, "where the id ends belongs to it"
+    ids: list[LockId] = [7, "7", "", uuid]
+    assert len({append_lock("order", id).hash for id in ids} | {append_lock("orders", id).hash for id in ids}) == 8

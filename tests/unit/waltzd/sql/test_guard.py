@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from tests.unit.waltzd.sql.test_view import CLUSTER, Given
+from waltzd.client.view import Transaction
 from waltzd.errors import ApplyFailed, BadArgument
 from waltzd.sql import SqlView, sqlite
 from waltzd.sql.guard import name_of
@@ -22,29 +23,29 @@ from waltzd.sql.guard import name_of
 ROOT = Path(__file__).parents[4]
 
 
-def apply(connection: Connection, given: Given) -> None:
+def apply(connection: Connection, given: Transaction[str]) -> None:
     pass
 
 
-async def apply_later(connection: Connection, given: Given) -> None:
+async def apply_later(connection: Connection, given: Transaction[str]) -> None:
     raise AssertionError
 
 
-async def apply_in_pieces(connection: Connection, given: Given) -> AsyncIterator[None]:
+async def apply_in_pieces(connection: Connection, given: Transaction[str]) -> AsyncIterator[None]:
     yield
 
 
-def apply_lazily(connection: Connection, given: Given) -> Iterator[None]:
+def apply_lazily(connection: Connection, given: Transaction[str]) -> Iterator[None]:
     yield
 
 
 class Applies:
-    def __call__(self, connection: Connection, given: Given) -> None:
+    def __call__(self, connection: Connection, given: Transaction[str]) -> None:
         pass
 
 
 class AppliesLater:
-    async def __call__(self, connection: Connection, given: Given) -> None:
+    async def __call__(self, connection: Connection, given: Transaction[str]) -> None:
         raise AssertionError
 
 
@@ -114,7 +115,7 @@ def test_one_function_is_given(engine: Engine) -> None:
     ids=["coroutine", "generator", "async generator"],
 )
 def test_a_function_that_returns_its_work_undone_has_failed(engine: Engine, result: Any) -> None:
-    view: SqlView[Given] = SqlView(engine, lambda connection, given: result())
+    view: SqlView[str] = SqlView(engine, lambda connection, given: result())
     view._prepare(CLUSTER)
     assert view.read_position(0) == -1
     with pytest.raises(ApplyFailed, match="and applied nothing: give a plain function"):

@@ -62,7 +62,7 @@ def test_who_wrote_reads_it_in_another_process(engine: Engine, tmp_path: Path) -
         async with cluster.client(view=applying) as client:
             cluster.suspend_feed()
             outcome = await names["write"](client, 3, 100, headers)
-            assert headers == {"Waltz-Seen": f"{client.partition_of(3)}:0"}
+            assert headers == {"Waltz-Seen": f"{client.partition_of(3)}-0"}
             reading = asyncio.create_task(names["read"](waiting, engine, 3, headers))
             assert await names["read"](waiting, engine, 3, {"Waltz-Seen": "nonsense"}) == 0
             cluster.resume_feed()
@@ -175,7 +175,7 @@ def test_a_parked_partition_is_visible_and_begins_again_when_it_is_taken_out_and
 
     async def story(cluster: LocalCluster) -> None:
         nonlocal is_mended
-        view: SqlView[Transaction] = SqlView(engine, apply, name="accounts", tries=2, on_poison=told.append)
+        view: SqlView = SqlView(engine, apply, name="accounts", tries=2, on_poison=told.append)
         async with cluster.client(view=view) as client:
             await client.append(change(0, 5), partition=0)
             while client.status()[0].stopped is None:
@@ -222,6 +222,6 @@ def test_a_blocking_client_keeps_a_view_and_waits_for_it(engine: Engine) -> None
         partition = client.partition_of(3)
         outcome = client.append(change(3, 5), partition=partition)
         assert isinstance(outcome, Committed)
-        view.wait_blocking(outcome, partition=partition, timeout=60)
+        view.wait_blocking(outcome.token, timeout=60)
         assert view.read_positions() == {partition: 0, 1 - partition: -1}
     asyncio.run(view.close())

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, orm
 from sqlalchemy.engine import Connection, Engine
 
-from waltzd.client.view import Decision
+from waltzd.client.view import Decision, Transaction
 from waltzd.errors import (
     ApplyFailed,
     BadArgument,
@@ -29,7 +28,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.locks import Committed, Reason, Rejected
+from waltzd.protocol.locks import Committed, Reason, Rejected, Token
 from waltzd.sql import Poison, SqlView, sqlite
 
 CLUSTER = UUID(int=1)
@@ -45,15 +44,19 @@ TOTAL = sa.Table(
 )
 
 
-@dataclass(frozen=True)
-class Given:
+class _Text:
+    def encode(self, value: str) -> bytes:
+        return value.encode()
+
+    def decode(self, data: bytes) -> str:
+        return data.decode()
+
+
+class Given(Transaction[str]):
     """A transaction as far as a view looks at it."""
 
-    id: int
-    partition: int = 0
-    text: str = ""
-    follows: bool = False
-    header: int = 0
+    def __init__(self, id: int, partition: int = 0, text: str = "", follows: bool = False, header: int = 0) -> None:
+        super().__init__(partition, id, header, len(text), 0, (0, 0, 0), text.encode(), None, _Text(), follows=follows)
 
 
 def feed(first: int, last: int) -> list[Given]:
@@ -65,9 +68,9 @@ def groups(*sizes: int) -> list[Given]:
     return [Given(id, follows=follows) for id, follows in enumerate(flags)]
 
 
-def insert_and_count(connection: Connection, given: Given) -> None:
+def insert_and_count(connection: Connection, given: Transaction[str]) -> None:
     """Two changes that a half-applied transaction would tear apart, neither of which can be done twice unnoticed."""
-    connection.execute(sa.insert(ROWS).values(id=given.id, text=given.text))
+    connection.execute(sa.insert(ROWS).values(id=given.id, text=given.value))
     if connection.execute(sa.update(TOTAL).values(n=TOTAL.c.n + 1)).rowcount == 0:
         connection.execute(sa.insert(TOTAL).values(one=1, n=1))
 
@@ -98,8 +101,8 @@ def engine(path: Path) -> Iterator[Engine]:
 
 
 def view_of(
-    engine: Engine, apply: Callable[[Connection, Given], None] = insert_and_count, **settings: Any
-) -> SqlView[Given]:
+    engine: Engine, apply: Callable[[Connection, Transaction[str]], None] = insert_and_count, **settings: Any
+) -> SqlView[str]:
     view = SqlView(engine, apply, tables=TABLES, **settings)
     view._prepare(CLUSTER)
     assert view.read_position(0) >= -1  # as a client does at each activation
@@ -151,7 +154,7 @@ def test_a_group_is_never_cut(engine: Engine, batch_max: int) -> None:
 
 @pytest.mark.parametrize("bad", range(8))
 def test_nothing_of_a_group_is_applied_when_one_of_it_fails(engine: Engine, bad: int) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if given.id == bad and is_unhappy:
             raise Unhappy
@@ -171,7 +174,7 @@ def test_the_view_and_its_position_become_visible_together(engine: Engine, path:
     seen = []
     other = sqlite(str(path))
 
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         seen.append(content(other))
 
@@ -182,7 +185,7 @@ def test_the_view_and_its_position_become_visible_together(engine: Engine, path:
 
 
 def test_the_orm_can_be_used(engine: Engine) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         with orm.Session(bind=connection) as session:
             session.execute(sa.insert(ROWS).values(id=given.id, text="by a session"))
             session.flush()
@@ -272,7 +275,7 @@ class Unhappy(Exception):
 def test_everything_before_a_transaction_that_fails_is_applied(engine: Engine, bad: int) -> None:
     is_mended = False
 
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if given.id == bad and not is_mended:
             raise Unhappy("no such customer")
@@ -289,7 +292,7 @@ def test_everything_before_a_transaction_that_fails_is_applied(engine: Engine, b
 
 
 def test_a_constraint_of_the_application_is_its_failure(engine: Engine) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         connection.execute(sa.insert(ROWS).values(id=given.id // 2, text=""))
 
     view = view_of(engine, apply)
@@ -299,7 +302,7 @@ def test_a_constraint_of_the_application_is_its_failure(engine: Engine) -> None:
 
 
 def test_a_statement_may_fail_where_the_database_allows_it(engine: Engine) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         with pytest.raises(sa.exc.IntegrityError):
             connection.execute(sa.insert(ROWS).values(id=None, text=None))
         insert_and_count(connection, given)
@@ -308,28 +311,28 @@ def test_a_statement_may_fail_where_the_database_allows_it(engine: Engine) -> No
     assert holds(engine, 2)
 
 
-def commit_text(connection: Connection, given: Given) -> None:
+def commit_text(connection: Connection, given: Transaction[str]) -> None:
     connection.execute(sa.text("COMMIT"))
 
 
-def commit_behind_a_comment(connection: Connection, given: Given) -> None:
+def commit_behind_a_comment(connection: Connection, given: Transaction[str]) -> None:
     connection.exec_driver_sql("-- now\n /* really */ ; commit")
 
 
-def swallow(connection: Connection, given: Given) -> None:
+def swallow(connection: Connection, given: Transaction[str]) -> None:
     try:
         connection.commit()
     except ApplyFailed:
         connection.execute(sa.insert(ROWS).values(id=1000, text="in a transaction of my own"))
 
 
-def session_commit(connection: Connection, given: Given) -> None:
+def session_commit(connection: Connection, given: Transaction[str]) -> None:
     with orm.Session(bind=connection, join_transaction_mode="control_fully") as session:
         session.execute(sa.insert(ROWS).values(id=1000, text=""))
         session.commit()
 
 
-FORBIDDEN: dict[str, Callable[[Connection, Given], object]] = {
+FORBIDDEN: dict[str, Callable[[Connection, Transaction[str]], object]] = {
     "commit": lambda connection, _: connection.commit(),
     "roll back": lambda connection, _: connection.rollback(),
     "close": lambda connection, _: connection.close(),
@@ -350,7 +353,7 @@ FORBIDDEN: dict[str, Callable[[Connection, Given], object]] = {
 def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> None:
     is_mended = False
 
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if given.id == 2 and not is_mended:
             FORBIDDEN[how](connection, given)
@@ -368,7 +371,7 @@ def test_the_function_cannot_end_the_transaction(engine: Engine, how: str) -> No
 
 @pytest.mark.parametrize("how", FORBIDDEN)
 def test_who_gets_the_connection_next_commits_nothing_of_what_was_refused(engine: Engine, how: str) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         FORBIDDEN[how](connection, given)
 
@@ -387,7 +390,7 @@ def test_a_refusal_says_what_was_tried(engine: Engine) -> None:
 
 
 def test_a_savepoint_takes_back_a_part(engine: Engine) -> None:
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         savepoint = connection.begin_nested()
         connection.execute(sa.insert(ROWS).values(id=1000 + given.id, text=""))
         savepoint.rollback()
@@ -524,7 +527,7 @@ def test_an_engine_that_the_application_made_itself_will_do(path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{path}")
     is_mended = False
 
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if not is_mended:
             raise Unhappy
@@ -556,7 +559,7 @@ def test_a_missing_directory_is_said(tmp_path: Path) -> None:
 
 
 def test_arguments_that_make_no_sense(engine: Engine) -> None:
-    async def apply(connection: Connection, given: Given) -> None:
+    async def apply(connection: Connection, given: Transaction[str]) -> None:
         raise AssertionError
 
     with pytest.raises(BadArgument, match="not an async one"):
@@ -589,7 +592,7 @@ def test_two_clusters_that_come_to_an_empty_database_at_once_do_not_mix(engine: 
 
     def begin(number: int) -> None:
         own = sqlite(str(path))
-        view: SqlView[Given] = SqlView(own, lambda connection, given: None)
+        view: SqlView[str] = SqlView(own, lambda connection, given: None)
         start.wait()
         try:
             view._prepare(UUID(int=number))
@@ -625,7 +628,7 @@ def test_a_client_tells_the_view_its_cluster_each_time_that_it_opens(engine: Eng
 def test_views_with_names_of_their_own_share_a_database(engine: Engine) -> None:
     seen: dict[str, list[int]] = {"one": [], "two": []}
     for name, ids in seen.items():
-        view = SqlView[Given](engine, lambda _, given, ids=ids: ids.append(given.id), name=name)  # type: ignore[misc]
+        view = SqlView[str](engine, lambda _, given, ids=ids: ids.append(given.id), name=name)  # type: ignore[misc]
         view._prepare(CLUSTER)
         assert view.read_position(0) == -1
         view.apply_all(feed(0, 3))
@@ -634,7 +637,7 @@ def test_views_with_names_of_their_own_share_a_database(engine: Engine) -> None:
 
 
 def test_two_functions_under_one_name_are_refused(engine: Engine) -> None:
-    def other(connection: Connection, given: Given) -> None:
+    def other(connection: Connection, given: Transaction[str]) -> None:
         raise AssertionError
 
     view_of(engine).apply_all(feed(0, 2))
@@ -664,15 +667,15 @@ def test_the_name_of_a_view_is_no_novel(engine: Engine, name: str) -> None:
 # -- several at once ---------------------------------------------------------------------------------------------------
 
 
-def insert_many(connection: Connection, given: Sequence[Given]) -> None:
-    connection.execute(sa.insert(ROWS), [{"id": one.id, "text": one.text} for one in given])
+def insert_many(connection: Connection, given: Sequence[Transaction[str]]) -> None:
+    connection.execute(sa.insert(ROWS), [{"id": one.id, "text": one.value} for one in given])
     if connection.execute(sa.update(TOTAL).values(n=TOTAL.c.n + len(given))).rowcount == 0:
         connection.execute(sa.insert(TOTAL).values(one=1, n=len(given)))
 
 
 def bulk_view_of(
-    engine: Engine, apply_many: Callable[[Connection, Sequence[Given]], None] = insert_many, **settings: Any
-) -> SqlView[Given]:
+    engine: Engine, apply_many: Callable[[Connection, Sequence[Transaction[str]]], None] = insert_many, **settings: Any
+) -> SqlView[str]:
     view = SqlView(engine, apply_many=apply_many, tables=TABLES, **settings)
     view._prepare(CLUSTER)
     assert view.read_position(0) >= -1
@@ -682,7 +685,7 @@ def bulk_view_of(
 def test_a_function_for_many_is_called_once_for_each_database_transaction(engine: Engine) -> None:
     calls: list[list[int]] = []
 
-    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+    def apply_many(connection: Connection, given: Sequence[Transaction[str]]) -> None:
         calls.append([one.id for one in given])
         insert_many(connection, given)
 
@@ -693,7 +696,7 @@ def test_a_function_for_many_is_called_once_for_each_database_transaction(engine
 
 @pytest.mark.parametrize("bad", range(8))
 def test_a_function_for_many_that_fails_is_given_one_group_after_the_other(engine: Engine, bad: int) -> None:
-    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+    def apply_many(connection: Connection, given: Sequence[Transaction[str]]) -> None:
         insert_many(connection, given)
         if any(one.id == bad for one in given):
             raise Unhappy
@@ -705,7 +708,7 @@ def test_a_function_for_many_that_fails_is_given_one_group_after_the_other(engin
 
 
 def test_a_function_for_many_cannot_end_the_transaction(engine: Engine) -> None:
-    def apply_many(connection: Connection, given: Sequence[Given]) -> None:
+    def apply_many(connection: Connection, given: Sequence[Transaction[str]]) -> None:
         insert_many(connection, given)
         connection.commit()
 
@@ -718,7 +721,7 @@ def test_a_function_for_many_cannot_end_the_transaction(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("make", [view_of, bulk_view_of])
-def test_a_probe_raises_the_position_and_is_not_applied(engine: Engine, make: Callable[[Engine], SqlView[Given]]) -> None:
+def test_a_probe_raises_the_position_and_is_not_applied(engine: Engine, make: Callable[[Engine], SqlView[str]]) -> None:
     view = make(engine)
     view.apply_all([Given(0), Given(1, header=PROBE_HEADER), Given(2)])
     view.apply_all([Given(3, header=PROBE_HEADER)])
@@ -729,8 +732,8 @@ def test_a_probe_raises_the_position_and_is_not_applied(engine: Engine, make: Ca
 # -- poison ------------------------------------------------------------------------------------------------------------
 
 
-def refusing(*bad: int) -> Callable[[Connection, Given], None]:
-    def apply(connection: Connection, given: Given) -> None:
+def refusing(*bad: int) -> Callable[[Connection, Transaction[str]], None]:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         insert_and_count(connection, given)
         if given.id in bad:
             raise Unhappy("no such customer")
@@ -744,7 +747,7 @@ def letters(engine: Engine) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in connection.execute(sa.text(f"SELECT {columns} FROM waltz_dead_letters ORDER BY id"))]
 
 
-def as_a_client(view: SqlView[Given], given: Sequence[Given]) -> list[Decision]:
+def as_a_client(view: SqlView[str], given: Sequence[Transaction[str]]) -> list[Decision]:
     """Tries as a follower does, without its pauses, until it is applied or parked; the decisions on the way."""
 
     async def story() -> list[Decision]:
@@ -778,7 +781,7 @@ def test_a_database_that_is_away_is_tried_for_ever(engine: Engine) -> None:
     assert set(decisions) == {Decision.RETRY}
 
 
-async def _ask_often(view: SqlView[Given], error: Exception) -> list[Decision]:
+async def _ask_often(view: SqlView[str], error: Exception) -> list[Decision]:
     return [await view.failed(Given(0), error) for _ in range(50)]
 
 
@@ -836,7 +839,7 @@ def test_what_another_process_could_apply_is_no_dead_letter(engine: Engine) -> N
         view.apply_all([Given(0)])
     mended = view_of(engine, accept_rename=True)
 
-    def apply(connection: Connection, given: Given) -> None:
+    def apply(connection: Connection, given: Transaction[str]) -> None:
         raise Unhappy
 
     view._function = apply
@@ -865,7 +868,7 @@ def test_a_view_in_another_process_is_waited_for_by_its_position(engine: Engine,
     async def story() -> None:
         other = sqlite(str(path))
         waiting = SqlView(other, insert_and_count)
-        waits = [asyncio.create_task(waiting.wait(Committed(id, 3), partition=0, timeout=60)) for id in (0, 2)]
+        waits = [asyncio.create_task(waiting.wait(Committed(id, 3, 0).token, timeout=60)) for id in (0, 2)]
         await asyncio.sleep(0.05)
         assert not any(wait.done() for wait in waits)
         await asyncio.to_thread(applying.apply_all, feed(0, 2))
@@ -904,6 +907,10 @@ def test_a_database_that_never_answers_a_wait_is_said(engine: Engine) -> None:
         for outcome in (Rejected(Reason.LOST, 0, 0), None, True):
             with pytest.raises(BadArgument, match="only what is committed"):
                 await view.wait(outcome, partition=0)  # type: ignore[arg-type]
+        with pytest.raises(BadArgument, match="only what is committed"):
+            await view.wait(0)
+        with pytest.raises(BadArgument, match="the token 1-0 is of partition 1, not of 0"):
+            await view.wait(Token(1, 0), partition=0)
         with pytest.raises(BadArgument, match="above 0"):
             await view.wait(0, partition=0, timeout=0)
         await view.close()

@@ -279,9 +279,9 @@ class Recorded:
         submit = client.submit
 
         async def recorded_submit(command: Command) -> Outcome:
-            return await submit(recorder.command(command))  # type: ignore[return-value]
+            return await submit(recorder.command(command))
 
-        client.submit = recorded_submit  # type: ignore[method-assign]
+        client.submit = recorded_submit  # type: ignore[method-assign, assignment]
         return client
 
 

@@ -195,7 +195,7 @@ def test_nobody_who_reads_a_view_in_sql_sees_a_part_of_a_group(tmp_path: Path) -
             return int(connection.scalar(sa.select(sa.func.sum(rows.c.amount))) or 0) if has_table else 0
 
     async def story(cluster: LocalCluster) -> None:
-        view: SqlView[Transaction] = SqlView(engine, insert, tables=tables, batch_max=1)
+        view: SqlView = SqlView(engine, insert, tables=tables, batch_max=1)
         async with cluster.client(view=view) as client:
             for amount in range(1, 8):
                 assert isinstance(await client.submit_group(transfer("a", "b", amount)), Committed)

@@ -2,7 +2,7 @@
 
 Each session is saved in the document before a storage hears of it, and nothing is committed that no storage knows. So
 what a storage has begun, promised and committed is evidence, also that of a storage which the document does not name.
-Pure."""
+Owners ask this before they decide anything, and tools before they put older documents back. Pure."""
 
 from __future__ import annotations
 

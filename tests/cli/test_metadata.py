@@ -1,0 +1,177 @@
+"""`waltzctl cluster save-metadata`, `load-metadata` and `rebuild-metadata` against real daemons: ZooKeeper loses everything
+under load, and what is put back loses nothing; what cannot be right is refused before anything is changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.cli.example import examples
+from tests.cli.numbered_load import NumberedLoad
+from tests.cli.outcome import refused
+from waltzctl.playground.local import LocalCluster
+from waltzctl.shell.blueprint import ZOOKEEPER
+from waltzctl.shell.reach import resolve, using
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.metadata import read, write
+
+Tool = Callable[..., Any]
+PATIENCE_SECONDS = 90
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    made = LocalCluster.make(
+        tmp_path_factory.mktemp("lost") / "c", partitions=2, settings={"server": {"session_seconds": 4}}
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.kill()
+
+
+def lose(cluster: LocalCluster) -> None:
+    """The data of ZooKeeper is gone; everybody else runs on."""
+    zookeeper = cluster.daemons[ZOOKEEPER]
+    zookeeper.kill()
+    for path in (cluster.directory / ZOOKEEPER).rglob("version-2"):
+        shutil.rmtree(path)
+    zookeeper.spawn()
+    cluster.remember()
+    until(zookeeper.is_ready, "ZooKeeper is there again")
+
+
+def until(true: Callable[[], Any], what: str) -> None:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < ends, what
+        time.sleep(0.1)
+
+
+def until_healthy(waltzctl: Tool, cluster: LocalCluster) -> None:
+    until(lambda: waltzctl("cluster", "describe", "--directory", cluster.directory).code == 0, "all partitions are open")
+
+
+def test_everything_comes_back_from_a_file_and_from_storages(
+    cluster: LocalCluster, waltzctl: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the very words of the help."""
+    where = ("--directory", cluster.directory)
+    storages = [f"{name}={','.join(cluster.blueprint.addresses(name))}" for name in cluster.blueprint.storage_names]
+    with NumberedLoad(cluster.server_addresses, tmp_path, pause_seconds=0.05) as load:
+        monkeypatch.chdir(tmp_path)
+        for typed in examples(waltzctl, ["cluster", "save-metadata"]):
+            told = waltzctl(*typed, *where)
+            assert (told.code, told.err) == (0, "")
+        assert stat.S_IMODE((tmp_path / "waltz-metadata.jsonl").stat().st_mode) == 0o600
+        lose(cluster)
+        refused(waltzctl("cluster", "describe", *where), 3, "W2026")
+        for typed in examples(waltzctl, ["cluster", "load-metadata"]):
+            told = waltzctl(*typed, *where)
+            assert told.code == 0, told.err
+            assert "partitions 0-1: as in the documents, no storage knows of a later session" in told.out
+        until_healthy(waltzctl, cluster)
+        assert "cluster load-metadata" in waltzctl("history", *where).out
+
+        lose(cluster)
+        for typed in examples(waltzctl, ["cluster", "rebuild-metadata"]):
+            at = typed.index("--storage")
+            given = [word for storage in storages for word in ("--storage", storage)]
+            told = waltzctl(*typed[:at], *given, *typed[at + 2 :], "--replicas", "3", *where)
+            assert told.code == 0, told.err
+        until_healthy(waltzctl, cluster)
+        assert waltzctl("cluster", "describe", "-o", "json", *where).out.count('"trial"') == 1
+    assert load.acknowledged > 100
+
+
+@pytest.fixture
+def saved(cluster: LocalCluster, waltzctl: Tool, tmp_path: Path) -> Path:
+    until_healthy(waltzctl, cluster)
+    told = waltzctl("cluster", "save-metadata", tmp_path / "saved.jsonl", "--directory", cluster.directory, "-o", "json")
+    found = json.loads(told.out)
+    assert (told.code, found["left_out"], found["documents"] > 10) == (0, [], True)
+    return Path(found["file"])
+
+
+def test_what_is_saved_is_what_there_is_and_goes_through_a_pipe_as_well(saved: Path, cluster: LocalCluster) -> None:
+    command = [sys.executable, "-m", "waltzctl", "cluster", "save-metadata", "-", "--directory", str(cluster.directory)]
+    said = subprocess.run(command, capture_output=True, check=True)
+    assert said.stderr.startswith(b"saved: ")
+    piped, filed = read(said.stdout, "-"), read(saved.read_bytes(), "saved")
+    assert piped.meta == filed.meta == using(resolve({"directory": str(cluster.directory)}), Cluster.meta)
+    assert piped.documents.keys() == filed.documents.keys()
+    assert not any(path.startswith(("/servers", "/election")) for path in piped.documents)
+
+
+def test_a_cluster_in_use_is_left_alone(saved: Path, cluster: LocalCluster, waltzctl: Tool) -> None:
+    where = ("--directory", cluster.directory)
+    refused(waltzctl("cluster", "load-metadata", saved, "--yes", *where), 5, "is in use: server-1, server-2 run")
+    listen, admin = cluster.blueprint.addresses("storage-1")
+    given = ("--name", "x", "--storage", f"storage-1={listen},{admin}", "--confirm", "x")
+    refused(waltzctl("cluster", "rebuild-metadata", *given, *where), 5, "is in use: server-1, server-2 run")
+    silent = ("--name", "x", "--storage", "storage-9=127.0.0.1:1,127.0.0.1:1")
+    refused(waltzctl("cluster", "rebuild-metadata", *silent, *where), 6, "W4001")
+
+
+def spoiled(file: Path, how: str) -> None:
+    data = file.read_bytes()
+    match how:
+        case "a byte changed":
+            data = data.replace(b'"partitions":2', b'"partitions":3', 1)
+        case "cut off":
+            data = data[: len(data) // 2]
+        case "a line is missing":
+            lines = data.splitlines(keepends=True)
+            data = b"".join(lines[:3] + lines[4:])
+        case "empty":
+            data = b""
+        case "something else":
+            data = b'{"a": 1}\n'
+        case "from the future":
+            data = data.replace(b'"version":1', b'"version":9', 1)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("a byte changed", 8, "W2046"),
+        ("cut off", 8, "W2046"),
+        ("a line is missing", 8, "W2046"),
+        ("empty", 8, "W2046"),
+        ("something else", 8, "holds no metadata of a cluster"),
+        ("from the future", 1, "W3004"),
+    ],
+)
+def test_a_file_that_is_not_right_is_refused_before_anything_is_asked(
+    saved: Path, waltzctl: Tool, how: str, code: int, said: str
+) -> None:
+    spoiled(saved, how)
+    refused(waltzctl("cluster", "load-metadata", saved, "--yes", "--coordinator", "127.0.0.1:1"), code, said)
+
+
+def test_no_file_and_no_place_for_one(cluster: LocalCluster, waltzctl: Tool, tmp_path: Path) -> None:
+    where = ("--directory", cluster.directory)
+    refused(waltzctl("cluster", "load-metadata", tmp_path / "none", *where), 2, "W1003")
+    refused(waltzctl("cluster", "save-metadata", tmp_path / "no" / "place", *where), 2, "W1003")
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_the_file_of_another_cluster_is_refused(saved: Path, cluster: LocalCluster, waltzctl: Tool) -> None:
+    found = read(saved.read_bytes(), "saved")
+    other = replace(found, documents={**found.documents, "/": replace(found.meta, key=UUID(int=7), name="other")})
+    saved.write_bytes(write(other))
+    told = waltzctl("cluster", "load-metadata", saved, "--yes", "--directory", cluster.directory)
+    refused(told, 4, "W2023", "holds another cluster, ", "not 00000000")

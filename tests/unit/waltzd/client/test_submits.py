@@ -1,0 +1,360 @@
+"""What a submit relies on, and what becomes of it when its caller goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.fake_server import FakeCluster
+from tests.unit.told import told
+from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
+from tests.unit.waltzd.client.test_status import Poisoned
+from waltzd.client.client import Client
+from waltzd.client.view import Builder, Command, Transaction
+from waltzd.errors import BadArgument, BeyondLog, NotApplied, NotSent, PartitionParked
+from waltzd.protocol.locks import Committed, Declined, Rejected, Token, write_lock
+
+
+class Withdraw(Command):
+    """As much as there is; without a deposit in the view there is nothing to do."""
+
+    key = "account"
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.position: int | None = None
+
+    def build(self, builder: Builder) -> bool:
+        self.position = builder.position
+        builder.payload = b"withdrawal"
+        return b"deposit" in self.view.payloads()
+
+
+def with_view(test: Callable[[Client, FakeCluster, View], Any], **options: Any) -> FakeCluster:
+    view = View()
+    return with_client(lambda client, fake: test(client, fake, view), view=view, **options)
+
+
+# -- fresh -------------------------------------------------------------------------------------------------------------
+
+
+@told(with_view, given=3)
+async def test_the_first_submit_sees_all_that_is_committed(client: Client, fake: FakeCluster, view: View) -> None:
+    fake.feed_records = 1
+    fake.partitions[0].write(*[b"noise"] * 50, b"deposit")
+    command = Withdraw(view)
+    assert await client.submit(command) == Committed(51)
+    assert command.position == 50
+
+
+@told(with_view, given=3)
+async def test_a_later_one_sees_it_where_that_is_asked_for(client: Client, fake: FakeCluster, view: View) -> None:
+    assert await client.submit(Withdraw(view)) == Declined()
+    view.hold = asyncio.Event()
+    fake.partitions[0].write(b"deposit")
+    assert await client.submit(Withdraw(view)) == Declined()
+    submitting = asyncio.create_task(client.submit(Withdraw(view), fresh=True))
+    await asyncio.sleep(1)
+    assert not submitting.done()
+    view.hold.set()
+    assert await submitting == Committed(1)
+
+
+@told(with_view, given=3)
+async def test_a_view_that_does_not_become_fresh_sends_nothing(client: Client, fake: FakeCluster, view: View) -> None:
+    view.hold = asyncio.Event()
+    fake.partitions[0].write(b"deposit")
+    with pytest.raises(NotSent, match=r"not known to be fresh.* up to -1, and not 0 yet"):
+        await client.submit(Withdraw(view), timeout=3)
+    view.hold.set()
+
+
+@told(with_view, given=3)
+async def test_many_that_ask_at_once_share_the_question(client: Client, fake: FakeCluster, view: View) -> None:
+    fake.partitions[0].write(b"deposit")
+    questions = 0
+    ask = client._lines[0]._end._ask
+
+    async def counted() -> int:
+        nonlocal questions
+        questions += 1
+        return await ask()
+
+    client._lines[0]._end._ask = counted
+    outcomes = await asyncio.gather(*[client.submit(Withdraw(view), fresh=True) for _ in range(100)])
+    assert {type(outcome) for outcome in outcomes} == {Committed}
+    assert questions == 1
+
+
+def test_what_the_view_submits_itself_does_not_wait_for_the_view() -> None:
+    class Replies(View):
+        client: Client
+
+        async def apply(self, transaction: Transaction) -> None:
+            await super().apply(transaction)
+            if transaction.payload == b"deposit":
+                self.outcome = await asyncio.wait_for(self.client.submit(Withdraw(self)), 10)
+
+    view = Replies()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        view.client = client
+        fake.partitions[0].write(b"deposit")
+        await until(lambda: view.payloads() == [b"deposit", b"withdrawal"])
+        assert view.outcome == Committed(1)
+
+    with_client(test, view=view)
+
+
+def test_without_a_view_there_is_nothing_to_wait_for() -> None:
+    async def test(client: Client, fake: FakeCluster) -> None:
+        for wait in (
+            client.caught_up(),
+            client.applied(Token(0, 0)),
+            client.submit(Withdraw(View()), fresh=True),
+            client.submit(Withdraw(View()), wait="applied"),
+        ):
+            with pytest.raises(BadArgument, match="no view"):
+                await wait
+
+    with_client(test)
+
+
+# -- caught up, applied ------------------------------------------------------------------------------------------------
+
+
+@told(with_view, given=3)
+async def test_caught_up_waits_for_what_was_committed_when_it_was_called(
+    client: Client, fake: FakeCluster, view: View
+) -> None:
+    view.hold = asyncio.Event()
+    fake.partitions[0].write(b"a", b"b")
+    waiting = asyncio.create_task(client.caught_up())
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    view.hold.set()
+    await waiting
+    assert view.payloads() == [b"a", b"b"]
+    view.hold.clear()
+    fake.partitions[0].write(b"c")
+    with pytest.raises(NotApplied, match="after 2 seconds the view has applied partition 0 up to 1, and not 2 yet"):
+        await client.caught_up(0, timeout=2)
+    view.hold.set()
+
+
+@told(with_view, given=3)
+async def test_caught_up_lives_through_a_failover(client: Client, fake: FakeCluster, view: View) -> None:
+    view.hold = asyncio.Event()
+    fake.partitions[0].write(b"a")
+    waiting = asyncio.create_task(client.caught_up())
+    await asyncio.sleep(1)
+    fake.partitions[0].end_session(move=True)
+    await until(lambda: client.status()[0].mounts == 2 and client.status()[0].is_ready)
+    assert not waiting.done()
+    view.hold.set()
+    await waiting
+    assert view.payloads() == [b"a"]
+
+
+@told(with_view, given=3)
+async def test_an_outcome_is_a_token_that_other_processes_wait_for(client: Client, fake: FakeCluster, view: View) -> None:
+    outcome = await client.append(b"a", partition=0)
+    assert isinstance(outcome, Committed)
+    assert outcome.partition == 0
+    other = View()
+    async with Client("s0:1", connect=fake.connect, view=other) as there:
+        await there.applied(Token.parse(str(outcome.token)))
+        assert other.payloads() == [b"a"]
+        await there.applied(outcome)
+        outcomes = await client.append_many([b"b", b"c"], partition=0)
+        last = outcomes[1]
+        assert isinstance(last, Committed)
+        await there.applied(last)
+        assert other.payloads() == [b"a", b"b", b"c"]
+
+
+@told(with_view, given=3)
+async def test_a_token_of_another_cluster_holds_nobody_up(client: Client, fake: FakeCluster, view: View) -> None:
+    with pytest.raises(BeyondLog, match="no transaction 7 in partition 0, whose highest committed id is -1"):
+        await client.applied(Token(0, 7))
+    with pytest.raises(BadArgument, match="no partition 9"):
+        await client.applied(Token(9, 7))
+    nonsense: Any = Rejected
+    with pytest.raises(BadArgument, match="only what is committed"):
+        await client.applied(nonsense)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3-", "-3-4", "3-4-5", "٣-4", "3-4\n", "x" * 1000, f"3-{1 << 63}", None])
+def test_what_is_no_token(text: Any) -> None:
+    with pytest.raises(BadArgument, match="token"):
+        Token.parse(text)
+
+
+def test_a_token_fits_into_a_header_and_a_group_waits_for_its_last() -> None:
+    token = Committed(5, 3, 2).token
+    assert token == Token(2, 7) == Token.parse("2-7")
+    with pytest.raises(BadArgument, match="does not say in which partition"):
+        _ = Committed(5).token
+
+
+@told(with_view, given=3)
+async def test_submit_waits_until_the_view_has_it(client: Client, fake: FakeCluster, view: View) -> None:
+    outcome = await client.submit(Increment(view), wait="applied")
+    assert isinstance(outcome, Committed)
+    assert outcome.is_applied
+    assert view.payloads() == [b"1"]
+    view.hold = asyncio.Event()
+    late = await client.submit(Increment(view), wait="applied", timeout=2)
+    assert late == Committed(1), "it is committed, and nobody may think that it is not"
+    assert isinstance(late, Committed)
+    assert not late.is_applied
+    view.hold.set()
+    wrong: Any = "seen"
+    with pytest.raises(BadArgument, match='"committed" or "applied"'):
+        await client.submit(Increment(view), wait=wrong)
+
+
+# -- cancelled ---------------------------------------------------------------------------------------------------------
+
+
+@told(with_view, given=3)
+async def test_a_submit_that_is_cancelled_after_it_was_sent_is_told_what_became_of_it(
+    client: Client, fake: FakeCluster, view: View
+) -> None:
+    await client.caught_up()
+    fake.partitions[0].is_holding = True
+    command = Increment(view)
+    submitting = asyncio.create_task(client.submit(command))
+    await until(lambda: fake.partitions[0].log)
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    assert command.story == []
+    fake.partitions[0].commit()
+    await until(lambda: len(command.story) == 2)
+    assert command.story == [Committed(0), ("applied", 0)]
+
+
+@told(with_view, given=3)
+async def test_a_submit_that_is_cancelled_with_its_outcome_at_the_door_is_told(
+    client: Client, fake: FakeCluster, view: View
+) -> None:
+    command = Increment(view)
+    submitting = asyncio.create_task(client.submit(command))
+    settle = client._lines[0].outbox.committed
+
+    def committed(frame: Any) -> None:
+        settle(frame)
+        submitting.cancel()
+
+    client._lines[0].outbox.committed = committed  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    await until(lambda: len(command.story) == 2)
+    assert command.story == [Committed(0), ("applied", 0)]
+
+
+@told(with_view, given=3, cluster=FakeCluster(format=1))
+async def test_a_group_whose_caller_goes_while_it_is_told_is_told_to_the_end(
+    client: Client, fake: FakeCluster, view: View
+) -> None:
+    first, second = Slow(view), Increment(view)
+    submitting = asyncio.create_task(client.submit_group([first, second]))
+    await first.is_told.wait()
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    await until(lambda: len(second.story) == 2)
+    assert second.story == [Committed(0, 2), ("applied", 1)]
+    assert first.story == [("applied", 0)]
+
+
+class Slow(Increment):
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self.is_told = asyncio.Event()
+
+    async def on_completion(self, outcome: object) -> None:  # type: ignore[override]
+        self.is_told.set()
+        await asyncio.sleep(100)
+
+
+@told(with_view, given=3)
+async def test_what_was_not_sent_is_taken_back(client: Client, fake: FakeCluster, view: View) -> None:
+    await client.caught_up()
+    fake.partitions[0].is_holding = True
+    before = asyncio.create_task(client.append(b"x", partition=0))
+    await until(lambda: fake.partitions[0].log)
+    command = Increment(view)
+    submitting = asyncio.create_task(client.submit(command))
+    await until(lambda: command.builds)
+    submitting.cancel()
+    fake.partitions[0].is_holding = False
+    fake.partitions[0].commit()
+    await before
+    await client.flush()
+    await asyncio.sleep(5)
+    assert (command.story, len(fake.partitions[0].log)) == ([], 1)
+
+
+# -- what makes no sense -----------------------------------------------------------------------------------------------
+
+
+@told(with_view, given=3)
+async def test_a_build_that_forgets_to_return_is_no_refusal(client: Client, fake: FakeCluster, view: View) -> None:
+    class Forgets(Increment):
+        def build(self, builder: Builder) -> bool:
+            super().build(builder)
+            return None  # type: ignore[return-value]
+
+    class Says(Increment):
+        def build(self, builder: Builder) -> bool:
+            return "yes"  # type: ignore[return-value]
+
+    with pytest.raises(BadArgument, match="`build` of Forgets returned None"):
+        await client.submit(Forgets(view))
+    with pytest.raises(BadArgument, match="`build` of Says returned 'yes'"):
+        await client.submit(Says(view))
+    assert fake.partitions[0].taken == 0
+
+
+@told(with_view, given=3)
+async def test_a_position_above_the_end_of_the_log_is_refused_and_stops_nobody(
+    client: Client, fake: FakeCluster, view: View
+) -> None:
+    class Claims(Increment):
+        def build(self, builder: Builder) -> bool:
+            builder.position = 500
+            return super().build(builder)
+
+    lock = [write_lock("a")]
+    for work in (
+        client.append(b"x", partition=0, locks=lock, position=1000),
+        client.append_many([b"x"], partition=0, position=1000),
+        client.append_group([b"x"], partition=0, position=1000),
+        client.submit(Claims(view)),
+    ):
+        with pytest.raises(BadArgument, match=r"the position \d+ is above the end of partition 0"):
+            await work
+    assert await client.append(b"y", partition=0, locks=lock, position=-1) == Committed(0)
+    fake.partitions[0].write(b"elsewhere")
+    assert await client.append(b"z", partition=0, locks=lock, position=await client.end_position(0)) == Committed(2)
+    assert client.status()[0].mounts == 1
+
+
+# -- stopped -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_a_partition_that_stops_is_told_why() -> None:
+    view = Poisoned()
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        waits = [client.caught_up(), client.applied(Token(0, 0)), client.submit(Increment(view)), client.wait_stopped()]
+        fake.partitions[0].write(b"poison")
+        for found in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(found, PartitionParked), found
+
+    with_client(test, view=view)

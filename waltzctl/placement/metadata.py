@@ -1,0 +1,537 @@
+"""`waltzctl cluster save-metadata`, `load-metadata` and `rebuild-metadata`: the documents of a cluster outlive ZooKeeper.
+
+To save them changes nothing. To put them back is planned first: what is there already, what storages know, and what follows
+from both for each partition (`proof`). Without a file, what storages hold is all there is. Nothing is put back over newer
+documents, over another cluster, or while servers are registered; what is not proven is named, and left out where an
+operator wants the rest all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+import typer
+from typer import Argument, Option
+
+from waltzctl.picture import last_seen
+from waltzctl.picture.picture import Picture
+from waltzctl.placement import creation
+from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict, from_saved, from_storages
+from waltzctl.placement.restoring import (
+    Daemons,
+    RealDaemons,
+    Restoration,
+    Target,
+    is_from_a_tool,
+    look_at,
+    put_back,
+    statements,
+)
+from waltzctl.shell.blueprint import write_whole
+from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.numbers import spell
+from waltzctl.shell.options import Output
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import Meant, check_name, check_operator, using
+from waltzctl.shell.safety import Danger, Plan
+from waltzctl.show.forms import put_json
+from waltzctl.show.terminal import count
+from waltzd.cluster.cluster import (
+    ASSIGNMENT,
+    CLIENT_IDS,
+    CLIENT_IDS_AHEAD,
+    CLIENT_IDS_PER_SECOND,
+    PARTITIONS,
+    REPLICAS,
+    ROOT,
+    STORAGES,
+    Cluster,
+    replicas_path,
+)
+from waltzd.cluster.documents import (
+    ClusterMeta,
+    Counter,
+    Document,
+    HistoryEntry,
+    Membership,
+    PartitionMeta,
+    ReplicaSet,
+    StorageMeta,
+)
+from waltzd.cluster.metadata import Saved, cut, read, write
+from waltzd.disk.real import translate
+from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, ForeignCluster, NameInUse, Unsafe
+from waltzd.format.layout import BATCHES
+from waltzd.protocol.descriptions import StorageDescription
+
+LOAD, REBUILD = "cluster load-metadata", "cluster rebuild-metadata"
+HALF = (
+    "Interrupted. The documents may not be whole yet; until they are, no server takes part. Run the same command again: it "
+    "goes on from there."
+)
+
+
+def save(
+    *,
+    file: Annotated[str, Argument(metavar="FILE", help="Where to; - is standard output.")],
+    reach: Meant,
+    output: Output = "table",
+) -> int:
+    """Write every document of a cluster, as all of them stood at one moment, into a file that proves itself. It can be put
+    back by `waltzctl cluster load-metadata`, also into another ZooKeeper. The cluster goes on meanwhile. Run it regularly,
+    and after every change of storages or replicas: the older the file, the less it knows.
+
+    The file holds the secret with which servers prove client ids, as ZooKeeper does; only you may read it (0600). An old
+    file of that name is replaced at once or not at all.
+
+    \b
+    Examples:
+      waltzctl cluster save-metadata waltz-metadata.jsonl
+      waltzctl cluster save-metadata waltz-metadata.jsonl -o json
+    """
+    check_operator(reach.tls, "read the secrets of a cluster")
+    saved = using(reach, lambda cluster: cut(cluster, moment=_now()))
+    data = write(saved)
+    told = {
+        "cluster": saved.meta.name,
+        "key": str(saved.meta.key),
+        "moment": saved.moment,
+        "documents": len(saved.documents),
+        "left_out": list(saved.left_out),
+        "file": file,
+    }
+    if file == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        write_whole(Path(file).absolute(), data, 0o600)
+    if output == "json" and file != "-":
+        put_json(told)
+    else:
+        typer.echo(
+            f"saved: {count(len(saved.documents), 'document')} of the cluster {saved.meta.name}, as at {saved.moment}, in "
+            f"{'standard output' if file == '-' else file}. It holds the secret of client ids: keep it from others.",
+            err=file == "-",
+        )
+    for path in saved.left_out:
+        typer.echo(f"Left out, because it cannot be understood: {path}", err=True)
+    return EXIT_OK
+
+
+# -- from a file -------------------------------------------------------------------------------------------------------
+
+
+def load(
+    *,
+    file: Annotated[Path, Argument(metavar="FILE", help="What save-metadata wrote.")],
+    more: Annotated[
+        tuple[str, ...],
+        Option("--storage", metavar="NAME=LISTEN,ADMIN[,GROUP]", help="One that was added since then. Once for each."),
+    ] = (),
+    request: Changing,
+) -> int:
+    """Put the documents of a cluster back into ZooKeeper, from a file that `waltzctl cluster save-metadata` wrote.
+    ZooKeeper has to be empty there, or to hold older documents of the same cluster, and no server may be registered.
+    Servers that run without their documents go on, and take part again by themselves.
+
+    All storages are asked first, so start every one. Where none knows of a session after the saved one, a partition goes on
+    from its saved document. Where one does, the file is too old for it, and what storages hold decides, if that is proven;
+    nothing acknowledged is lost. Sessions, generations and client ids go on above all that are known. What is not proven is
+    refused by name; with --override it is left out, and `waltzctl partition rescue` decides there.
+
+    To run this again completes what was interrupted, or changes nothing.
+
+    \b
+    Examples:
+      waltzctl cluster load-metadata waltz-metadata.jsonl --dry-run
+      waltzctl cluster load-metadata waltz-metadata.jsonl --yes
+    """
+    tls = request.reach.tls
+    check_operator(tls, "change a cluster")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise translate(error, f"reading {file}") from error
+    saved = read(data, str(file))
+    if tls is not None and tls.identity.key != saved.meta.key:
+        raise ForeignCluster(
+            f"the certificate belongs to the cluster {tls.identity.key}; the file to {saved.meta.name}, {saved.meta.key}",
+            not_done="nothing was asked of any daemon",
+            next_step="use a certificate of that cluster, or the file of yours",
+        )
+    added = {one.name: one for one in map(creation.storage_of, more)}
+    daemons = RealDaemons(tls)
+
+    async def prepare(cluster: Cluster) -> Change:
+        return await loading(cluster, daemons, saved, file=str(file), added=added, where=request.reach.where, who=who(tls))
+
+    return request.perform(prepare)
+
+
+async def loading(
+    cluster: Cluster,
+    daemons: Daemons,
+    saved: Saved,
+    *,
+    file: str,
+    added: Mapping[str, StorageMeta] | None = None,
+    where: str,
+    who: str,
+) -> Change:
+    """The change that puts them back. `added`: storages that the file does not know."""
+    known = {**saved.storages, **(added or {})}
+    target, wanted, found = await _from_file(cluster, daemons, saved, known)
+    strangers = sorted(_named(found, where) - wanted.storages.keys())
+    unsafe = tuple(f"partition {one.partition}: {one.missing}" for one in wanted.unproven) + tuple(
+        f"{name} holds replicas of this cluster as well, and the file does not know it: name it with --storage"
+        for name in strangers
+    )
+    different = wanted.different(target)
+    steps = list[str]()
+    if different or target.meta is None:
+        there = "nothing is there" if target.is_empty else f"{len(different)} are missing or others there"
+        steps.append(
+            f"put back the documents of {wanted.meta.name}, key {wanted.meta.key}, as at {saved.moment}, from {file}"
+            f": {there}"
+        )
+        if not target.is_empty:
+            steps += [f"change {path}" for path in different if path.count("/") == 1 or path.startswith(f"{STORAGES}/")]
+        steps += _told(wanted, target)
+        steps.append(f"generations go on above {max(wanted.generations)}, client ids above {_next_id(wanted)}")
+        running = [view.meta.name for view in found.servers if view.said is not None]
+        steps += [f"{', '.join(running)} run: they take part again by themselves"] if running else []
+
+    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        target, now, _ = await _from_file(cluster, daemons, saved, known)
+        _check_same(wanted, now)
+        entry = _entry(LOAD, wanted.meta.name, steps, who)
+        await put_back(cluster, daemons, now, target, entry, say)
+        return _done(now)
+
+    return Change(
+        plan=Plan(verb=LOAD, subject=wanted.meta.name, steps=tuple(steps), unsafe=unsafe),
+        do=do,
+        is_recorded=False,
+        interrupted=HALF,
+    )
+
+
+async def _from_file(
+    cluster: Cluster, daemons: Daemons, saved: Saved, known: Mapping[str, StorageMeta]
+) -> tuple[Target, Restoration, Picture]:
+    target = await look_at(cluster, saved.meta)
+    storages = {**target.storages, **known}
+    found = await daemons.look(saved.meta, list(storages.values()), list(saved.servers.values()))
+    told = statements(found.storages, saved.meta.partitions)
+    generations = _generations(saved, told, found)
+    _check_newer(saved, target)
+    verdicts = tuple(_verdict(saved, target, one, generations[one.partition]) for one in told)
+    documents = {
+        path: document
+        for path, document in saved.documents.items()
+        if path not in (ROOT, ASSIGNMENT) and path.rpartition("/")[0] not in (PARTITIONS, REPLICAS)
+    }
+    documents |= {f"{STORAGES}/{name}": meta for name, meta in storages.items()}
+    documents |= {
+        replicas_path(one.partition): saved.replicas(one.partition) for one in verdicts if isinstance(one, Unproven)
+    }
+    documents |= _counter(saved, target)
+    formats = [_format(told), saved.meta.format, target.meta.format if target.meta is not None else 0]
+    wanted = Restoration(
+        meta=replace(saved.meta, format=max(formats)),
+        verdicts=verdicts,
+        generations=generations,
+        counted_by_clock=int(time.time() / 60),
+        documents=documents,
+        storages=storages,
+    )
+    return target, wanted, found
+
+
+def _check_newer(saved: Saved, target: Target) -> None:
+    """A document of a partition never goes back: what it forgets may have been decided."""
+    for number in range(saved.meta.partitions):
+        there, ours = target.partition(number), saved.partition(number)
+        if there is None or is_from_a_tool(there) or _age(there) <= _age(ours):
+            continue
+        raise Unsafe(
+            f"what the coordinator has is newer than the file: partition {number} has had session {there.session} there, "
+            f"and {ours.session if ours is not None else 0} in the file, of {saved.moment}",
+            not_done="nothing was changed",
+            next_step="keep what is there; `waltzctl partition rescue` is for single partitions that do not open",
+        )
+
+
+def _age(meta: PartitionMeta | None) -> tuple[int, int, bool]:
+    return (0, 0, False) if meta is None else (meta.session, meta.opened, meta.decision is not None)
+
+
+def _verdict(saved: Saved, target: Target, told: Statement, generation: int) -> Verdict:
+    number = told.partition
+    there, ours, roles = target.partition(number), saved.partition(number), saved.replicas(number).replicas
+    if there is not None and is_from_a_tool(there) and told.contradicts(there) is None:
+        known = target.document(replicas_path(number))
+        return Proven(partition=number, meta=there, roles=known.replicas if isinstance(known, ReplicaSet) else roles)
+    if there is not None and ours is not None and _age(there) == _age(ours) and len(there.joined) >= len(ours.joined):
+        ours = there  # of the same session, and it knows as much of who takes part
+    members = sum(role is Membership.MEMBER for role in roles.values())
+    replicas = max(1, members, len(ours.members) if ours is not None else 0)
+    return from_saved(told, ours, roles, replicas=replicas, generation=generation)
+
+
+def _generations(saved: Saved, told: Collection[Statement], found: Picture) -> tuple[int, ...]:
+    """The highest that is known of each partition: from the file, and from servers that run."""
+    assignment, highest = saved.assignment, [0] * len(told)
+    for number in range(len(told)):
+        meta = saved.partition(number)
+        highest[number] = max(
+            assignment.owners[number].generation if assignment is not None else 0, meta.generation if meta else 0
+        )
+    for view in found.servers:
+        for one in view.said.partitions if view.said is not None else ():
+            if one.partition < len(highest):
+                highest[one.partition] = max(highest[one.partition], one.generation)
+    return tuple(highest)
+
+
+def _counter(saved: Saved, target: Target) -> dict[str, Document]:
+    """Client ids are never given out twice. What is there already may be ahead, of servers that ran on."""
+    there, ours = target.document(CLIENT_IDS), saved.documents.get(CLIENT_IDS)
+    if isinstance(there, Counter) and (not isinstance(ours, Counter) or there.next >= ours.next + CLIENT_IDS_AHEAD):
+        return {CLIENT_IDS: there}
+    known = ours.next if isinstance(ours, Counter) else 1
+    secret = ours.secret if isinstance(ours, Counter) else uuid4()
+    counted = max(known, int(time.time() * CLIENT_IDS_PER_SECOND))
+    return {CLIENT_IDS: Counter(counted + CLIENT_IDS_AHEAD, secret)}
+
+
+def _next_id(wanted: Restoration) -> int:
+    found = wanted.documents.get(CLIENT_IDS)
+    return found.next if isinstance(found, Counter) else 0
+
+
+def _format(told: Collection[Statement]) -> int:
+    """What replicas were written in: a log that has gone over stays there."""
+    written = any(status.end is not None for one in told for status in one.statuses.values())
+    return BATCHES if written else 0
+
+
+def _named(found: Picture, where: str) -> set[str]:
+    """Storages that servers which run, or this machine, know of this cluster."""
+    names = {
+        replica.storage
+        for view in found.servers
+        if view.said is not None
+        for one in view.said.partitions
+        for replica in one.replicas
+    }
+    seen = last_seen.load(where)
+    if seen is not None and seen.meta.key == found.meta.key:
+        names |= {storage.name for storage in seen.storages}
+    return names
+
+
+# -- from storages -----------------------------------------------------------------------------------------------------
+
+
+def rebuild(
+    *,
+    name: Annotated[str, Option("--name", help="What the cluster is called.")],
+    given: Annotated[
+        tuple[str, ...],
+        Option(
+            "--storage",
+            metavar="NAME=LISTEN,ADMIN[,GROUP]",
+            help="A storage of the cluster, as it was; every one of them, once for each.",
+        ),
+    ],
+    replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition, as they were.")] = 3,
+    request: Changing,
+) -> int:
+    """Make the documents of a cluster anew from what its storages hold, when ZooKeeper lost all of them and no file of
+    `waltzctl cluster save-metadata` is left. EVERY storage has to be named and to answer: a later session on one that was
+    left out would be given up. Nothing else is asked for; a partition goes on behind all that is on the copies at hand.
+
+    A partition is rebuilt where it is proven that nothing acknowledged is missing: sound copies that have begun its newest
+    session are a majority of its replicas. Otherwise it is refused by name; with --override it is left out, and `waltzctl
+    partition rescue` decides there. What only documents knew is lost: the policy (everybody may do everything until one is
+    set), preferences, moves, the history, names of applications.
+
+    \b
+    Examples:
+      waltzctl cluster rebuild-metadata --name trial --replicas 1 --storage one=127.0.0.1:55280,127.0.0.1:55281 --dry-run
+      waltzctl cluster rebuild-metadata --name trial --replicas 1 --storage one=127.0.0.1:55280,127.0.0.1:55281 \\
+        --confirm trial --reason 'the disks of ZooKeeper are gone'
+    """
+    tls = request.reach.tls
+    check_operator(tls, "change a cluster")
+    check_name(name)
+    storages = {one.name: one for one in map(creation.storage_of, given)}
+    if len(storages) < len(given):
+        raise BadArgument("two storages have the same name")
+    daemons = RealDaemons(tls)
+
+    async def prepare(cluster: Cluster) -> Change:
+        descriptions = await _descriptions(list(storages.values()), request)
+        keys = {said.cluster_key for said in descriptions.values()}
+        sizes = {said.partitions for said in descriptions.values()}
+        if len(keys) > 1 or len(sizes) > 1:
+            told = "; ".join(
+                f"{one}: key {said.cluster_key}, {said.partitions} partitions" for one, said in descriptions.items()
+            )
+            raise ForeignCluster(f"these are storages of different clusters: {told}", not_done="nothing was changed")
+        meta = ClusterMeta(name=name, key=keys.pop(), partitions=sizes.pop(), created=_now())
+        return await rebuilding(
+            cluster, daemons, meta, storages, replicas=replicas, where=request.reach.where, who=who(tls)
+        )
+
+    return request.perform(prepare)
+
+
+async def _descriptions(storages: list[StorageMeta], request: Changing) -> dict[str, StorageDescription]:
+    """Every storage, at both of its addresses."""
+    tls = request.reach.tls
+    said = await creation.each(storages, lambda storage: creation.describe(storage, tls))
+    found = {storage.name: one for storage, one in zip(storages, said, strict=True)}
+    creation.check_apart(found)
+    await creation.each(
+        storages,
+        lambda one: creation.reach_replicas(one, found[one.name].cluster_key, tls, found[one.name].instance),
+    )
+    return found
+
+
+async def rebuilding(
+    cluster: Cluster,
+    daemons: Daemons,
+    meta: ClusterMeta,
+    storages: Mapping[str, StorageMeta],
+    *,
+    replicas: int,
+    where: str,
+    who: str,
+) -> Change:
+    """The change that makes them anew. `replicas`: of each partition, as an operator remembers."""
+    wanted, target, found = await _from_storages(cluster, daemons, meta, storages, replicas)
+    strangers = sorted(_named(found, where) - storages.keys())
+    unsafe = tuple(f"partition {one.partition}: {one.missing}" for one in wanted.unproven) + tuple(
+        f"{name} was a storage of this cluster: name it with --storage" for name in strangers
+    )
+    steps = [
+        f"make the documents of {meta.name}, key {meta.key}, {meta.partitions} partitions, format {wanted.meta.format}, "
+        f"from what {', '.join(sorted(storages))} hold",
+        *_told(wanted, target),
+        "lost: policy (every application may do everything until one is set), preferences, moves, history, names of "
+        "applications",
+    ]
+
+    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        now, target, _ = await _from_storages(cluster, daemons, wanted.meta, storages, replicas)
+        _check_same(wanted, now)
+        await put_back(cluster, daemons, now, target, _entry(REBUILD, meta.name, steps, who), say)
+        return _done(now)
+
+    return Change(
+        plan=Plan(verb=REBUILD, subject=meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe),
+        do=do,
+        is_recorded=False,
+        interrupted=HALF,
+    )
+
+
+async def _from_storages(
+    cluster: Cluster, daemons: Daemons, meta: ClusterMeta, storages: Mapping[str, StorageMeta], replicas: int
+) -> tuple[Restoration, Target, Picture]:
+    target = await look_at(cluster, meta)
+    if target.meta is not None:
+        raise NameInUse(
+            f"the coordinator holds the documents of {target.meta.name} at this root",
+            not_done="nothing was changed",
+            next_step="`waltzctl partition rescue` is for single partitions that do not open",
+        )
+    found = await daemons.look(meta, list(storages.values()), ())
+    told = statements(found.storages, meta.partitions)
+    minutes = int(time.time() / 60)
+    verdicts = list[Verdict]()
+    for one in told:
+        there = target.partition(one.partition)
+        known = target.document(replicas_path(one.partition))
+        if there is not None and is_from_a_tool(there) and isinstance(known, ReplicaSet) and not one.contradicts(there):
+            verdicts.append(Proven(partition=one.partition, meta=there, roles=known.replicas))
+        else:
+            verdicts.append(from_storages(one, replicas=replicas, generation=minutes))
+    documents: dict[str, Document] = {f"{STORAGES}/{name}": storage for name, storage in storages.items()}
+    documents |= {
+        replicas_path(one.partition): ReplicaSet(dict.fromkeys(sorted(told[one.partition].statuses), Membership.MEMBER))
+        for one in verdicts
+        if isinstance(one, Unproven)
+    }
+    wanted = Restoration(
+        meta=replace(meta, format=max(meta.format, _format(told))),
+        verdicts=tuple(verdicts),
+        generations=(0,) * meta.partitions,
+        counted_by_clock=minutes,
+        documents=documents,
+        storages=storages,
+    )
+    return wanted, target, found
+
+
+# -- of both -----------------------------------------------------------------------------------------------------------
+
+
+def _told(wanted: Restoration, target: Target) -> list[str]:
+    """What becomes of the partitions, as steps."""
+    kept = [one.partition for one in wanted.proven if one.scene is None]
+    steps = [f"{spell(kept)}: as in the documents, no storage knows of a later session"] if kept else []
+    for one in wanted.proven:
+        if one.scene is not None:
+            holders = ", ".join(f"{name} up to {status.last_id}" for name, status in sorted(one.scene.statuses.items()))
+            steps.append(
+                f"partition {one.partition}: what storages hold decides ({holders}): the log goes on behind id "
+                f"{one.scene.mark}, under session {one.scene.session}, above every one that was promised"
+            )
+    left = [one.partition for one in wanted.unproven]
+    steps += [f"{spell(left)}: left out, until `waltzctl partition rescue` decides"] if left else []
+    return steps
+
+
+def _check_same(agreed: Restoration, now: Restoration) -> None:
+    """What was agreed to is what is done: no partition is proven less than it was."""
+    was = {one.partition for one in agreed.unproven}
+    worse = [one for one in now.unproven if one.partition not in was]
+    if worse:
+        raise ChangedMeanwhile(
+            f"partition {worse[0].partition}: {worse[0].missing}", not_done="nothing was changed", next_step="plan it again"
+        )
+
+
+def _entry(verb: str, subject: str, steps: Collection[str], who: str) -> HistoryEntry:
+    now = _now()
+    return HistoryEntry(
+        began=now, ended=now, who=who, verb=verb, subject=subject, reason=None, steps=tuple(steps), outcome="done"
+    )
+
+
+def _done(found: Restoration) -> dict[str, Any]:
+    return {
+        "partitions": [
+            {
+                "partition": one.partition,
+                "from": "storages" if isinstance(one, Proven) and one.scene is not None else "document",
+                "is_proven": isinstance(one, Proven),
+            }
+            for one in found.verdicts
+        ]
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

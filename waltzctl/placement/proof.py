@@ -1,0 +1,209 @@
+"""What proves that the documents of a partition may be put back without losing anything acknowledged, and which documents
+these are. Pure.
+
+Documents that were saved are older than what happened since. What storages know tells how old. Each session is saved
+in the coordinator before a storage hears of it, and a later one asked a majority of the members of the one before. So where
+no storage knows of a session above the saved one, the saved document is that of the newest session, and it is put back as
+it is. Its owner votes on it as after a crash, and looks again itself before it decides anything.
+
+One thing may still be older, within the session: which of its members have joined. A member that joined since has
+acknowledged what others may lack, and a vote without it would cut that. So whoever may have joined counts as joined. That
+never makes a closing mark lower; the partition may wait for a storage that it would not have needed.
+
+Where storages know of a later session, or nothing was saved, its members are in no document any more. Then the storages
+themselves have to prove it. All of them answer, so no later session is hidden, and sound copies that have begun the newest
+session are a majority of the replicas. Everything that was acknowledged in it is on a majority of its members, and so
+in the longest of these copies. The decision is made as in a rescue (`rescue`), above every session that was promised.
+Whatever is not proven is said by name, and left to an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from waltzctl.placement.rescue import JUMP_MAX, Scene
+from waltzd.cluster.documents import LEASE_MS_MAX, Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.evidence import contradiction
+from waltzd.errors import WaltzError
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.quorum import EMPTY, majority
+
+UNKNOWN = UUID(int=0)
+"""The directory of a member that may have joined, and does not say which one it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What the storages of a cluster say of one partition."""
+
+    partition: int
+    statuses: Mapping[str, ReplicaStatus] = field(default_factory=dict)
+    """Of those that hold something of it."""
+    blank: frozenset[str] = frozenset()
+    """Those that answer, and hold nothing."""
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Those that do not say what they hold, and why."""
+
+    def contradicts(self, meta: PartitionMeta | None) -> WaltzError | None:
+        """How a storage knows more than this document, by the same rule by which owners refuse."""
+        next_one = meta or PartitionMeta(generation=0, session=0)
+        begun_max = next_one.opened if next_one.decision is None else next_one.session
+        next_one = replace(next_one, session=next_one.session + 1)
+        for name, status in sorted(self.statuses.items()):
+            error = contradiction(next_one, name, status, begun_max=begun_max, is_before=True)
+            if error is not None:
+                return error
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proven:
+    """The documents with which a partition goes on."""
+
+    partition: int
+    meta: PartitionMeta | None
+    roles: Mapping[str, Membership]
+    scene: Scene | None = None
+    """Where storages have to be fenced first: the decision is made from what they say then."""
+
+    def fenced(self, session: int, statuses: Mapping[str, ReplicaStatus]) -> Proven:
+        assert self.scene is not None
+        scene = replace(self.scene, statuses=statuses, fenced=session)
+        return replace(self, scene=scene, meta=_decision(scene), roles=scene.roles_after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unproven:
+    """No documents can be written without the risk of a loss. `missing` says in a sentence which fact is not known."""
+
+    partition: int
+    missing: str
+
+
+Verdict = Proven | Unproven
+
+
+def from_saved(
+    told: Statement, saved: PartitionMeta | None, roles: Mapping[str, Membership], *, replicas: int, generation: int
+) -> Verdict:
+    """By a document that was saved at some time; None: there was none."""
+    error = told.contradicts(saved)
+    if error is not None:
+        found = from_storages(told, replicas=replicas, generation=generation, saved=saved, roles=roles)
+        if isinstance(found, Unproven):
+            return replace(found, missing=f"{error.message}; {found.missing}")
+        return found
+    return Proven(partition=told.partition, meta=None if saved is None else completed(saved, told), roles=roles)
+
+
+def completed(meta: PartitionMeta, told: Statement) -> PartitionMeta:
+    """The document of an open session, in which everybody has joined that may have joined since it was saved."""
+    if meta.opened != meta.session or meta.decision is not None:
+        return meta
+    states = dict(meta.replicas)
+    for name in meta.members:
+        if name in meta.joined:
+            continue
+        status, state = told.statuses.get(name), meta.replicas.get(name)
+        if state is not None and state.is_diverged:  # which directory that was has to stay known
+            states[name] = replace(state, session=meta.opened, closing=None, is_lost=True)
+            continue
+        incarnation = status.incarnation if status is not None and status.session == meta.opened else UNKNOWN
+        states[name] = ReplicaState(session=meta.opened, closing=None, incarnation=incarnation)
+    return replace(meta, replicas=states)
+
+
+def from_storages(
+    told: Statement,
+    *,
+    replicas: int,
+    generation: int,
+    saved: PartitionMeta | None = None,
+    roles: Mapping[str, Membership] | None = None,
+) -> Verdict:
+    """By what storages hold, alone. `replicas`: how many of them a partition has. `saved` is known to be older."""
+    number = told.partition
+    if told.silent:
+        name, why = next(iter(sorted(told.silent.items())))
+        return Unproven(partition=number, missing=f"{name} does not say what it holds of it ({why})")
+    if len({status.incarnation for status in told.statuses.values()}) < len(told.statuses):
+        return Unproven(partition=number, missing="two storages answer with one and the same replica")
+    if not any(_has_anything(status) for status in told.statuses.values()):
+        return _unused(told, generation, roles or {})
+    remembered = PartitionMeta(
+        generation=generation,
+        session=saved.session if saved is not None else 0,
+        given_up=saved.given_up if saved is not None else {},
+    )
+    scene = Scene(
+        partition=number, generation=generation, roles={}, meta=remembered, statuses=told.statuses, blank=told.blank
+    )
+    newest = sorted(name for name, status in told.statuses.items() if status.session == scene.begun)
+    scene = replace(scene, roles=_roles(told, newest, replicas, roles or {}))
+    missing = _missing(scene, newest, replicas)
+    if missing:
+        return Unproven(partition=number, missing=missing)
+    return Proven(partition=number, meta=_decision(scene), roles=scene.roles_after, scene=scene)
+
+
+def _decision(scene: Scene) -> PartitionMeta:
+    """The owner before may have had a lease on reads, of which nobody knows any more."""
+    return replace(scene.document, lease_ms=LEASE_MS_MAX)
+
+
+def _missing(scene: Scene, newest: Collection[str], replicas: int) -> str:
+    """Which fact the proof lacks; empty when it lacks none."""
+    for name in newest:
+        status = scene.statuses[name]
+        if not status.is_sound:
+            return f"{name} has begun the newest session, {scene.begun}, and is damaged: {status.findings[0].sentence()}"
+    for name, status in sorted(scene.statuses.items()):
+        if not status.is_available:
+            return f"the replica on {name} was taken offline"
+    if scene.begun <= 0 or len(newest) < majority(replicas):
+        return (
+            f"the newest session, {scene.begun}, has begun on {', '.join(newest)} only, and {majority(replicas)} of "
+            f"{replicas} replicas would prove that they hold all that was acknowledged"
+        )
+    low_mark = max((scene.statuses[name].low_mark for name in newest), default=EMPTY)
+    for name, status in sorted(scene.statuses.items()):
+        if name not in newest and status.certain > low_mark and not scene.is_given_up(name):
+            return (
+                f"{name} knows that ids up to {status.certain} are committed, and session {scene.begun}, which it has not "
+                f"begun, begins behind id {low_mark}"
+            )
+    if scene.mark < scene.committed:
+        return (
+            f"ids up to {scene.committed} are known to be committed, and no copy is proven to hold more than {scene.mark}"
+        )
+    return ""
+
+
+def _has_anything(status: ReplicaStatus) -> bool:
+    return status.session > 0 or max(status.last_id, status.low_mark, status.certain) > EMPTY or not status.is_sound
+
+
+def _unused(told: Statement, generation: int, roles: Mapping[str, Membership]) -> Verdict:
+    """No session was ever begun: the partition begins, above what was promised."""
+    promised = max((status.promised_session for status in told.statuses.values()), default=0)
+    if promised > JUMP_MAX:
+        return Unproven(partition=told.partition, missing=f"a storage has promised itself to session {promised}")
+    there = dict.fromkeys(sorted(told.statuses), Membership.MEMBER)
+    if not there and not roles:
+        return Unproven(partition=told.partition, missing="no storage that was named has a replica of it")
+    meta = PartitionMeta(generation=generation, session=promised) if promised > 0 else None
+    return Proven(partition=told.partition, meta=meta, roles=roles or there)
+
+
+def _roles(
+    told: Statement, newest: Collection[str], replicas: int, roles: Mapping[str, Membership]
+) -> dict[str, Membership]:
+    """Who took part in the newest session is a member. Others that hold something copy first, as far as there is room:
+    more of them are what a move left behind."""
+    found = dict.fromkeys(newest, Membership.MEMBER)
+    older = sorted(told.statuses.keys() - found.keys(), key=lambda name: (name not in roles, -told.statuses[name].last_id))
+    known = [name for name in sorted(roles) if name in told.blank]
+    found.update(dict.fromkeys([*older, *known][: max(0, replicas - len(found))], Membership.LEARNER))
+    return dict(sorted(found.items()))

@@ -1,0 +1,353 @@
+"""The documents of a cluster, put back into a coordinator: what is there already, what has to be written, in which order.
+
+A cluster with some of its documents only would begin from nothing, so nobody may take it for one before it is whole. The
+root says so first (`Unfinished`): from then on every daemon that starts and every other tool refuses it. Then come the
+documents of storages, partitions and all others; and in one last transaction what servers begin with: their list,
+the assignment, and the root itself. A command that is killed has left a root that is refused, or a whole cluster. The same
+command again completes it: what is there already is left as it is.
+
+Storages are fenced before a decision is made from what they hold, as in a rescue, so what they say stays true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from waltzctl.picture.look import look_without
+from waltzctl.picture.picture import Picture, StorageView
+from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
+from waltzctl.shell.progress import Say
+from waltzd.cluster.assignment import UNOWNED
+from waltzd.cluster.cluster import (
+    ASSIGNMENT,
+    ELECTION,
+    FOLDERS,
+    HISTORY,
+    NO_VERSION,
+    ROOT,
+    SERVERS,
+    STORAGES,
+    Cluster,
+    partition_path,
+    put,
+    replicas_path,
+)
+from waltzd.cluster.coordinator import Change, Coordinator, Create, Node, Set
+from waltzd.cluster.documents import (
+    GENERATION_MAX,
+    Assignment,
+    ClusterMeta,
+    Document,
+    HistoryEntry,
+    Ownership,
+    PartitionMeta,
+    ReplicaSet,
+    ServerMeta,
+    StorageMeta,
+    Unfinished,
+    decode,
+    decode_root,
+    encode,
+    unfinished,
+)
+from waltzd.cluster.metadata import kind_of
+from waltzd.errors import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe, WaltzError
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
+
+CHANGES_MAX, CHANGES_BYTES_MAX = 500, 400_000
+"""Of one transaction."""
+FENCED_AT_ONCE = 16
+GENERATIONS_AHEAD = 1 << 16
+"""So far above all that is known of it the generation of a partition goes on: a server that kept running, and clients, may
+know of later ones than the documents that are put back."""
+
+
+class Daemons(Protocol):
+    """Those of one cluster, as far as its documents need them. Tests have their own."""
+
+    async def look(
+        self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
+    ) -> Picture: ...
+    async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
+
+
+@dataclass(frozen=True)
+class RealDaemons:
+    tls: Tls | None
+
+    async def look(self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]) -> Picture:
+        return await look_without(meta, servers, storages, {}, tls=self.tls)
+
+    async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
+        async with AdminClient(storage.admin_listen, meta.key, tls=self.tls, name=storage.name) as admin:
+            return await admin.fence(partition, session)
+
+
+# -- what storages say -------------------------------------------------------------------------------------------------
+
+
+def statements(storages: Iterable[StorageView], partitions: int) -> list[Statement]:
+    """What all of them say, partition by partition."""
+    statuses: list[dict[str, ReplicaStatus]] = [{} for _ in range(partitions)]
+    silent: list[dict[str, str]] = [{} for _ in range(partitions)]
+    answering, absent = list[str](), dict[str, str]()
+    for view in storages:
+        if view.said is None:
+            absent[view.meta.name] = view.error.message if view.error is not None else "it does not answer"
+            continue
+        answering.append(view.meta.name)
+        for one in view.said.assigned:
+            if not 0 <= one.partition < partitions:
+                continue
+            if one.status is not None:
+                statuses[one.partition][view.meta.name] = one.status
+            else:
+                silent[one.partition][view.meta.name] = one.refused.message if one.refused is not None else one.story
+    return [
+        Statement(
+            partition=number,
+            statuses=statuses[number],
+            blank=frozenset(answering) - statuses[number].keys() - silent[number].keys(),
+            silent={**absent, **silent[number]},
+        )
+        for number in range(partitions)
+    ]
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What the coordinator holds at the root that documents are put back to."""
+
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    meta: ClusterMeta | None = None
+    """The cluster that is there as a whole."""
+    begun: Unfinished | None = None
+    """The command that began to put one back."""
+
+    @property
+    def is_empty(self) -> bool:
+        return ROOT not in self.nodes
+
+    def document(self, path: str) -> Document | None:
+        """None also where it cannot be understood."""
+        node, kind = self.nodes.get(path), kind_of(path)
+        if node is None or kind is None:
+            return None
+        try:
+            return decode(kind, node.data, path)
+        except BadMetadata as error:
+            if "schema" in error.facts:
+                raise
+            return None
+
+    def partition(self, number: int) -> PartitionMeta | None:
+        found = self.document(partition_path(number))
+        return found if isinstance(found, PartitionMeta) else None
+
+    @property
+    def storages(self) -> dict[str, StorageMeta]:
+        found = (self.document(path) for path in self.nodes if path.startswith(f"{STORAGES}/"))
+        return {one.name: one for one in found if isinstance(one, StorageMeta)}
+
+    @property
+    def owners(self) -> tuple[Ownership, ...]:
+        found = self.document(ASSIGNMENT)
+        return found.owners if isinstance(found, Assignment) else ()
+
+
+async def look_at(cluster: Cluster, wanted: ClusterMeta) -> Target:
+    """Refuses another cluster, one that is in use, and what is no cluster at all."""
+    coordinator = cluster.coordinator
+    root = await coordinator.get(ROOT)
+    if root is None:
+        return Target()
+    await cluster.check_alone()
+    begun = unfinished(root.data)
+    meta = decode_root(root.data) if begun is None else None
+    key = begun.key if begun is not None else meta.key if meta is not None else None
+    if key != wanted.key:
+        what = "documents of another cluster, which are not whole" if meta is None else f"another cluster, {meta.name}"
+        raise NameInUse(
+            f"the coordinator holds {what} at this root: key {key}, not {wanted.key}",
+            next_step="check the address of ZooKeeper and the root",
+        )
+    servers = await coordinator.children(SERVERS)
+    if servers:
+        raise Unsafe(
+            f"the cluster {wanted.name} is in use: {', '.join(servers)} run and own its partitions",
+            not_done="nothing was changed",
+            next_step="stop the servers first; their registration ends with them",
+        )
+    paths = await cluster.paths()
+    nodes = await cluster.each(paths, coordinator.get)
+    there = {path: node for path, node in zip(paths, nodes, strict=True) if node is not None}
+    return Target(nodes=there, meta=meta, begun=begun)
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoration:
+    """What shall be there in the end."""
+
+    meta: ClusterMeta
+    verdicts: tuple[Verdict, ...]
+    """Of each partition, in the order of their numbers. One that is not proven gets no document."""
+    generations: tuple[int, ...]
+    """The highest that is known of each partition."""
+    counted_by_clock: int
+    """Minutes since 1970. No partition changes its owner once a minute for years, so this is above every generation, also
+    where nobody knows of one."""
+    documents: Mapping[str, Document]
+    """All others, by path."""
+    storages: Mapping[str, StorageMeta]
+
+    @property
+    def proven(self) -> list[Proven]:
+        return [one for one in self.verdicts if isinstance(one, Proven)]
+
+    @property
+    def unproven(self) -> list[Unproven]:
+        return [one for one in self.verdicts if isinstance(one, Unproven)]
+
+    def assignment(self, target: Target) -> Assignment:
+        """Nobody owns anything until a server takes it; under generations above all that are known."""
+        known = target.owners if len(target.owners) == len(self.generations) else (UNOWNED,) * len(self.generations)
+        owners = []
+        for there, generation in zip(known, self.generations, strict=True):
+            least = min(generation + GENERATIONS_AHEAD, GENERATION_MAX - GENERATIONS_AHEAD)
+            is_above = there.generation >= least
+            owners.append(there if is_above else Ownership(None, max(least, self.counted_by_clock)))
+        return Assignment(owners=tuple(owners))
+
+    def last(self, target: Target) -> list[tuple[str, Document]]:
+        """What makes a cluster of it, once everything else is there."""
+        return [(ASSIGNMENT, self.assignment(target)), (ROOT, self.meta)]
+
+    def plain(self, target: Target) -> list[tuple[str, Document]]:
+        """What is written before, but for partitions whose storages have to be fenced first."""
+        found = list(self.documents.items())
+        for one in self.proven:
+            found += [] if one.scene is not None else _own(one)
+        return [(path, document) for path, document in found if target.document(path) != document]
+
+    def different(self, target: Target) -> list[str]:
+        """The documents that are missing or others."""
+        last = [path for path, document in self.last(target) if target.document(path) != document]
+        fenced = [partition_path(one.partition) for one in self.proven if one.scene is not None]
+        return sorted({*(path for path, _ in self.plain(target)), *fenced, *last})
+
+
+async def put_back(
+    cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, entry: HistoryEntry, say: Say
+) -> None:
+    """Write all of it, in the order in which nothing can be taken for a whole cluster too early."""
+    coordinator = cluster.coordinator
+    if target.begun is None:
+        mark = Unfinished(key=wanted.meta.key, unfinished=f"waltzctl {entry.verb}", began=entry.began)
+        await coordinator.commit([put(ROOT, encode(mark), _version(target, ROOT))])
+    early = [folder for folder in FOLDERS if folder not in (SERVERS, ELECTION) and folder not in target.nodes]
+    if early:
+        await coordinator.commit([Create(folder, b"") for folder in early])
+    plain = wanted.plain(target)
+    await _write(coordinator, target, plain, say)
+    await _decide(cluster, daemons, wanted, target, say)
+    root = await coordinator.get(ROOT)
+    begun = unfinished(root.data) if root is not None else None
+    if root is None or begun is None or begun.key != wanted.meta.key:
+        raise ChangedMeanwhile("another command put these documents back at the same time", path=ROOT)
+    numbers = [int(name) for name in await coordinator.children(HISTORY)]
+    late = [folder for folder in (SERVERS, ELECTION) if folder not in target.nodes]
+    await coordinator.commit(
+        [
+            Set(ROOT, encode(wanted.meta), root.version),
+            put(ASSIGNMENT, encode(wanted.assignment(target)), _version(target, ASSIGNMENT)),
+            Create(f"{HISTORY}/{max(numbers, default=0) + 1:010}", encode(entry)),
+            *(Create(folder, b"") for folder in late),
+        ]
+    )
+
+
+def _own(one: Proven) -> list[tuple[str, Document]]:
+    """The two documents of one partition."""
+    found: list[tuple[str, Document]] = [(replicas_path(one.partition), ReplicaSet(one.roles))]
+    if one.meta is not None:
+        found.append((partition_path(one.partition), one.meta))
+    return found
+
+
+def _version(target: Target, path: str) -> int:
+    node = target.nodes.get(path)
+    return NO_VERSION if node is None else node.version
+
+
+async def _write(coordinator: Coordinator, target: Target, documents: Sequence[tuple[str, Document]], say: Say) -> None:
+    batch, size, done = list[Change](), 0, 0
+    for path, document in documents:
+        data = encode(document)
+        if batch and (len(batch) == CHANGES_MAX or size + len(data) > CHANGES_BYTES_MAX):
+            await coordinator.commit(batch)
+            done += len(batch)
+            say(f"{done} of {len(documents)} documents are written")
+            batch, size = [], 0
+        batch.append(put(path, data, _version(target, path)))
+        size += len(data)
+    if batch:
+        await coordinator.commit(batch)
+
+
+async def _decide(cluster: Cluster, daemons: Daemons, wanted: Restoration, target: Target, say: Say) -> None:
+    """Fence the storages of one partition after the other, and write down what they prove then."""
+    concerned = [one for one in wanted.proven if one.scene is not None]
+    turns, done = asyncio.Semaphore(FENCED_AT_ONCE), 0
+
+    async def decide(one: Proven) -> None:
+        nonlocal done
+        async with turns:
+            after = await _fenced(daemons, wanted, one)
+            await _write(cluster.coordinator, target, _own(after), say)
+            done += 1
+            say(f"{done} of {len(concerned)} partitions are decided from what storages hold")
+
+    for found in await asyncio.gather(*map(decide, concerned), return_exceptions=True):
+        if isinstance(found, BaseException):
+            raise found
+
+
+async def _fenced(daemons: Daemons, wanted: Restoration, one: Proven) -> Proven:
+    assert one.scene is not None
+    session = one.scene.session
+    names = sorted(one.scene.statuses)
+    try:
+        answers = await asyncio.gather(
+            *(daemons.fence(wanted.meta, wanted.storages[name], one.partition, session) for name in names)
+        )
+    except WaltzError as error:
+        raise type(error)(
+            f"partition {one.partition}: {error.message}",
+            not_done="the documents are not whole, and no server takes part",
+            next_step="run the same command again: it goes on from there",
+            **error.facts,
+        ) from error
+    after = one.fenced(session, dict(zip(names, answers, strict=True)))
+    assert after.scene is not None
+    if after.scene.mark < one.scene.mark or after.scene.begun != one.scene.begun:
+        raise ChangedMeanwhile(
+            f"partition {one.partition}: what the storages hold has changed since it was looked at",
+            not_done="the documents are not whole, and no server takes part",
+        )
+    return after
+
+
+def is_from_a_tool(meta: PartitionMeta) -> bool:
+    """A decision that no owner has gone on from yet, made from what storages hold."""
+    return meta.decision is not None and meta.decision.session == meta.session and meta.session in meta.given_up

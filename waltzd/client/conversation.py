@@ -1,0 +1,207 @@
+"""One mount of a line: what is said between a client and the owner of a partition, from the request to the end of the link.
+
+`waltzd.client.mount` decides what may be said; here it is sent and heard, in two tasks at most."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+from uuid import UUID
+
+from waltzd.client.mount import Mount, State
+from waltzd.errors import BadFrame, CannotConnect, WaltzError
+from waltzd.format.record import Run, first_bad
+from waltzd.protocol.batches import ClientFrame, Committals, Feed, HeadFeed, Mounted, Refusals, Refused, ServerFrame
+from waltzd.protocol.peers import MountPort
+
+LAST_WORD_SECONDS = 2.0
+GOING_ON = (State.READY, State.ASKING)
+
+
+class Told(Protocol):
+    """The line, as far as a conversation knows it."""
+
+    @property
+    def mount(self) -> Mount: ...
+    def ready(self) -> None: ...
+    def settled(self) -> None: ...
+    def fed(self, size: int, content: Run | HeadFeed) -> None: ...
+
+
+class _Over(Exception):
+    """What was heard has ended a conversation."""
+
+
+class Conversation:
+    """One mount of a line: from the request to the error that ends it, or until `mount` wants another one.
+
+    Two tasks read and write. Where the link allows it, what comes is taken as it comes, and what may go leaves without
+    waiting; then the tasks only see the end."""
+
+    def __init__(self, line: Told, link: MountPort) -> None:
+        self._line = line
+        self._mount = line.mount
+        self._link = link
+        self._work = asyncio.Event()
+        """There may be something to send."""
+        self._waits = False
+        """Whether everything was sent that may be: what is new may leave at once."""
+        self._failed: Exception | None = None
+        """Why it is over, where that did not come up in one of its tasks."""
+
+    async def run(self, key: UUID, seconds: float) -> None:
+        """`seconds`: how long the answer to the request may take."""
+        try:
+            await self._begin(key, seconds)
+            if self._mount.state in GOING_ON:
+                await self._go_on()
+        finally:
+            self._link.cancel()
+
+    async def _begin(self, key: UUID, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._link.send([self._mount.request(key)])
+                first, *rest = await self._receive()
+        except TimeoutError:
+            raise CannotConnect(f"{self._address} did not answer a mount in {seconds:g} seconds") from None
+        if isinstance(first, Refused):
+            raise first.error
+        if not isinstance(first, Mounted):
+            raise CannotConnect(f"{self._address} began a mount with {type(first).__name__}")
+        self._mount.answered(first)
+        if self._mount.state is State.READY:
+            self._line.ready()
+        self._take_all(rest)
+
+    async def _go_on(self) -> None:
+        reading = asyncio.create_task(self._read())
+        writing = asyncio.create_task(self._write())
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done() and writing.exception() is not None:
+                await asyncio.wait([reading], timeout=LAST_WORD_SECONDS)
+        finally:
+            self._link.cancel()
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+        for task in (reading, writing):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _read(self) -> None:
+        self._link.hear(self._hear)
+        while self._mount.state in GOING_ON:
+            try:
+                frames = await self._receive()
+            except _Over:
+                if self._failed is not None:
+                    raise self._failed from None
+                return
+            self._take_all(frames)
+
+    def _hear(self, frames: Sequence[ServerFrame]) -> None:
+        try:
+            self._take_all(frames)
+        except Exception as error:
+            self._failed = error
+            raise _Over from error
+        if self._mount.state not in GOING_ON:
+            raise _Over
+
+    async def _write(self) -> None:
+        while self._mount.state in GOING_ON:
+            self._work.clear()
+            if self._failed is not None:
+                raise self._failed
+            if frames := self._next():
+                await self._link.send(frames)
+            elif self._mount.state in GOING_ON:
+                self._waits = True
+                try:
+                    await self._work.wait()
+                finally:
+                    self._waits = False
+
+    def go_on(self) -> None:
+        """There may be something to send: send it at once, where that needs no waiting."""
+        while self._waits and not self._work.is_set() and self._link.may_post and self._mount.state in GOING_ON:
+            try:
+                frames = self._next()
+                if frames:
+                    self._link.post(frames)
+            except Exception as error:  # noqa: BLE001  the task raises it
+                self._failed = error
+                break
+            if not frames and self._mount.state in GOING_ON:
+                return
+        self._work.set()
+
+    def _next(self) -> list[ClientFrame]:
+        """What may go now."""
+        frames: list[ClientFrame] = [*self._mount.take()]
+        credit = self._mount.credit()
+        if credit is not None:
+            frames.append(credit)
+        return frames
+
+    async def _receive(self) -> Sequence[ServerFrame]:
+        with _damage_is_no_refusal():
+            frames = await self._link.receive()
+        if not frames:
+            raise CannotConnect(f"{self._address} ended the mount without a word")
+        return frames
+
+    def _take_all(self, frames: Sequence[ServerFrame]) -> None:
+        refused: WaltzError | None = None
+        try:
+            with _damage_is_no_refusal():
+                for frame in frames:
+                    if isinstance(frame, Refused):
+                        refused = frame.error
+                        self._mount.ends(frame.untaken)
+                        break
+                    if self._mount.state in GOING_ON:  # else the question is answered, and the rest is not needed
+                        self._take(frame)
+        finally:
+            self._line.settled()
+        if refused is not None:
+            raise refused
+
+    def _take(self, frame: ServerFrame) -> None:
+        match frame:
+            case Committals():
+                self._mount.committed(frame)
+            case Refusals():
+                self._mount.refused(frame)
+            case Feed(run):
+                bad = first_bad(run)
+                if bad is not None:
+                    raise BadFrame(f"record {run.first_id + bad} was damaged on the way")
+                self._mount.fed(run.first_id, run.last_id, len(run.data))
+                self._mount.seen.note(run.times)
+                self._line.fed(len(run.data), run)
+            case HeadFeed(heads) if self._mount.state is State.ASKING:
+                self._mount.told(heads)
+            case HeadFeed(heads):
+                self._mount.fed_heads(heads)
+                self._mount.seen.note(frame.times)
+                self._line.fed(heads.nbytes, frame)
+            case _:
+                raise BadFrame(f"a {type(frame).__name__} frame was not asked for")
+
+    @property
+    def _address(self) -> str | None:
+        assert self._mount.place is not None
+        return self._mount.place.address
+
+
+@contextmanager
+def _damage_is_no_refusal() -> Iterator[None]:
+    try:
+        yield
+    except BadFrame as error:
+        raise CannotConnect(f"what the server sent cannot be right: {error.message}") from error

@@ -1,0 +1,126 @@
+"""A file that keeps how far a follower has come: for programs whose view is no database, but an index, a cache or a mailer.
+
+It is written as a whole, beside the old one, flushed, and then given its name: after a crash there is the old one or the
+new one. It names its cluster and ends with a checksum, so a file of another cluster and a rotten one are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from uuid import UUID
+from zlib import crc32
+
+from waltzd.client.view import checked_position
+from waltzd.disk.real import RealDisk
+from waltzd.disk.seam import Disk, join, read_whole
+from waltzd.errors import BadArgument, ForeignCluster, PositionsDamaged
+from waltzd.protocol.quorum import EMPTY
+
+VERSION = 1
+FILE_BYTES_MAX = 16 << 20
+NEW_SUFFIX = ".new"
+
+
+class PositionFile:
+    """A file that keeps the positions of a follower, one for each partition, through crashes of program and machine.
+
+    The program does its work first and saves the position then. So after a crash some transactions may come again, and none
+    is left out: the work must bear to be done twice. One program writes a file.
+
+    Example:
+        ```python
+        async with Client(servers) as client:
+            file = PositionFile("index.position", client.cluster_key)
+            async for transaction in client.feed(0, after=file.position(0)):
+                await index.add(transaction.id, transaction.payload)
+                file.save(0, transaction.id)
+        ```
+    """
+
+    def __init__(self, path: str | os.PathLike[str], cluster: UUID) -> None:
+        """Read the file; one that is missing keeps no position yet, and is made by `save`.
+
+        Args:
+            path: Of the file. Its directory must exist.
+            cluster: `client.cluster_key`.
+
+        Raises:
+            ForeignCluster: The positions in the file are those of another cluster.
+            PositionsDamaged: The file is not what was written.
+            PathMissing, NoPermission, ReadFailed: The file cannot be read, or its directory is missing.
+        """
+        self._disk: Disk = RealDisk()
+        self._open(os.path.abspath(path), cluster)
+
+    def _open(self, path: str, cluster: UUID) -> None:
+        self._path, self._cluster = path, cluster
+        self._directory, _, self._name = path.rpartition("/")
+        self._disk.names(self._directory)  # a directory that is missing is said now, and not at the first transaction
+        self._positions = self._read() if self._disk.exists(path) else {}
+
+    @classmethod
+    def _on(cls, disk: Disk, path: str, cluster: UUID) -> PositionFile:
+        """On another disk: a simulated one."""
+        file = cls.__new__(cls)
+        file._disk = disk
+        file._open(path, cluster)
+        return file
+
+    def position(self, partition: int) -> int:
+        """The id that was saved last for this partition; -1 for none."""
+        return self._positions.get(partition, EMPTY)
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """All that were saved, by partition."""
+        return dict(self._positions)
+
+    def save(self, partition: int, id: int) -> None:
+        """Keep this as the position of the partition. When it returns, no crash takes it back.
+
+        It costs a flush of the disk: where many transactions come, save once for those of a batch (`Client.feed_batches`).
+
+        Raises:
+            BadArgument: It is below the position that is kept; to begin again, remove the file.
+            DiskFull, FlushFailed, NoPermission: The file was not written; the one before is still there.
+        """
+        id = checked_position(id)
+        if partition < 0 or id < self.position(partition):
+            raise BadArgument(
+                f"the position {id} of partition {partition} is below {self.position(partition)}, which {self._path} keeps",
+                next_step="to begin again, end the program and remove the file",
+            )
+        positions = {**self._positions, partition: id}
+        with closing(self._disk.create(self._path + NEW_SUFFIX)) as file:
+            file.write(0, _content(self._cluster, positions))
+            file.flush()
+        self._disk.rename(self._path + NEW_SUFFIX, join(self._directory, self._name))
+        self._disk.flush_directory(self._directory)
+        self._positions = positions
+
+    def _read(self) -> dict[int, int]:
+        raw = read_whole(self._disk, self._path, FILE_BYTES_MAX)
+        try:
+            found = json.loads(raw)
+            cluster = UUID(found["cluster"])
+            positions = {int(partition): checked_position(id) for partition, id in found["positions"].items()}
+            is_whole = raw == _content(cluster, positions)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, BadArgument):
+            is_whole = False
+        if not is_whole:
+            raise PositionsDamaged(f"{self._path} is not what was written there", path=self._path)
+        if cluster != self._cluster:
+            raise ForeignCluster(
+                f"{self._path} keeps positions in the cluster {cluster}, and the client is one of {self._cluster}",
+                not_done="nothing was fed",
+                next_step="give the client servers of that cluster, or this follower another file and an empty index",
+            )
+        return positions
+
+
+def _content(cluster: UUID, positions: Mapping[int, int]) -> bytes:
+    kept = {"version": VERSION, "cluster": str(cluster), "positions": {str(at): positions[at] for at in sorted(positions)}}
+    body = json.dumps(kept)
+    return f'{body[:-1]}, "crc": "{crc32(body.encode()):08x}"}}\n'.encode()

@@ -1,0 +1,272 @@
+"""Submitting: a command is asked for a transaction, which is sent and, where that may help, built again; then the command
+is told.
+
+The caller of `submit` may be cancelled at any moment. What it had sent by then is decided all the same, and its command is
+told as if the caller had stayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from waltzd.client.follower import Call, tell
+from waltzd.client.keys import Keys, hashes_of
+from waltzd.client.partition import Line
+from waltzd.client.pending import group_of, request_of
+from waltzd.client.routes import pause_seconds
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Builder, Command, Serializer, builder_of, checked_position, is_overridden
+from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, WaltzError
+from waltzd.protocol.locks import AppendOutcome, Committed, Declined, Lock, Mode, Outcome, Reason, Rejected, Unknown
+
+Wait: TypeAlias = Literal["committed", "applied"]
+
+
+@dataclass(frozen=True)
+class Once:
+    """The idempotency key of a submit."""
+
+    keys: Keys
+    locks: Sequence[Lock]
+
+    async def find(self, through: int, timeout: float | None) -> int | None:
+        return await self.keys.find(hashes_of(self.locks), through, timeout)
+
+
+class Submits:
+    """All `submit` of one client."""
+
+    def __init__(self, settings: ClientSettings, serializer: Serializer[Any] | None, partitions: Callable[[], int]) -> None:
+        """`partitions`: how many the cluster has."""
+        self._settings = settings
+        self._partitions = partitions
+        self._serializer = serializer
+        self.under_way: dict[asyncio.Future[None], None] = {}
+        """Each until it has its outcome, also between two attempts: `flush` waits for them."""
+        self._telling: dict[asyncio.Task[None], None] = {}
+        self._count = 0
+
+    async def submit(
+        self,
+        line: Line,
+        commands: Sequence[Command[Any]],
+        call: Call,
+        *,
+        later: Call,
+        is_group: bool,
+        fresh: bool | None,
+        wait: Wait,
+        timeout: float | None,
+        once: Once | None = None,
+    ) -> Outcome:
+        """`later`: how commands are told whose caller has gone."""
+        if wait not in ("committed", "applied"):
+            raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
+        if fresh or wait == "applied":
+            line.check_view()
+        clock = asyncio.get_running_loop().time
+        deadline = deadline_of(timeout)
+        self._count += 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.under_way[done] = None
+        try:
+            if fresh or (fresh is None and line.is_cold):
+                await _freshen(line, self._settings.submit_seconds if timeout is None else timeout)
+            outcome = await self._attempt(line, commands, call, later, is_group, deadline, once)
+            if once is not None:
+                outcome = await self._looked_up(line, once, outcome, len(commands), deadline)
+        finally:
+            del self.under_way[done]
+            done.set_result(None)
+        await self._tell(line, list(enumerate(commands)), call, later, outcome)
+        if wait == "applied" and isinstance(outcome, Committed):
+            seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
+            try:
+                await line.applied(outcome.ids[-1], seconds)
+            except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
+                return outcome
+            return replace(outcome, is_applied=True)
+        return outcome
+
+    async def _attempt(
+        self,
+        line: Line,
+        commands: Sequence[Command[Any]],
+        call: Call,
+        later: Call,
+        is_group: bool,
+        deadline: float | None,
+        once: Once | None,
+    ) -> Outcome:
+        """As often as it takes, and as is allowed."""
+        clock = asyncio.get_running_loop().time
+        number, attempt = self._count, 0
+        while True:
+            attempt += 1
+            epoch = await line.ready_epoch(deadline)
+            if once is not None and (id_ := await once.find(line.position, self._left(deadline))) is not None:
+                return Committed(id_, len(commands), line.partition)
+            outcome = await self._build_and_send(line, commands, call, later, is_group, deadline, once)
+            if not isinstance(outcome, Rejected):
+                return outcome
+            if outcome.reason is not Reason.LOST:
+                for command in commands:
+                    await tell(line.partition, call, command.on_lock_failure, outcome)
+                if not line.has_view:
+                    return outcome
+            if attempt >= self._settings.attempts_max or (deadline is not None and clock() >= deadline):
+                return outcome
+            if outcome.reason is not Reason.LOST:
+                try:
+                    await line.seen(outcome.conflict_id, epoch, deadline)
+                except TimeoutError:
+                    return outcome
+            line.again()
+            if attempt > 1:
+                await asyncio.sleep(pause_seconds(attempt - 2, line.mount.client or 0, line.partition, number))
+
+    async def _build_and_send(
+        self,
+        line: Line,
+        commands: Sequence[Command[Any]],
+        call: Call,
+        later: Call,
+        is_group: bool,
+        deadline: float | None,
+        once: Once | None,
+    ) -> Outcome:
+        await line.enter(len(commands), deadline)
+        try:
+            positions: list[int] = []
+            builders: list[Builder[Any]] = []
+            for command in commands:
+                builder = builder_of(command, line.position, self._serializer, self._partitions())
+                if not _wants(command, await call(command.build, builder)):
+                    return Declined()
+                positions.append(mark_of(line, builder.position if line.has_view else None, builder.locks))
+                builders.append(builder)
+            if (highest := max(positions)) > line.mount.known:
+                await line.prove(highest, deadline)
+            if once is not None:
+                builders[0]._hold(once.locks)
+                if (id_ := await once.find(highest, self._left(deadline))) is not None:
+                    return Committed(id_, len(commands), line.partition)
+            make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
+            told = partial(self._tell_later, line, commands, later)
+            waiter: asyncio.Future[AppendOutcome] = line.add(make, told, deadline)
+        finally:
+            line.leave(len(commands))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._tell_later(line, commands, later, waiter.result())
+            raise
+
+    def _left(self, deadline: float | None) -> float | None:
+        return None if deadline is None else deadline - asyncio.get_running_loop().time()
+
+    async def _looked_up(self, line: Line, once: Once, outcome: Outcome, count: int, deadline: float | None) -> Outcome:
+        """What was refused or declined may have been done before, behind what the view has seen."""
+        try:
+            if isinstance(outcome, Rejected) and outcome.reason is not Reason.LOST:
+                id_ = await once.keys.explain(hashes_of(once.locks), outcome, self._left(deadline))
+            elif isinstance(outcome, Declined):
+                id_ = await once.find(await line.confirmed_end(self._left(deadline)), self._left(deadline))
+            else:
+                return outcome
+        except (BeyondLog, CannotConnect):
+            return Unknown()
+        return outcome if id_ is None else Committed(id_, count, line.partition)
+
+    # -- telling
+
+    async def _tell(
+        self,
+        line: Line,
+        commands: Sequence[tuple[int, Command[Any]]],
+        call: Call,
+        later: Call,
+        outcome: Outcome,
+    ) -> None:
+        """Each with its place in the group."""
+        rest = deque(commands)
+        try:
+            while rest:
+                number, command = rest.popleft()
+                try:
+                    if is_overridden(command, "on_completion"):
+                        await tell(line.partition, call, command.on_completion, outcome)
+                finally:
+                    if isinstance(outcome, Committed) and is_overridden(command, "on_application"):
+                        line.announce(outcome.id + number, command.on_application)
+        finally:
+            if rest:  # the caller was cancelled
+                self._in_background(self._tell(line, list(rest), later, later, outcome))
+
+    def _tell_later(self, line: Line, commands: Sequence[Command[Any]], later: Call, outcome: Outcome) -> None:
+        """The caller is cancelled."""
+        self._in_background(self._tell(line, list(enumerate(commands)), later, later, outcome))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="waltz telling")
+        self._telling[task] = None
+        task.add_done_callback(self._telling.pop)
+
+    async def close(self) -> None:
+        """Give those that are told their time, and no more."""
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=self._settings.close_seconds)
+        for task in list(self._telling):
+            task.cancel()
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """On the clock of the loop; None leaves it to the settings."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout > 0:
+        raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
+    return asyncio.get_running_loop().time() + timeout
+
+
+async def _freshen(line: Line, seconds: float) -> None:
+    try:
+        await line.caught_up(seconds)
+    except (CannotConnect, NotApplied) as error:
+        raise NotSent(
+            f"the view of partition {line.partition} is not known to be fresh, so nothing was built: {error.message}",
+            partition=line.partition,
+        ) from error
+
+
+def _wants(command: Command[Any], answer: object) -> bool:
+    """What `build` returned. A `build` that forgets to return says nothing, which is no reason to send nothing."""
+    if answer is None or not hasattr(answer, "__bool__"):
+        raise BadArgument(
+            f"`build` of {type(command).__name__} returned {answer!r}: it returns True when the transaction is to be sent, "
+            "and False when there is nothing to do",
+            next_step="end `build` with `return True`",
+        )
+    return bool(answer)
+
+
+def own_position(line: Line, position: int | None, locks: Sequence[Lock]) -> int | None:
+    """That of the locks which the application gave; None where nothing of them is checked."""
+    if position is None and all(lock.mode is Mode.APPEND for lock in locks):
+        return None
+    return mark_of(line, position, locks)
+
+
+def mark_of(line: Line, position: int | None, locks: Sequence[Lock]) -> int:
+    """The one that was given, or that of the view."""
+    if position is None:
+        if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
+            raise BadArgument("a READ or WRITE lock needs a position to be compared with: give a view, or a position")
+        return line.position
+    return checked_position(position)

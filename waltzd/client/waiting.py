@@ -1,0 +1,149 @@
+"""Waiting for outcomes, for the view, and for the end: what a client does while nothing is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+
+from waltzd.client.partition import Line
+from waltzd.client.routes import some
+from waltzd.client.settings import ClientSettings
+from waltzd.client.submits import Submits
+from waltzd.errors import CannotConnect, ClientClosed
+from waltzd.protocol.locks import Committed, Token, token_of
+
+
+class Waiting:
+    """What a client waits for. `Client` has all of this."""
+
+    settings: ClientSettings
+    _lines: dict[int, Line]
+    _active: tuple[int, ...]
+    _submits: Submits
+    _closed: ClientClosed | None
+    _stops: dict[asyncio.Future[None], None]
+    """Of those who wait for a partition to be stopped."""
+
+    def _check_open(self) -> None:
+        raise AssertionError("a client says whether it is open")
+
+    def _check_loop(self) -> None:
+        raise AssertionError("a client says whose loop it is")
+
+    def _line(self, partition: int) -> Line:
+        raise AssertionError("a client has the lines")
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something that was submitted has no outcome yet."""
+        return bool(self._submits.under_way) or any(self._lines[partition].outbox.rows for partition in self._active)
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything that was submitted before has an outcome.
+
+        Args:
+            timeout: How many seconds to wait; `submit_seconds` if it is not given.
+
+        Raises:
+            CannotConnect: Something is still undecided then. It stays under way, and its own caller is told.
+        """
+        self._check_loop()
+        if not self.has_pending:
+            return
+        limit = self.settings.submit_seconds if timeout is None else timeout
+        waits = [self._lines[partition].drained() for partition in self._active]
+        try:
+            async with asyncio.timeout(limit):
+                await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.under_way])
+        except TimeoutError:
+            undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
+            raise CannotConnect(
+                f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
+            ) from None
+
+    async def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
+        """Wait until the view has applied all that was committed when this was called, by any client.
+
+        Args:
+            partition: Of this one only; of all that this client has, if it is not given.
+            timeout: How many seconds to wait; `submit_seconds` if it is not given.
+
+        Raises:
+            NotApplied: The time is over, and the view is not there yet; the message says whether the view fails.
+            CannotConnect: The owner did not say in time what is committed.
+            BadArgument: This client has no view.
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            PartitionParked, ClientAhead, Superseded: A partition was stopped; see `status`.
+        """
+        self._check_loop()
+        self._check_open()
+        lines = [self._line(each) for each in (self._active if partition is None else (partition,))]
+        seconds = self.settings.submit_seconds if timeout is None else timeout
+        waits = [asyncio.create_task(line.caught_up(seconds)) for line in lines]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
+        """Wait until this client's view has a transaction, whoever wrote it: then a read of the view shows it.
+
+        Args:
+            token: `outcome.token`, here or in another process (`Token.parse`), or the outcome itself.
+            timeout: How many seconds to wait; `submit_seconds` if it is not given.
+
+        Raises:
+            NotApplied: The time is over. The transaction is committed all the same, and the view will have it.
+            BeyondLog: The log has no such transaction: the token is of another cluster, or made up.
+            CannotConnect: The owner did not say in time whether there is such a transaction.
+            BadArgument: It is no token, there is no such partition, or this client has no view.
+            NotMounted, ClientClosed: This client does not have the partition, or is not open.
+            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
+        """
+        self._check_loop()
+        token = token_of(token)
+        seconds = self.settings.submit_seconds if timeout is None else timeout
+        await self._line(token.partition).applied(token.id, seconds)
+
+    async def wait_stopped(self, *, timeout: float | None = None) -> None:
+        """Wait until a partition is stopped by an error, and raise that: a service that must not live on without its view
+        waits for this beside its work. Returns when the client is closed.
+
+        Args:
+            timeout: Return after so many seconds; wait for ever, if it is not given.
+
+        Raises:
+            PartitionParked, ClientAhead, Superseded, WaltzError: Why a partition was stopped, also before this call.
+            ClientClosed: The client is not open.
+
+        Example:
+            ```python
+            async with asyncio.TaskGroup() as group:
+                group.create_task(client.wait_stopped())
+                group.create_task(serve())
+            ```
+        """
+        self._check_loop()
+        self._check_open()
+        try:
+            async with asyncio.timeout(timeout):
+                while self._closed is None:
+                    for partition in self._active:
+                        if (stopped := self._lines[partition].stopped) is not None:
+                            raise copy(stopped)
+                    bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._stops[bell] = None
+                    try:
+                        await bell
+                    finally:
+                        self._stops.pop(bell, None)
+        except TimeoutError:
+            return
+
+    def _tell_stops(self) -> None:
+        bells, self._stops = self._stops, {}
+        for bell in bells:
+            if not bell.done():
+                bell.set_result(None)

@@ -1,0 +1,262 @@
+"""The documents of a cluster in one file that proves itself, and how they are read out of a coordinator that is in use.
+
+The file is text, a JSON object a line: a head, which says whose documents these are; a line for each document, by its path;
+and an end with the number of the documents and a hash of all lines before. So an operator can read it with any tool, and a
+file that lost or changed anything is refused as a whole. What goes away with a coordinator session is not in it: which
+servers are up, and who leads.
+
+Documents belong together, so they are read as they stood at one moment: again and again, until none has moved in between.
+Three things never stand still and need no moment. How far replicas have acknowledged, the counter of client ids, and
+when applications were seen only rise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from waltzd.cluster.cluster import (
+    ASSIGNMENT,
+    CLIENT_IDS,
+    CLIENTS,
+    EXPECTED,
+    HISTORY,
+    MOVES,
+    PARTITIONS,
+    POLICY,
+    PREFERRED,
+    REPLICAS,
+    ROOT,
+    STORAGES,
+    Cluster,
+)
+from waltzd.cluster.coordinator import Node
+from waltzd.cluster.documents import (
+    Assignment,
+    ClientMeta,
+    ClusterMeta,
+    Counter,
+    Document,
+    HistoryEntry,
+    Moves,
+    PartitionMeta,
+    PolicyDocument,
+    Preferences,
+    ReplicaSet,
+    ServerMeta,
+    StorageMeta,
+    decode,
+    encode,
+)
+from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, UnknownVersion
+from waltzd.protocol.address import is_name
+
+VERSION = 1
+KIND = "metadata of a waltz cluster"
+PASSES_MAX = 50
+"""So many looks at everything that never agree mean that commands go on changing the cluster."""
+_SINGLE: Mapping[str, type[Document]] = {
+    ROOT: ClusterMeta,
+    ASSIGNMENT: Assignment,
+    CLIENT_IDS: Counter,
+    PREFERRED: Preferences,
+    MOVES: Moves,
+    POLICY: PolicyDocument,
+}
+_NUMBERED: Mapping[str, type[Document]] = {REPLICAS: ReplicaSet, PARTITIONS: PartitionMeta, HISTORY: HistoryEntry}
+_NAMED: Mapping[str, type[Document]] = {EXPECTED: ServerMeta, STORAGES: StorageMeta, CLIENTS: ClientMeta}
+
+
+def kind_of(path: str) -> type[Document] | None:
+    """Which document stands there; None where none does that could be put back."""
+    folder, _, name = path.rpartition("/")
+    if path in _SINGLE:
+        return _SINGLE[path]
+    if folder in _NUMBERED and name.isascii() and name.isdecimal():
+        return _NUMBERED[folder]
+    return _NAMED.get(folder) if is_name(name) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """The documents of a cluster, as they stood at one moment."""
+
+    moment: str
+    documents: Mapping[str, Document]
+    """By path."""
+    left_out: tuple[str, ...] = ()
+    """Documents that were there and could not be understood."""
+
+    @property
+    def meta(self) -> ClusterMeta:
+        found = self.documents[ROOT]
+        assert isinstance(found, ClusterMeta)
+        return found
+
+    def below(self, folder: str, kind: type[Any]) -> dict[str, Any]:
+        """Those of a folder, by their names."""
+        found = {
+            path.rpartition("/")[2]: document
+            for path, document in self.documents.items()
+            if path != ROOT and path.rpartition("/")[0] == folder
+        }
+        assert all(isinstance(document, kind) for document in found.values())
+        return found
+
+    @property
+    def storages(self) -> dict[str, StorageMeta]:
+        return self.below(STORAGES, StorageMeta)
+
+    @property
+    def servers(self) -> dict[str, ServerMeta]:
+        """As they announced themselves last."""
+        return self.below(EXPECTED, ServerMeta)
+
+    def partition(self, number: int) -> PartitionMeta | None:
+        found = self.documents.get(f"{PARTITIONS}/{number}")
+        assert found is None or isinstance(found, PartitionMeta)
+        return found
+
+    def replicas(self, number: int) -> ReplicaSet:
+        found = self.documents.get(f"{REPLICAS}/{number}", ReplicaSet({}))
+        assert isinstance(found, ReplicaSet)
+        return found
+
+    @property
+    def assignment(self) -> Assignment | None:
+        found = self.documents.get(ASSIGNMENT)
+        assert found is None or isinstance(found, Assignment)
+        return found
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def line_of(path: str, document: Document) -> bytes:
+    """One document as a line of the file."""
+    return _line({"path": path, "document": json.loads(encode(document))})
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def write(saved: Saved) -> bytes:
+    head = {
+        "kind": KIND,
+        "version": VERSION,
+        "cluster": saved.meta.name,
+        "key": str(saved.meta.key),
+        "moment": saved.moment,
+        "left_out": list(saved.left_out),
+    }
+    body = b"".join([_line(head), *(line_of(path, document) for path, document in sorted(saved.documents.items()))])
+    return body + _line({"documents": len(saved.documents), "sha256": hashlib.sha256(body).hexdigest()})
+
+
+def read(data: bytes, name: str) -> Saved:
+    """`name` is that of the file, for telling what is wrong with it."""
+    lines = data.splitlines(keepends=True)
+    head = _parse(lines[0] if lines else b"", name, 1)
+    if head.get("kind") != KIND:
+        raise MetadataFileDamaged(f"{name} holds no metadata of a cluster")
+    if type(head.get("version")) is not int or head["version"] > VERSION:
+        raise UnknownVersion(f"{name} has version {head.get('version')}; this program knows {VERSION}")
+    end = _parse(lines[-1], name, len(lines))
+    body = b"".join(lines[:-1])
+    if "sha256" not in end or not lines[-1].endswith(b"\n"):
+        raise MetadataFileDamaged(f"{name} ends in the middle: its last line is not the one that proves it")
+    if end["sha256"] != hashlib.sha256(body).hexdigest() or end.get("documents") != len(lines) - 2:
+        raise MetadataFileDamaged(f"{name} was changed since it was written: its lines do not fit the hash at its end")
+    documents = dict(_document(_parse(line, name, at), name, at) for at, line in enumerate(lines[1:-1], 2))
+    try:
+        saved = Saved(moment=head["moment"], documents=documents, left_out=tuple(head["left_out"]))
+        is_whole = str(saved.meta.key) == head["key"] and len(documents) == len(lines) - 2
+    except (KeyError, TypeError) as error:
+        raise MetadataFileDamaged(f"{name} does not say whose documents it holds") from error
+    if not is_whole or not isinstance(saved.moment, str):
+        raise MetadataFileDamaged(f"{name} contradicts itself: its head names another cluster, or a document comes twice")
+    _check_numbers(saved, name)
+    return saved
+
+
+def _parse(line: bytes, name: str, at: int) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise MetadataFileDamaged(f"{name}: line {at} is not a JSON object") from error
+    if not isinstance(found, dict):
+        raise MetadataFileDamaged(f"{name}: line {at} is not a JSON object")
+    return found
+
+
+def _document(found: Mapping[str, Any], name: str, at: int) -> tuple[str, Document]:
+    path = found.get("path")
+    kind = kind_of(path) if isinstance(path, str) else None
+    if kind is None or not isinstance(path, str):
+        raise UnknownVersion(f"{name}: line {at} has a document {path!r}, which this program does not know")
+    return path, decode(kind, json.dumps(found.get("document")).encode(), f"{name}: {path}")
+
+
+def _check_numbers(saved: Saved, name: str) -> None:
+    partitions, assignment = saved.meta.partitions, saved.assignment
+    numbers = [int(one) for folder in (REPLICAS, PARTITIONS) for one in saved.below(folder, Document)]
+    if max(numbers, default=0) >= partitions or (assignment is not None and len(assignment.owners) != partitions):
+        raise MetadataFileDamaged(f"{name} contradicts itself: it has more or fewer partitions than the cluster")
+
+
+# -- reading a coordinator ---------------------------------------------------------------------------------------------
+
+
+async def cut(cluster: Cluster, *, moment: str) -> Saved:
+    """All documents as they stood at one moment; `ChangedMeanwhile` when they never stand still."""
+    await cluster.meta()  # refuses what is not whole
+    before = await _look(cluster)
+    for _ in range(PASSES_MAX):
+        nodes = await _look(cluster)
+        if _settled(before) == _settled(nodes):
+            break
+        before = nodes
+    else:
+        raise ChangedMeanwhile(
+            f"the documents of the cluster changed in each of {PASSES_MAX} looks at them",
+            not_done="nothing was saved",
+            next_step="wait until no command moves replicas, then try again",
+        )
+    documents, left_out = dict[str, Document](), list[str]()
+    for path, node in nodes.items():
+        kind = kind_of(path)
+        try:
+            if kind is not None:
+                documents[path] = decode(kind, node.data, path)
+        except BadMetadata as error:
+            if "schema" in error.facts or path == ROOT:
+                raise
+            left_out.append(path)
+    return Saved(moment=moment, documents=documents, left_out=tuple(sorted(left_out)))
+
+
+async def _look(cluster: Cluster) -> dict[str, Node]:
+    paths = [path for path in await cluster.paths() if kind_of(path) is not None]
+    nodes = await cluster.each(paths, cluster.coordinator.get)
+    return {path: node for path, node in zip(paths, nodes, strict=True) if node is not None}
+
+
+def _settled(nodes: Mapping[str, Node]) -> dict[str, object]:
+    """What has to stand still: the documents, without what only rises."""
+    return {
+        path: _without_marks(node) if path.startswith(f"{PARTITIONS}/") else (node.created, node.version)
+        for path, node in nodes.items()
+        if path != CLIENT_IDS and not path.startswith(f"{CLIENTS}/")
+    }
+
+
+def _without_marks(node: Node) -> object:
+    try:
+        meta = decode(PartitionMeta, node.data, "")
+    except BadMetadata:
+        return node.created, node.version
+    return replace(meta, replicas={name: replace(one, acknowledged=-1) for name, one in meta.replicas.items()})

@@ -1,0 +1,91 @@
+"""What a client does, told to the systems that watch applications: figures for Prometheus, spans for OpenTelemetry.
+
+    client = Client("server-1:55180", handler=view)
+    observe.metrics(client)
+    observe.traces(client)
+    async with client: ...
+
+Each takes a `Client` or a `BlockingClient` that is not open yet, and is an extra: `waltzd[metrics]`, `waltzd[otel]`. A
+client that nobody observes does nothing for either."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from waltzd.client.client import Client
+from waltzd.errors import BadArgument, not_installed
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
+
+    from waltzd.client.blocking import BlockingClient
+    from waltzd.client.instrument import Instrument
+
+__all__ = ["metrics", "traces"]
+Observed: TypeAlias = "Client | BlockingClient"
+
+
+def metrics(client: Observed, *, name: str = "client", registry: CollectorRegistry | None = None) -> None:
+    """Register the figures of a client with Prometheus: outcomes, how long they took, what is under way, and for each
+    partition the position of the view, how far it is behind, and whether it fails. docs/metrics.md lists them.
+
+    Args:
+        client: A client that is not open yet.
+        name: The label `client` of its figures. Of two clients of one process each needs its own.
+        registry: Where to register; the default of `prometheus_client` if it is not given.
+
+    Raises:
+        NotInstalled: `prometheus_client` is missing: `pip install 'waltzd[metrics]'`.
+        BadArgument: The client is open, or another one that is not closed has the name in this registry.
+
+    Example:
+        ```python
+        client = Client(servers, handler=view)
+        observe.metrics(client)
+        prometheus_client.start_http_server(9100)
+        ```
+    """
+    inner = _unopened(client)
+    _look(inner, _module("prometheus", "metrics").figures_of(inner, name, registry))
+
+
+def traces(client: Observed, *, tracer_provider: TracerProvider | None = None) -> None:
+    """Make a span of everything that a client sends and applies, with OpenTelemetry.
+
+    `waltz append` lasts from handing in to the outcome, below the span of the caller, once for each attempt of a submit.
+    `waltz apply` lasts as long as the view works on a transaction, or on several together; statements of its database are
+    below it. Where this client has appended what is applied, the second has a link to the first. In other processes both
+    have the attributes `waltz.partition` and `waltz.id`: the 32 bits of a header have no room for a context.
+
+    Args:
+        client: A client that is not open yet.
+        tracer_provider: Where spans go; the global one of OpenTelemetry if it is not given.
+
+    Raises:
+        NotInstalled: `opentelemetry-api` is missing: `pip install 'waltzd[otel]'`.
+        BadArgument: The client is open.
+    """
+    _look(_unopened(client), _module("opentelemetry", "otel").Spans(tracer_provider))
+
+
+def _unopened(client: Any) -> Client:
+    inner = client if isinstance(client, Client) else getattr(client, "_client", None)
+    if not isinstance(inner, Client):
+        raise BadArgument(f"{client!r} is neither a Client nor a BlockingClient")
+    if inner.partitions:
+        raise BadArgument("the client is open already", next_step="observe it before it is opened")
+    return inner
+
+
+def _look(client: Client, instrument: Instrument) -> None:
+    if instrument not in client._instruments:
+        client._instruments.append(instrument)
+
+
+def _module(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        raise not_installed(error, extra) from error

@@ -1,0 +1,174 @@
+"""The figures of clients for Prometheus. Counted where an outcome comes; everything else is read when somebody scrapes.
+
+One collector serves all clients of a registry, because a page may name each metric once. Scraping may happen on any thread:
+what is read there are numbers, which others change meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from waltzd.client.client import Client
+from waltzd.client.follower import Call
+from waltzd.client.instrument import handed_on
+from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes, Submission
+from waltzd.errors import BadArgument
+from waltzd.protocol.histogram import BOUNDS, Durations, Histogram
+from waltzd.protocol.locks import Committed, Reason, Rejected
+
+_BOUNDS = (*map(floatToGoString, BOUNDS), "+Inf")
+_NAMES = {IS_COMMITTED: "committed", IS_UNKNOWN: "unknown", **{int(reason): reason.name.lower() for reason in Reason}}
+NOT_SENT, CANCELLED = "not_sent", "cancelled"
+OUTCOMES = (*_NAMES.values(), NOT_SENT, CANCELLED)
+
+
+class Figures:
+    """What is counted of one client."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.retries = 0
+        self.durations = Durations()
+        self.applied = Durations()
+        self.apply_failures = 0
+
+    def sent(self, partition: int, submission: Submission, outcome: asyncio.Future[Any]) -> None:
+        outcome.add_done_callback(partial(self._decided, submission.rows, time.perf_counter()))
+
+    def _decided(self, rows: int, started: float, outcome: asyncio.Future[Any]) -> None:
+        if outcome.cancelled():
+            self.outcomes[CANCELLED] += rows
+        elif outcome.exception() is not None:
+            self.outcomes[NOT_SENT] += rows
+        else:
+            self.durations.add(time.perf_counter() - started, rows)
+            found = outcome.result()
+            if isinstance(found, Outcomes):
+                for reason, count in enumerate(np.bincount(found.reasons).tolist()):
+                    if count:
+                        self.outcomes[_NAMES[reason]] += count
+            elif isinstance(found, Committed):
+                self.outcomes["committed"] += rows
+            else:
+                self.outcomes[found.reason.name.lower() if isinstance(found, Rejected) else "unknown"] += rows
+
+    def again(self, partition: int) -> None:
+        self.retries += 1
+
+    def calling(self, partition: int, call: Call) -> Call:
+        async def counted(function: Any, *arguments: Any) -> Any:
+            given = handed_on(function, arguments)
+            if not given:
+                return await call(function, *arguments)
+            started = time.perf_counter()
+            try:
+                found = await call(function, *arguments)
+            except Exception:
+                self.apply_failures += 1
+                raise
+            self.applied.add((time.perf_counter() - started) / len(given), len(given))
+            return found
+
+        return counted
+
+
+class ClientCollector(Collector):
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._clients: WeakKeyDictionary[Client, Figures] = WeakKeyDictionary()
+
+    def add(self, client: Client, name: str) -> Figures:
+        with self._lock:
+            for other, figures in list(self._clients.items()):
+                if figures.name == name and other is not client:
+                    if not _is_over(other):
+                        raise BadArgument(f"another client has the name {name!r}", next_step="give each its own `name`")
+                    del self._clients[other]
+            return self._clients.setdefault(client, Figures(name))
+
+    def describe(self) -> Iterator[Metric]:
+        return families([])
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            clients = list(self._clients.items())
+        return families([(figures, client) for client, figures in clients])
+
+
+def _is_over(client: Client) -> bool:
+    """It was open once, and is closed."""
+    return client._registration is not None and not client.partitions
+
+
+_collectors: WeakKeyDictionary[CollectorRegistry, ClientCollector] = WeakKeyDictionary()
+_registering = Lock()
+
+
+def figures_of(client: Client, name: str, registry: CollectorRegistry | None) -> Figures:
+    """What is to be told of everything that the client does."""
+    registry = REGISTRY if registry is None else registry
+    with _registering:
+        collector = _collectors.get(registry)
+        if collector is None:
+            collector = _collectors[registry] = ClientCollector()
+            registry.register(collector)
+    return collector.add(client, name)
+
+
+def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
+    outcomes = CounterMetricFamily(
+        "waltz_client_transactions",
+        "Transactions that were handed in, by outcome; each attempt of a submit counts.",
+        labels=["client", "outcome"],
+    )
+    retries = CounterMetricFamily(
+        "waltz_client_retries", "How often a submit built its transaction anew.", labels=["client"]
+    )
+    failures = CounterMetricFamily("waltz_client_apply_failures", "Calls of the view that failed.", labels=["client"])
+    took = HistogramMetricFamily("waltz_client_outcome_seconds", "From handing in to the outcome.", labels=["client"])
+    applied = HistogramMetricFamily(
+        "waltz_client_apply_seconds", "What the view took for a transaction.", labels=["client"]
+    )
+    for figures, _ in found:
+        for outcome in OUTCOMES:
+            outcomes.add_metric([figures.name, outcome], figures.outcomes[outcome])
+        retries.add_metric([figures.name], figures.retries)
+        failures.add_metric([figures.name], figures.apply_failures)
+        for family, durations in ((took, figures.durations), (applied, figures.applied)):
+            _add(family, figures.name, durations.histogram())
+    yield from (outcomes, retries, failures, took, applied)
+    states = [(figures, state) for figures, client in found for state in client.status()]
+    for name, about, value in GAUGES:
+        gauge = GaugeMetricFamily(f"waltz_client_{name}", about, labels=["client", "partition"])
+        for figures, state in states:
+            gauge.add_metric([figures.name, str(state.partition)], value(state))
+        yield gauge
+
+
+def _add(family: HistogramMetricFamily, name: str, found: Histogram) -> None:
+    rising = zip(_BOUNDS, map(float, accumulate(found.counts)), strict=True)
+    family.add_metric([name], list(rising), found.seconds)
+
+
+GAUGES = (
+    ("pending", "Transactions without an outcome yet.", lambda state: state.pending),
+    ("ready", "1 when transactions leave at once.", lambda state: state.is_ready),
+    ("position", "The highest id that the view has applied; -1 for none.", lambda state: state.applied),
+    ("lag", "Transactions that the view is behind the end of the log.", lambda state: state.lag),
+    ("failing", "1 while the view fails.", lambda state: state.failing is not None),
+    ("stopped", "1 when the partition was stopped by an error.", lambda state: state.stopped is not None),
+)

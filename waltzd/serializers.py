@@ -1,0 +1,403 @@
+"""Ready serializers: values of an application as payloads, and back.
+
+`Json` is for plain values. The others are for events: objects of classes that the application declares once, each with the
+name and the version by which the log knows them (`EventType`). A payload is an envelope of three, `type`, `version` and
+`data`, in JSON or MessagePack, so other programs can read it, too. What an older program wrote comes up to the version of
+today by pure functions, one version at a time. What a newer program wrote is an error of its own (`EventUnknown`): a view
+waits in front of it, for the program that knows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from waltzd.client.view import E, E_co
+from waltzd.errors import BadArgument, EventUnknown, EventUnreadable
+
+if TYPE_CHECKING:
+    import msgspec
+    import pydantic
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
+
+__all__ = ["EventType", "Json", "JsonEvents", "MsgspecEvents", "PydanticEvents"]
+
+Upcast: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""The data of one version as that of the next."""
+_NAME = re.compile(r"[^\s\"\\]+")
+_PLAIN = (bool, int, float, str)
+
+
+class Json(Generic[V]):
+    """Plain values as JSON: what `json.dumps` takes. `Json[V]` is for values of the type V, which nothing checks.
+
+    Example:
+        ```python
+        client = Client(servers, serializer=Json[dict[str, int]]())
+        ```
+    """
+
+    def encode(self, value: V) -> bytes:
+        """The JSON of a value, as UTF-8.
+
+        Raises:
+            BadArgument: JSON has no such value.
+        """
+        return _json(value)
+
+    def decode(self, payload: bytes) -> V:
+        """The value of a payload.
+
+        Raises:
+            EventUnreadable: It is no JSON.
+        """
+        try:
+            value: V = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise EventUnreadable(f"this payload is no JSON: {error}") from error
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class EventType(Generic[E_co]):
+    """A class of events, with the name and the version by which the log knows it.
+
+    The class may be renamed; name and versions stay as they are, because the log stays. A new version needs a function
+    that makes its data of the data before: `upcasts={1: one_to_two, 2: two_to_three}` for version 3. They are pure, and
+    see the data as it was read: dictionaries, lists, texts and numbers.
+
+    Raises:
+        BadArgument: The name is empty or has blanks, quotes or backslashes, the version is below 1, or `upcasts` is not
+            one function for each version before it.
+
+    Example:
+        ```python
+        def with_currency(data):
+            return {**data, "currency": "EUR"}
+
+        EventType(Deposited, "deposited", version=2, upcasts={1: with_currency})
+        ```
+    """
+
+    cls: type[E_co]
+    """The class of the program of today."""
+    name: str
+    """By which the log knows it, for ever."""
+    version: int = 1
+    """In which it is written from now on."""
+    upcasts: Mapping[int, Upcast] = dataclasses.field(default_factory=dict)
+    """For each version before, what makes the next one of its data."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cls, type):
+            raise BadArgument(f"an event type has a class, not {self.cls!r}")
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise BadArgument(f"the name of an event type is a text without blanks, quotes and backslashes: {self.name!r}")
+        if type(self.version) is not int or self.version < 1:
+            raise BadArgument(f"versions of an event type begin at 1; {self.name} has {self.version!r}")
+        wanted, given = list(range(1, self.version)), list(self.upcasts)
+        if sorted(given) != wanted:
+            raise BadArgument(
+                f"the event type {self.name} has version {self.version}, and upcasts from {sorted(given)}, not {wanted}",
+                next_step="give one function for each version before: `upcasts={1: one_to_two, …}`",
+            )
+
+
+class _Events(ABC, Generic[E]):
+    """What the serializers of events share: the envelope is theirs, the form is that of a subclass."""
+
+    _unreadable: tuple[type[Exception], ...] = (ValueError, RecursionError)
+    """What means that a payload cannot be read."""
+
+    def __init__(self, *types: EventType[E]) -> None:
+        if not types:
+            raise BadArgument("a serializer of events needs one event type at least")
+        self._by_class = {one.cls: one for one in types}
+        self._by_name = {one.name: one for one in types}
+        if not len(types) == len(self._by_class) == len(self._by_name):
+            raise BadArgument(
+                f"a class or a name stands twice among the event types {', '.join(one.name for one in types)}"
+            )
+
+    def encode(self, value: E) -> bytes:
+        """The payload of an event.
+
+        Raises:
+            BadArgument: Its class is none of the event types, or it cannot be written in this form.
+        """
+        kind = self._by_class.get(type(value))
+        if kind is None:
+            known = ", ".join(one.__name__ for one in self._by_class)
+            raise BadArgument(f"{type(value).__name__} is none of the event types of this serializer: {known}")
+        return self._payload(kind, value)
+
+    def decode(self, payload: bytes) -> E:
+        """The event of a payload, in the version of today.
+
+        Raises:
+            EventUnknown: Its type, or the version of that, is not known here: a newer program wrote it.
+            EventUnreadable: It is no envelope of this form, or its data does not fit its type.
+            Exception: What a function of `upcasts` raises.
+        """
+        try:
+            name, version, content = self._open(payload)
+        except self._unreadable as error:
+            raise EventUnreadable(f"this payload is no event: {_first_line(error)}") from error
+        kind = self._by_name.get(name)
+        if kind is None:
+            raise EventUnknown(f"no event type here is called {name!r}", type=name, version=version)
+        if version > kind.version:
+            why = f"this is version {version} of the event type {name}, and {kind.version} is the newest here"
+            raise EventUnknown(why, type=name, version=version)
+        try:
+            return self._event(kind, version, content)
+        except self._unreadable as error:
+            why = f"the data of this event does not fit version {version} of the event type {name}: {_first_line(error)}"
+            raise EventUnreadable(why, type=name, version=version) from error
+
+    @abstractmethod
+    def _payload(self, kind: EventType[E], value: E) -> bytes: ...
+
+    @abstractmethod
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
+        """Type, version and data of an envelope."""
+
+    @abstractmethod
+    def _event(self, kind: EventType[E], version: int, content: Any) -> E: ...
+
+
+class JsonEvents(_Events[E]):
+    """Events as JSON, with nothing but the standard library: dataclasses whose fields are texts, numbers, booleans, None,
+    and lists and dictionaries of these. For more there are `PydanticEvents` and `MsgspecEvents`.
+
+    Values are checked against the types of the fields, as they are written and as they are read.
+
+    Example:
+        ```python
+        events = JsonEvents[Deposited | Withdrawn](EventType(Deposited, "deposited"), EventType(Withdrawn, "withdrawn"))
+        client = Client(servers, serializer=events)
+        ```
+    """
+
+    def __init__(self, *types: EventType[E]) -> None:
+        """A serializer of these events.
+
+        Raises:
+            BadArgument: A class is no dataclass, or a field has a type that JSON cannot give back; a class or a name
+                stands twice, or there is none.
+        """
+        super().__init__(*types)
+        self._fields = {one.name: _fields_of(one.cls) for one in types}
+
+    def _payload(self, kind: EventType[E], value: E) -> bytes:
+        found = {name: getattr(value, name) for name in self._fields[kind.name]}
+        wrong = self._misfit(kind, found)
+        if wrong:
+            raise BadArgument(f"a {type(value).__name__} cannot be written: {wrong}")
+        return _json({"type": kind.name, "version": kind.version, "data": found})
+
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
+        return _envelope(json.loads(payload))
+
+    def _event(self, kind: EventType[E], version: int, content: Any) -> E:
+        found = _upcast(kind, version, content)
+        wrong = self._misfit(kind, found)
+        if wrong:
+            raise ValueError(wrong)
+        try:
+            return kind.cls(**found)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+    def _misfit(self, kind: EventType[E], found: Mapping[str, Any]) -> str:
+        fields = self._fields[kind.name]
+        for name, value in found.items():
+            if name not in fields:
+                return f"there is no field {name!r}"
+            if not _fits(value, fields[name]):
+                return f"its {name} is {value!r}"
+        return ""
+
+
+class PydanticEvents(_Events[E]):
+    """Events as JSON, by pydantic: models, and dataclasses with any types that pydantic knows. Needs `waltzd[pydantic]`.
+
+    Example:
+        ```python
+        class Deposited(BaseModel):
+            account: UUID
+            amount: Decimal
+
+        events = PydanticEvents[Deposited](EventType(Deposited, "deposited"))
+        ```
+    """
+
+    def __init__(self, *types: EventType[E]) -> None:
+        """A serializer of these events.
+
+        Raises:
+            ModuleNotFoundError: pydantic is not installed.
+            BadArgument: A class or a name stands twice, or there is none.
+        """
+        make = _needed("pydantic").TypeAdapter
+        super().__init__(*types)
+        self._adapters: dict[str, pydantic.TypeAdapter[E]] = {one.name: make(one.cls) for one in types}
+
+    def _payload(self, kind: EventType[E], value: E) -> bytes:
+        body = self._adapters[kind.name].dump_json(value, by_alias=True)
+        return b'{"type":%s,"version":%d,"data":%s}' % (_json(kind.name), kind.version, body)
+
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
+        return _envelope(json.loads(payload))
+
+    def _event(self, kind: EventType[E], version: int, content: Any) -> E:
+        # As JSON again: a strict model takes a text for a date from JSON, and not from Python.
+        return self._adapters[kind.name].validate_json(_json(_upcast(kind, version, content)))
+
+
+class MsgspecEvents(_Events[E]):
+    """Events as JSON or MessagePack, by msgspec: structs, and dataclasses with any types that msgspec knows. The fastest.
+    Needs `waltzd[msgspec]`.
+
+    Example:
+        ```python
+        class Deposited(msgspec.Struct, frozen=True):
+            account: UUID
+            amount: Decimal
+
+        events = MsgspecEvents[Deposited](EventType(Deposited, "deposited"), form="msgpack")
+        ```
+    """
+
+    _forms: ClassVar = ("json", "msgpack")
+
+    def __init__(self, *types: EventType[E], form: Literal["json", "msgpack"] = "json") -> None:
+        """A serializer of these events.
+
+        Args:
+            types: The event types.
+            form: Of the payloads. A log keeps the one that it began with.
+
+        Raises:
+            ModuleNotFoundError: msgspec is not installed.
+            BadArgument: There is no such form; a class or a name stands twice, or there is none.
+        """
+        spec: Any = _needed("msgspec")
+        if form not in self._forms:
+            raise BadArgument(f"the form of events is one of {', '.join(self._forms)}, not {form!r}")
+        super().__init__(*types)
+        self._unreadable = (spec.MsgspecError, ValueError, RecursionError)
+        self._convert: Callable[[Any, type[E]], E] = spec.convert
+        module = getattr(spec, form)
+        self._encode: Callable[[Any], bytes] = module.encode
+        self._plain: Callable[[msgspec.Raw], Any] = module.decode
+        envelope = spec.defstruct("Envelope", [("type", str), ("version", int), ("data", spec.Raw)])
+        self._envelope: msgspec.json.Decoder[Any] = module.Decoder(envelope)
+        self._decoders: dict[str, msgspec.json.Decoder[E]] = {one.name: module.Decoder(one.cls) for one in types}
+
+    def _payload(self, kind: EventType[E], value: E) -> bytes:
+        return self._encode({"type": kind.name, "version": kind.version, "data": value})
+
+    def _open(self, payload: bytes) -> tuple[str, int, Any]:
+        found = self._envelope.decode(payload)
+        return _envelope({"type": found.type, "version": found.version, "data": found.data})
+
+    def _event(self, kind: EventType[E], version: int, content: Any) -> E:
+        if version == kind.version:
+            return self._decoders[kind.name].decode(content)
+        return self._convert(_upcast(kind, version, self._plain(content)), kind.cls)
+
+
+def _needed(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ModuleNotFoundError(
+            f"this serializer needs {package}, which is not installed: pip install 'waltzd[{package}]'", name=package
+        ) from None
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"this cannot be written as JSON: {error}") from error
+
+
+def _envelope(found: Any) -> tuple[str, int, Any]:
+    if not isinstance(found, dict) or not found.keys() >= {"type", "version", "data"}:
+        raise ValueError("it has no `type`, `version` and `data`")
+    name, version = found["type"], found["version"]
+    if not isinstance(name, str) or type(version) is not int or version < 1:
+        raise ValueError(f"its type is {name!r} and its version {version!r}")
+    return name, version, found["data"]
+
+
+def _upcast(kind: EventType[Any], version: int, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError("it is no object with fields")
+    data: dict[str, Any] = content
+    for number in range(version, kind.version):
+        data = kind.upcasts[number](data)
+    return data
+
+
+def _fields_of(cls: type) -> dict[str, Any]:
+    """The types of the fields of a dataclass, as far as JSON gives them back as they were."""
+    if not dataclasses.is_dataclass(cls):
+        raise BadArgument(f"{cls.__name__} is no dataclass: `PydanticEvents` and `MsgspecEvents` take other classes")
+    hints = get_type_hints(cls)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    for name, wanted in fields.items():
+        if not _is_plain(wanted):
+            raise BadArgument(
+                f"JSON does not give back the field {name} of {cls.__name__}, which is {wanted}",
+                next_step="use `PydanticEvents` or `MsgspecEvents`, or a text or number in its place",
+            )
+    return fields
+
+
+def _is_plain(wanted: Any) -> bool:
+    if wanted in (*_PLAIN, NoneType, Any):
+        return True
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, UnionType, list):
+        return all(map(_is_plain, parts))
+    if origin is Literal:
+        return all(type(part) in (*_PLAIN, NoneType) for part in parts)
+    return origin is dict and parts[0] is str and _is_plain(parts[1])
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Of a type that `_is_plain`."""
+    if wanted is Any:
+        return True
+    if wanted is float:
+        return type(value) in (float, int)
+    if isinstance(wanted, type) and get_origin(wanted) is None:
+        return type(value) is wanted
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, parts[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(type(key) is str and _fits(one, parts[1]) for key, one in value.items())
+    if origin is Literal:
+        return value in parts
+    return any(_fits(value, part) for part in parts)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,61 @@
+"""Who answers at an address where no server of Waltz does: a name for the mistake, from one look at the port.
+
+Nothing is asked of the other side that changes anything there, and nothing that it says is believed beyond its name."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+
+from waltzd.errors import CannotConnect, WaltzError, WrongPeer
+from waltzd.protocol.address import parse_address
+
+LOOK_SECONDS = 1.0
+_HTTP2_SETTINGS = 4
+_PORTS = {
+    "/waltz.v1.Replica/Quiet": "the port of a storage, which is for servers",
+    "/waltz.v1.ServerAdmin/Describe": "the port of a server for operators",
+    "/waltz.v1.StorageAdmin/Describe": "the port of a storage for operators",
+}
+_NEXT = "give the address at which the servers listen for applications: `listen` in the configuration of a server"
+
+
+async def stranger_at(address: str) -> WaltzError | None:
+    """Why nobody there speaks gRPC; None where somebody may."""
+    try:
+        place = parse_address(address)
+        async with asyncio.timeout(LOOK_SECONDS):
+            reader, writer = await asyncio.open_connection(place.host, place.port)
+    except ConnectionRefusedError:
+        return CannotConnect(f"nothing listens at {address}")
+    except (OSError, ValueError, TimeoutError):
+        return None
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            found = await reader.read(64)
+    except TimeoutError:  # a server that hangs says nothing either
+        return None
+    except OSError:
+        found = b""
+    finally:
+        writer.transport.abort()
+    if found.startswith(b"HTTP/"):
+        return WrongPeer(f"an HTTP server answers at {address}", next_step=_NEXT)
+    if len(found) > 3 and found[3] == _HTTP2_SETTINGS:
+        return None
+    return WrongPeer(f"another program answers at {address}, one that does not speak gRPC", next_step=_NEXT)
+
+
+async def port_behind(channel: Any, address: str) -> WrongPeer:
+    """Which other port of Waltz a channel has reached, where it knows none of the calls of applications."""
+    for call, name in _PORTS.items():
+        try:
+            await channel.unary_unary(call)(b"", timeout=LOOK_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE):
+                continue
+        return WrongPeer(f"{address} is {name}", next_step=_NEXT)
+    return WrongPeer(f"another program answers at {address}, one that speaks gRPC", next_step=_NEXT)
