@@ -41,7 +41,7 @@ async def save_archived(
             f"{before.archive}; it does not go back to id {meta.last} by the manifest {meta.number} of {meta.archive}"
         )
     folder: list[Change] = []
-    if version == NO_VERSION and await coordinator.get(ARCHIVES) is None:  # no cluster is made with one
+    if version == NO_VERSION and await coordinator.get(ARCHIVES) is None:  # a cluster of an older version has none
         folder = [Create(ARCHIVES, b"")]
     try:
         await coordinator.commit([*folder, put(archive_path(partition), encode(meta), version)])

@@ -71,8 +71,8 @@ POLICY = "/policy"
 ARCHIVES = "/archives"
 ELECTION = "/election"
 LEADER = f"{ELECTION}/leader"
-FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, ELECTION, HISTORY)
-_OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY, ARCHIVES)}
+FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, ELECTION, HISTORY, ARCHIVES)
+_OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
