@@ -35,7 +35,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
         "analysis": ("", "What a log says when all of it is looked at."),
         "audit": ("", "Who asked the daemons for what, and was refused what."),
-        "archive": ("", "What was exported, back as files of a log."),
+        "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
         "client": ("", "Which applications are connected, and who is slowed."),
@@ -84,10 +84,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "archive": {
+        "clean": ("waltzctl.records.archive:clean", "Remove what uploads that were cut short have left."),
         "restore": (
             "waltz_spark.restoring.archive_command:restore_",
             "Make segments again from a lossless export, byte for byte.",
         ),
+        "status": ("waltzctl.records.archive:status", "How far each partition is archived."),
+        "verify": ("waltzctl.records.archive:verify", "Check an archive in its store."),
     },
     "audit": {
         "list": ("waltzctl.watching.audit:list_", "What daemons were asked lately, and by whom."),

@@ -984,6 +984,72 @@ class StoreFailed(WaltzError):
     next_step = "check that the place exists and that you may write there, then run the same command again"
 
 
+class StoreUnavailable(WaltzError):
+    """The store of the archive did not answer in time, or answered with a fault of its own. What was to be written may be
+    there all the same. Storages try again, later and later, and delete nothing meanwhile: the log grows on their disks."""
+
+    code, exit_code, retry = "W2260", EXIT_TIMEOUT, Retry.LATER
+    not_done = "it is not known whether the object was written"
+    next_step = "check that the store is up and can be reached from here; storages try again by themselves"
+
+
+class StoreRefused(WaltzError):
+    """The store of the archive answered that it will not do this: no rights, no such bucket or directory, or a store that
+    cannot write under a condition. The message has its own words. Storages try again from time to time, so that nothing
+    but the cause has to be removed."""
+
+    code, exit_code = "W2261", EXIT_NOT_AUTHORISED
+    not_done = "nothing was written"
+    next_step = "check the address and the credentials: reading, listing and conditional writing are needed"
+
+
+class ObjectAbsent(WaltzError):
+    """An object that was asked for is not in the store of the archive. Where the archive's manifest names it, somebody has
+    deleted it."""
+
+    code, exit_code = "W2262", EXIT_NOT_FOUND
+    not_done = "nothing was read or written"
+    next_step = "check that the address names the right store, and who deletes in it"
+
+
+class ObjectExists(WaltzError):
+    """The store of the archive has another object under this name than the writer expected: a second writer was first.
+    Nothing was written over. Archiving reads what is there and goes on from it."""
+
+    code, exit_code, retry = "W2263", EXIT_CONFLICT, Retry.LATER
+    not_done = "nothing was written"
+    next_step = "nothing, if another storage did the same work; otherwise find out who else writes to this store"
+
+
+class ArchiveDamaged(WaltzError):
+    """An object of an archive is not what was written there, or names what is not there: bit rot, or something else writes
+    to the store. The message names the object, and where it can be told the ids. Nothing is done with it, and nothing is
+    built upon it; the replicas of the cluster do not depend on it."""
+
+    code, exit_code = "W2264", EXIT_FINDINGS
+    not_done = "nothing was written, and nothing of it was used"
+    next_step = "bring the object back from a copy or an older version of it in the store"
+
+
+class ForeignArchive(WaltzError):
+    """The store that `archive` names holds the archive of another cluster, or is empty although an archive of this cluster
+    was begun: another store, or one that was emptied. Archives are never mixed, and one is never begun a second time by
+    itself. Nothing was written."""
+
+    code, exit_code = "W2265", EXIT_CONFLICT
+    not_done = "nothing was written"
+    next_step = "let `archive` of all storages name the store in which the archive of this cluster was begun"
+
+
+class NoArchive(WaltzError):
+    """This storage has no `archive` in its configuration, so it uploads nothing. The owner of a partition asks another of
+    its storages; where none has one, the log is not archived."""
+
+    code, status = "W2266", "FAILED_PRECONDITION"
+    not_done = "nothing was uploaded"
+    next_step = "set `archive` in the configuration of each storage, with the same store, and start them again"
+
+
 class ArchiveUnfit(WaltzError):
     """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
     `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or

@@ -24,6 +24,7 @@ from waltzctl.shell import blueprint, numbers
 from waltzctl.shell.blueprint import Blueprint, Life
 from waltzd.client.routes import addresses_of
 from waltzd.cluster.documents import (
+    ArchiveMeta,
     Assignment,
     ClusterMeta,
     CopyRate,
@@ -242,6 +243,7 @@ DOCUMENTS: list[Document] = [
     Preferences(partitions={0: "s", 7: "t"}),
     Moves(partitions={0: ("a", "b"), 10: ()}),
     CopyRate(bytes_per_second=1, who="a@b"),
+    ArchiveMeta(archive=KEY, number=1, sha256=64 * "a", last=5),
     PolicyDocument(grants=(
         Grant(names=(Pattern("pay-*"), Pattern("*")), may=tuple(Verb)),
         Grant(names=(Pattern("anonymous"),), may=(Verb.APPEND,), partitions=Ranges("0-3,7"), one_instance=True,

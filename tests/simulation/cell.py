@@ -12,6 +12,7 @@ from typing import Any, ParamSpec
 from uuid import UUID
 
 from tests.unit.timeless import run
+from waltzd.archive.store import Store
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
@@ -62,6 +63,8 @@ class SimStorage:
         self.fatal: list[BaseException] = []
         self.door: StorageDoor | None = None
         self._ports: list[StoragePort] = []
+        self.store: Store | None = None
+        """Of the archive, from the next start on."""
 
     @property
     def meta(self) -> StorageMeta:
@@ -74,15 +77,18 @@ class SimStorage:
             ROOT,
             key=KEY,
             partitions=self.partitions,
-            settings=PartitionSettings(segment_bytes_max=self.segment_bytes, say=self.log.append),
+            settings=PartitionSettings(
+                segment_bytes_max=self.segment_bytes, say=self.log.append, archives=self.store is not None
+            ),
             reserve_bytes=0,
         )
         if create:
             for number in range(self.partitions):
                 directory.create_partition(number)
         self.calls = StorageCalls(
-            self.disk, directory, config, run_writing=inline, run_reading=inline, on_fatal=self.fatal.append
-        )
+            self.disk, directory, config, run_writing=inline, run_reading=inline, on_fatal=self.fatal.append,
+            store=self.store,
+        )  # fmt: skip
         self.calls.start()
         self.door = StorageDoor(self.name, self.calls, self.fatal.append)
         return self

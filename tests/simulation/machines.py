@@ -7,6 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
+from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.loop import Life, SimLoop
 from tests.simulation.network import Network
 from tests.simulation.plan import Setup
@@ -41,6 +42,8 @@ class World(Protocol):
     zookeeper: ZooKeeper
     storages: dict[str, StorageMachine]
     servers: dict[str, ServerMachine]
+    store: FaultyStore | None
+    """Of the archive."""
     latest_shown: int
     """The highest time, in microseconds, that the clock of a server has shown."""
 

@@ -43,6 +43,7 @@ FAULTS = (
     "here",
     "forge",
     "instances",
+    "archive",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -57,7 +58,7 @@ groups of transactions. `suspicion`: servers look out for each other, and replac
 session ends; ports refuse for a while though the process lives; leader and owner are killed together. `here`:
 storages write small appends in the moment in which they come. `forge`: somebody with the key of a server tries to write
 into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
-other and woken, while owners change."""
+other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
@@ -68,6 +69,8 @@ YOUNGEST = ("suspicion", "here")
 FOREIGN = ("forge",)
 """The same."""
 LATEST = ("instances",)
+"""Likewise."""
+ARCHIVED = ("archive",)
 """Likewise."""
 OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
@@ -172,7 +175,7 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST
+    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED
     chosen = tuple(fault for fault in FAULTS if fault not in beside and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
@@ -185,6 +188,8 @@ def make_plan(
     chosen += tuple(fault for fault in FOREIGN if seed >= OLD_SEEDS and foreign.random() < 0.4)
     latest = random.Random(f"latest {seed}")
     chosen += tuple(fault for fault in LATEST if seed >= OLD_SEEDS and latest.random() < 0.3)
+    archive = random.Random(f"archive {seed}")
+    chosen += tuple(fault for fault in ARCHIVED if seed >= OLD_SEEDS and archive.random() < 0.3)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -635,5 +640,5 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here")
+_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive")
 assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *_WITHOUT_EVENTS} == set(FAULTS)

@@ -181,6 +181,7 @@ class StorageMachine(Machine):
             on_fatal=self._on_fatal,
             run_here=_at_once if "here" in setup.faults else None,
             clock=lambda: int(1e9 * world.loop.now),
+            store=world.store,
         )
         for replica in directory.partitions():
             promised = self.answers.promised.get(replica.number, replica.promised_session)
@@ -194,7 +195,7 @@ class StorageMachine(Machine):
 
     def _directory(self, disk: SimDisk, *, say: Callable[[str], None]) -> Directory:
         setup = self.world.setup
-        settings = PartitionSettings(segment_bytes_max=setup.segment_bytes, say=say)
+        settings = PartitionSettings(segment_bytes_max=setup.segment_bytes, say=say, archives=self.world.store is not None)
         key, partitions = self.world.meta.key, setup.partitions
         return Directory.open(disk, self.name, key=key, partitions=partitions, settings=settings, reserve_bytes=0)
 

@@ -24,6 +24,7 @@ from tests.checker.verdict import Verdict, judge
 from tests.simulation.clients import ClientMachine
 from tests.simulation.coordinator import ZooKeeper
 from tests.simulation.events import happen
+from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.files import batch_files, broken_chain, differences
 from tests.simulation.loop import Life, SimLoop, run
 from tests.simulation.machines import ZOOKEEPER, Exited, Machine
@@ -32,14 +33,20 @@ from tests.simulation.operators import OperatorMachine
 from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
+from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.manifest import Label, pieces_of
+from waltzd.archive.verification import check_piece
+from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
+from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
-from waltzd.format.record import Run
+from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
+from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
 
 PATIENCE_SECONDS = 60.0
@@ -47,6 +54,9 @@ PATIENCE_SECONDS = 60.0
 STEPS_MAX = 3_000_000
 RESERVED_FROM = 40
 """What stands behind in the header of a segment means nothing, and stays as it is when it is damaged."""
+
+
+STORE_FAULTS = Faults(lost=5, refused=10, late=3, repeated=5, torn=5, rotten=3)
 
 
 class Stuck(AssertionError):
@@ -141,6 +151,10 @@ class Simulation:
         self.operators = {
             name: OperatorMachine(self, name) for name in OPERATORS if {"members", "upgrade"} & {*self.setup.faults}
         }
+        self.store: FaultyStore | None = None
+        """Of the archive."""
+        if "archive" in self.setup.faults:
+            self.store = FaultyStore(random.Random(f"store {plan.seed}"), STORE_FAULTS)
         self.committed = 0
         self.ended = 0.0
         self.latest_shown = 0
@@ -528,6 +542,7 @@ class Simulation:
                 committed = pipeline.committed
                 runs = [found async for found in pipeline.read(0, committed, with_locks=True)] if committed >= 0 else []
                 await self._check_times(pipeline, runs)
+                await self._check_archive(partition, runs)
                 break
             except WaltzError as error:
                 if self.loop.now > end:
@@ -554,6 +569,22 @@ class Simulation:
             at, found = int((times < time).sum()) - 1, await pipeline.find_time(time)
             if found != at:
                 raise Broken(f"the time {time} of partition {pipeline.session.partition} is behind {at}, not {found}")
+
+    async def _check_archive(self, partition: int, runs: Sequence[Run]) -> None:
+        """All that the newest manifest leads to is in the store, and is the log from its first record on."""
+        known = (await archived(self._cluster().coordinator, partition))[0]
+        if known is None or self.store is None:
+            return
+        store = FaultyStore(objects=self.store.objects)
+        label = Label(archive=known.archive, cluster=self.meta.key)
+        archive = PartitionArchive(store, label, partition)
+        pieces = list(pieces_of(archive.newest(said(known)).entries, archive.chunk))
+        log = join_runs(runs)
+        for piece in pieces:
+            flaw = check_piece(store, label, partition, piece, is_quick=False)
+            start, end = (int(log.bounds[id_ - log.first_id]) for id_ in (piece.first, piece.last + 1))
+            if flaw is not None or crc32(log.data[start:end]) != piece.crc:
+                raise Broken(f"the archive of partition {partition} has other ids {piece.first} to {piece.last}: {flaw}")
 
     def _pipeline(self, partition: int) -> Pipeline:
         for machine in self.servers.values():

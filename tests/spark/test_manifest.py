@@ -23,7 +23,6 @@ from waltz_spark.exporting.manifest import (
     check_whole,
     decode,
     encode,
-    joined_crc,
     path_of,
     totals_of,
 )
@@ -50,20 +49,6 @@ def manifest_of(*pieces: Piece) -> Manifest:
 
 
 LOG = st.lists(st.binary(min_size=0, max_size=40), min_size=1, max_size=12)
-
-
-@given(st.binary(max_size=100), st.binary(max_size=100))
-def test_a_checksum_combines_as_the_bytes_do(first: bytes, second: bytes) -> None:
-    assert joined_crc(crc32(first), crc32(second), len(second)) == crc32(first + second)
-
-
-def test_a_checksum_combines_over_any_distance() -> None:
-    """The twin walks; the sum of two distances is the distance of their sum, far beyond what could be walked."""
-    zeros = bytes(3 << 20)
-    assert joined_crc(crc32(b"x"), crc32(zeros), len(zeros)) == crc32(b"x" + zeros)
-    for near, far in ((5, 1 << 40), ((1 << 33) + 17, (1 << 50) + 3)):
-        in_steps = joined_crc(joined_crc(0x12345678, 0, near), 0, far)
-        assert joined_crc(0x12345678, 0, near + far) == in_steps
 
 
 @given(LOG, st.data())

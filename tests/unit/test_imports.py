@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.disk",),
     ("waltzd.format",),
     ("waltzd.protocol",),
-    ("waltzd.cluster",),
+    ("waltzd.cluster", "waltzd.archive"),
     ("waltzd.wire", "waltzd.server.core", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
     ("waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
@@ -79,6 +79,7 @@ DECIDING = (
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
     "waltzd.cluster.evidence", "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.client.pending",
+    "waltzd.archive.manifest", "waltzd.archive.piece",
     "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",
 )  # fmt: skip
 """Modules that decide, in rooms that do more than that. Each has to exist."""
@@ -96,6 +97,7 @@ ONLY_IN = {
     "pydantic": (("waltzd.serializers",), "it comes with the pydantic extra only"),
     "msgspec": (("waltzd.serializers",), "it comes with the msgspec extra only"),
     "pytest": (("waltzd.testing",), "nothing that is in production depends on it"),
+    "obstore": (("waltzd.archive.objects",), "it comes with the archive extra only; take a `Store` as an argument"),
     "typer": (("waltzctl", "waltz_spark", "waltzd.__main__"), "the command line is where commands are"),
     **dict.fromkeys(SPARK, (("waltz_spark", "pyspark_waltz"), "it comes with the spark extra only")),
 }

@@ -200,6 +200,18 @@ def _lag(facts: Facts) -> Found:
     return "every replica that counts keeps up"
 
 
+def _archive(facts: Facts) -> Found:
+    """One reason for what is the same with many partitions."""
+    partitions: dict[str, list[int]] = {}
+    for view in facts.picture.partitions:
+        if view.said is not None and view.said.archive_trouble:
+            partitions.setdefault(view.said.archive_trouble, []).append(view.partition)
+    for trouble, numbers in partitions.items():
+        yield warn(f"the archive of {spell(numbers, 'does', 'do')} not go on: {trouble}")
+    is_archived = any(view.said is not None and view.said.archived is not None for view in facts.picture.partitions)
+    return "what is sealed is archived" if is_archived else "nothing is archived, and no storage is asked to"
+
+
 def _groups(facts: Facts) -> Found:
     group_of = {view.meta.name: view.meta.group for view in facts.picture.storages}
     together, most = dict[str, list[int]](), dict[str, list[int]]()
@@ -421,6 +433,13 @@ RULES = (
         find=_lag,
         fix="look at the disk and the network of these storages",
         alerts={"WaltzReplicaLagGrows": (Grade.WARN, 15)},
+    ),
+    Rule(
+        name="archive",
+        find=_archive,
+        fix="see `waltzctl archive status`: the log goes on, and stays on the disks of the storages meanwhile",
+        needs=("servers",),
+        alerts={"WaltzArchiveStopped": (Grade.WARN, 30)},
     ),
     Rule(name="failure domains", find=_groups, fix="add storages in other groups, then `waltzctl partition auto-assign`"),
     Rule(

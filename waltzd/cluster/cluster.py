@@ -68,9 +68,10 @@ MOVES = "/moves"
 COPY_RATE = "/copy-rate"
 HISTORY = "/history"
 POLICY = "/policy"
+ARCHIVES = "/archives"
 ELECTION = "/election"
 LEADER = f"{ELECTION}/leader"
-FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, ELECTION, HISTORY)
+FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, ELECTION, HISTORY, ARCHIVES)
 _OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)

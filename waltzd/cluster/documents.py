@@ -48,6 +48,7 @@ GENERATION_MAX = (1 << 31) - 1
 NESTING_MAX = 8
 """Twice as deep as any document is."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -99,6 +100,9 @@ Name: TypeAlias = Annotated[str, _IS_NAME]
 Mark: TypeAlias = Annotated[int, whole(-1)]
 """A transaction id, or -1 before the first one."""
 Generation: TypeAlias = Annotated[int, whole(0, GENERATION_MAX)]
+Sha256: TypeAlias = Annotated[
+    str, Rule("a SHA-256 in hexadecimal digits", lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)))
+]
 AnyText: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
 """An empty one, too."""
 NUMBERED = "numbered"
@@ -225,6 +229,20 @@ class CopyRate(Document):
     bytes_per_second: Annotated[int, whole(1)]
     """Of each replica that copies."""
     who: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveMeta(Document):
+    """<root>/archives/<number>: how far the archive of the partition reaches. It only goes forward."""
+
+    archive: UUID
+    """Which one: the label in the store says the same."""
+    number: Annotated[int, whole(1)]
+    """Of the newest manifest."""
+    sha256: Sha256
+    """Of the newest manifest."""
+    last: int
+    """The last id that is archived."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from waltzd.cluster.cluster import (
+    ARCHIVES,
     ASSIGNMENT,
     CLIENT_IDS,
     CLIENTS,
@@ -35,6 +36,7 @@ from waltzd.cluster.cluster import (
 )
 from waltzd.cluster.coordinator import Node
 from waltzd.cluster.documents import (
+    ArchiveMeta,
     Assignment,
     ClientMeta,
     ClusterMeta,
@@ -66,7 +68,12 @@ _SINGLE: Mapping[str, type[Document]] = {
     MOVES: Moves,
     POLICY: PolicyDocument,
 }
-_NUMBERED: Mapping[str, type[Document]] = {REPLICAS: ReplicaSet, PARTITIONS: PartitionMeta, HISTORY: HistoryEntry}
+_NUMBERED: Mapping[str, type[Document]] = {
+    REPLICAS: ReplicaSet,
+    PARTITIONS: PartitionMeta,
+    HISTORY: HistoryEntry,
+    ARCHIVES: ArchiveMeta,
+}
 _NAMED: Mapping[str, type[Document]] = {EXPECTED: ServerMeta, STORAGES: StorageMeta, CLIENTS: ClientMeta}
 
 

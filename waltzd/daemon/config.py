@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from waltzd.archive.place import check_place
 from waltzd.cluster.access import HOW, OFF, Access, access_of
 from waltzd.cluster.documents import LEASE_MS_MAX
 from waltzd.daemon.settings import document, sample, setting, spell_size
+from waltzd.errors import BadArgument
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.address import Address, is_name, parse_address
@@ -241,6 +243,13 @@ class StorageConfig(DaemonConfig):
         bounds=(0, 3600),
         unit="seconds",
     )
+    archive: str | None = setting(
+        "The store to which sealed segments are uploaded: a directory, or a bucket as in s3://bucket/folder, gs:// or "
+        "az://. Use the same on all storages. Credentials of a bucket come from where its own tools take them: the "
+        "environment, or the identity of the machine; buckets need `waltzd[archive]`.",
+        default=None,
+        example="/mnt/archive",
+    )
     tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/storage.pem")
     tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/storage.key")
 
@@ -253,6 +262,11 @@ class StorageConfig(DaemonConfig):
         if self.name is not None:
             yield from _name(self.name)
         yield from super().conflicts()
+        if self.archive is not None:
+            try:
+                check_place(self.archive)
+            except BadArgument as error:
+                yield "archive", error.message
         if self.stream_port != 0 and self.stream_port in (self.listen.port, self.admin_listen.port):
             yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all three must differ"
         yield from self._shared("stream_port", Address(self.listen.host, self.stream_port))

@@ -151,6 +151,10 @@ def margin(owned: OwnedPartition) -> int:
     return counting(owned) - majority(count) if count else 0
 
 
+def archived_id(owned: OwnedPartition) -> int:
+    return -1 if owned.archived is None else owned.archived.last_id
+
+
 _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = (
     ("open", "1 when it takes transactions.", lambda owned: owned.step == "OPEN"),
     ("generation", "How often its ownership has moved.", lambda owned: owned.generation),
@@ -162,6 +166,8 @@ _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = 
     ("members", "Replicas of which a majority decides.", lambda owned: len(members(owned))),
     ("members_counting", "Members that make transactions committed now.", counting),
     ("margin", "Members that may still fail before nothing can be written; negative: nothing can be written.", margin),
+    ("archived_id", "The highest id that is archived; -1 for none.", archived_id),
+    ("archive_stopped", "1 while its archive does not go on.", lambda owned: bool(owned.archive_trouble)),
 )
 _COUNTED: tuple[tuple[str, str, Callable[[PartitionStatistics], float]], ...] = (
     ("attempted_transactions", "Transactions that clients wanted to append.", lambda done: done.attempts),

@@ -73,6 +73,8 @@ class ReplicaStatus:
     """Where its last batch ends. None: its last segment is of format 0, or not readable."""
     tail: str = ""
     """A hash of its last records of format 0, in an answer to its owner; empty where they are in batches, or unknown."""
+    archives: bool = False
+    """It can be asked to upload sealed segments."""
 
     @property
     def is_sound(self) -> bool:
@@ -234,6 +236,20 @@ class PartitionStatistics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Archived:
+    """How far the archive of a partition reaches: the newest manifest that is known of. Before the first one, nothing."""
+
+    archive: UUID | None = None
+    """Which archive: its label says the same."""
+    number: int = 0
+    """Of the manifest."""
+    sha256: str = ""
+    """Of the manifest, which proves everything that it names."""
+    last_id: int = -1
+    """All ids up to this one are in the archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnedPartition:
     partition: int
     generation: int
@@ -253,6 +269,10 @@ class OwnedPartition:
     """Of the segments that the session writes."""
     trouble: str = ""
     """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
+    archived: Archived | None = None
+    """None where none of its storages archives, and none ever did."""
+    archive_trouble: str = ""
+    """Why its archive does not go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

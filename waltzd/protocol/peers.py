@@ -20,7 +20,7 @@ from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import Archived, ReplicaStatus
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -201,6 +201,11 @@ class ReplicaPort(Protocol):
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
         """A whole segment file, to stand behind the last id or in the place of a damaged segment."""
+        ...
+
+    async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
+        """Have the sealed segment behind `known` uploaded, and the manifest that names it. What comes back is `known`
+        again where there is none yet."""
         ...
 
     async def close(self) -> None: ...

@@ -19,6 +19,7 @@ from time import monotonic_ns
 from typing import Any, TypeVar
 from uuid import UUID
 
+from waltzd.archive.store import Store
 from waltzd.daemon import alarm, readiness
 from waltzd.daemon.alarm import Trouble
 from waltzd.daemon.config import StorageConfig
@@ -26,7 +27,6 @@ from waltzd.disk.seam import Buffer, Disk
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
-    CannotConnect,
     Displaced,
     Draining,
     FlushFailed,
@@ -45,6 +45,7 @@ from waltzd.format.layout import NO_SESSION, VERSIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
 from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, runs_of
+from waltzd.storage.archiver import Archiver
 from waltzd.storage.lane import Lane, RunBlocking, RunHere, Shift, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
@@ -53,12 +54,10 @@ from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import check_jump
 from waltzd.storage.replica.segment import Suspect
 from waltzd.wire.budget import Budget
-from waltzd.wire.streams import PIECE_BYTES
+from waltzd.wire.streams import PIECE_BYTES, timely
 from waltzd.wire.tasks import call_on
 
 T = TypeVar("T")
-PIECE_SECONDS = 60.0
-"""A sender of a segment file that is silent for so long is given up."""
 ANSWER_BYTES_MAX = 64 << 20
 ANSWER_SECONDS_MAX = 5.0
 """Of one digest: so a call has an end however long the log is and however slow the disk."""
@@ -69,22 +68,6 @@ LEAVE_SECONDS = 2.0
 """How long an owner's append stream may take to end before files are deleted."""
 READERS_MAX = 256
 """Streams that read, on the whole storage: each may have one frame in memory."""
-
-
-async def _timely(pieces: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
-    iterator = aiter(pieces)
-    while True:
-        try:
-            async with asyncio.timeout(PIECE_SECONDS):
-                piece = await anext(iterator)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise CannotConnect(
-                f"the sender of a segment file was silent for {PIECE_SECONDS:.0f} seconds",
-                not_done="nothing of the file was kept",
-            ) from None
-        yield piece
 
 
 class StorageCalls:
@@ -100,9 +83,11 @@ class StorageCalls:
         run_here: RunHere | None = None,
         clock: Callable[[], int] = monotonic_ns,
         streams_loop: asyncio.AbstractEventLoop | None = None,
+        store: Store | None = None,
+        run_archiving: RunBlocking | None = None,
     ) -> None:
         """`streams_loop`: where lanes and streams live; None for the loop of all other calls. `run_here`: makes that loop
-        write and flush by itself; None where it must not wait for the disk."""
+        write and flush by itself; None where it must not wait for the disk. `store`: of the archive."""
         self._disk = disk
         self._directory = directory
         self._config = config
@@ -127,6 +112,7 @@ class StorageCalls:
         """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
         """What calls have done, and what streams and lanes have: each is counted on its own loop."""
+        self.archiver = Archiver(self, disk, store, run_archiving or run_reading)
         self.is_draining = False
 
     @property
@@ -276,7 +262,7 @@ class StorageCalls:
         lane.partition.check_contact(session, contact)
         return lane
 
-    def _readable(self, number: int, session: int | None, contact: Contact) -> Lane:
+    def readable(self, number: int, session: int | None, contact: Contact) -> Lane:
         """What has no session reads what is committed. What has one need not be of the latest contact."""
         return self._lane(number) if session is None else self._owned(number, session, replace(contact, number=0))
 
@@ -315,7 +301,7 @@ class StorageCalls:
 
         try:
             installation = await self._whole(lane.call(begin))
-            async for piece in _timely(pieces):
+            async for piece in timely(pieces):
                 self._check_open()
                 partition.check_installation(session, installation)
                 if self._arriving.get(number) is not turn:
@@ -379,7 +365,7 @@ class StorageCalls:
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Run:
             return partition.read(first_id, last_id, size, session=session, with_locks=with_locks)
 
-        lane = self._readable(number, session, contact)
+        lane = self.readable(number, session, contact)
         async with contextlib.aclosing(self._read(lane, session, first_id, last_id, frame_bytes, read)) as runs:
             async for run in runs:
                 assert isinstance(run, Run)
@@ -400,7 +386,7 @@ class StorageCalls:
         def read(partition: Partition, first_id: int, last_id: int, size: int) -> Content:
             return partition.read_whole(first_id, last_id, size, session=session)
 
-        lane = self._readable(number, session, contact)
+        lane = self.readable(number, session, contact)
         async with contextlib.aclosing(self._read(lane, session, first_id, last_id, frame_bytes, read)) as contents:
             async for content in contents:
                 yield content
@@ -443,13 +429,13 @@ class StorageCalls:
         self, number: int, session: int, last_id: int, bytes_max: int, *, contact: Contact = NOBODY
     ) -> LockHistory | None:
         with self._reader():
-            lane = self._readable(number, session, contact)
+            lane = self.readable(number, session, contact)
             size = min(bytes_max, self._config.frame_bytes_max)
             return await self._answer(lane, lambda: lane.partition.read_locks(last_id, size, session=session))
 
     async def find_time(self, number: int, session: int, time: int, *, contact: Contact = NOBODY) -> int:
         with self._reader():
-            lane = self._readable(number, session, contact)
+            lane = self.readable(number, session, contact)
             return await self._answer(lane, lambda: lane.partition.find_time(time, session=session))
 
     async def _answer(self, lane: Lane, read: Callable[..., T], *arguments: Any) -> T:
@@ -458,7 +444,7 @@ class StorageCalls:
         try:
             return await self._run_reading(read, *arguments)
         except Suspect as question:
-            await self._examine(lane, question.first_id)
+            await self.examine(lane, question.first_id)
             try:
                 return await self._run_reading(read, *arguments)
             except Suspect:
@@ -467,7 +453,7 @@ class StorageCalls:
                     "stands there"
                 ) from None
 
-    async def _examine(self, lane: Lane, first_id: int) -> None:
+    async def examine(self, lane: Lane, first_id: int) -> None:
         """Damage ends the append streams: the owner opens the replica again, learns of it and heals it, even while no
         record is written."""
         partition = lane.partition
@@ -511,7 +497,7 @@ class StorageCalls:
         return hashing.digest()
 
     def segments(self, number: int, session: int | None, *, contact: Contact = NOBODY) -> list[tuple[int, int, int]]:
-        partition = self._readable(number, session, contact).partition
+        partition = self.readable(number, session, contact).partition
         return [
             (first_id, last_id, partition.bytes_of(first_id))
             for first_id, last_id in partition.sealed_segments()
@@ -523,7 +509,7 @@ class StorageCalls:
     ) -> AsyncGenerator[bytes, None]:
         """A sealed segment as it is. The receiver proves its records."""
         with self._reader():
-            partition = self._readable(number, session, contact).partition
+            partition = self.readable(number, session, contact).partition
             file = self._disk.open(partition.sealed_path(first_id))
             try:
                 offset, size = 0, file.size()
@@ -614,7 +600,7 @@ class StorageCalls:
                 for first_id in partition.concerned(result):
                     if first_id not in examined:
                         examined[first_id] = None
-                        await self._examine(lane, first_id)
+                        await self.examine(lane, first_id)
             yield result
 
     async def check_in_place(self) -> None:

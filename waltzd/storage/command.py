@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import uvloop
 
+from waltzd.archive.place import open_store
 from waltzd.client.loop import LoopThread
 from waltzd.daemon import alarm, logs
 from waltzd.daemon.audit import AuditLog, audit_log
@@ -66,6 +67,7 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
                 segment_bytes_max=config.segment_bytes_max,
                 free_bytes_min=config.free_bytes_min,
                 record_bytes_max=config.record_bytes_max,
+                archives=config.archive is not None,
                 say=log.info,
                 complain=log.error,
             ),
@@ -82,10 +84,11 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
         closing(supervisor),
         Threads(config.flush_threads, "flush") as writers,
         Threads(READING_THREADS, "read") as readers,
+        Threads(1, "archive", is_waited_for=False) as archiving,
     ):
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers, audit))
+        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers, archiving, audit))
 
 
 def _name(config: StorageConfig, tls: Tls | None) -> str:
@@ -115,6 +118,7 @@ async def _serve(
     supervisor: Supervisor,
     writers: Threads,
     readers: Threads,
+    archiving: Threads,
     audit: AuditLog,
 ) -> None:
     underway, streams_loop = Underway(), LoopThread("streams").loop
@@ -129,6 +133,8 @@ async def _serve(
         on_fatal=end_at_once,
         run_here=underway.call,
         streams_loop=streams_loop,
+        store=None if config.archive is None else open_store(config.archive),
+        run_archiving=archiving.run,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -20,7 +20,7 @@ from waltzd.daemon.readiness import Unready
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import Archived, ReplicaStatus
 from waltzd.protocol.peers import SECRET_BYTES, Contact
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
@@ -33,6 +33,7 @@ from waltzd.wire.codec import (
     pieces_message,
     run_message,
     to_message,
+    to_value,
     uuid_of,
 )
 from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of
@@ -215,6 +216,15 @@ class ReplicaService(_Service, ReplicaServicer):
         return wire.SegmentList(
             segments=[wire.Segment(first_id=first, last_id=last, bytes=size) for first, last, size in found]
         )
+
+    @_answered
+    async def Archive(self, request: wire.ArchiveRequest, context: Context) -> wire.Archived:
+        target = request.target
+        self._check(target.cluster_key, context)
+        found = await self._calls.archiver.add(
+            target.partition, _session(target), to_value(Archived, request.known), contact=_contact(target)
+        )
+        return to_message(wire.Archived, found)
 
 
 class StorageAdminService(_Service, StorageAdminServicer):

@@ -17,9 +17,14 @@ _Call: TypeAlias = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...
 
 
 class Threads:
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, *, is_waited_for: bool = True) -> None:
+        """`is_waited_for`: the end waits for calls under way; otherwise the process may end in the middle of one."""
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._threads = [threading.Thread(target=self._serve, name=f"{name}_{number}") for number in range(count)]
+        self._is_waited_for = is_waited_for
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"{name}_{number}", daemon=not is_waited_for)
+            for number in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -30,10 +35,10 @@ class Threads:
         return answer
 
     def close(self) -> None:
-        """All calls are done first."""
+        """All calls are done first, where they are waited for."""
         for _ in self._threads:
             self._calls.put(None)
-        for thread in self._threads:
+        for thread in self._threads if self._is_waited_for else ():
             thread.join()
 
     def __enter__(self) -> Self:

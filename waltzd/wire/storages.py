@@ -20,12 +20,20 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
-from waltzd.protocol.descriptions import Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
+from waltzd.protocol.descriptions import Archived, Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
 from waltzd.wire import frames
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import checked_pieces, checked_run, error_of_detail, lock_history_of, to_value, unpacked_error
+from waltzd.wire.codec import (
+    checked_pieces,
+    checked_run,
+    error_of_detail,
+    lock_history_of,
+    to_message,
+    to_value,
+    unpacked_error,
+)
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.grpc import Caller
 from waltzd.wire.streams import FileSender, Hello, batches_parts, mark_of, received, records_parts
@@ -36,6 +44,9 @@ ANSWER_BYTES_MAX = 1 << 20
 """Of what a storage says on a stream: marks, pieces of files, and why it ends."""
 CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
+
+ARCHIVE_SECONDS = 600.0
+"""A segment is read, proven, sent to a store and read back, one at a time on each storage."""
 
 
 class ReplicaClient(Caller):
@@ -167,6 +178,10 @@ class ReplicaClient(Caller):
         request = wire.TimeRequest(target=self._target(partition, session), time=time)
         reply: wire.MarkReply = await self._call(self._stub.FindTime, request)
         return reply.mark
+
+    async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
+        request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
+        return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""

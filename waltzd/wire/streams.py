@@ -36,6 +36,8 @@ FIRST_BYTES = _HELLO.size
 PIECE_BYTES = 500 << 10
 """Of a segment file at once. Two of them and what belongs to them are not more than a connection takes in before it stops
 reading: an end that stops reading gives no sign of life."""
+PIECE_SECONDS = 60.0
+"""A sender of a segment file that is silent for so long is given up."""
 PIECES_AHEAD = 2
 """So many may be on their way before the receiver has taken the first."""
 
@@ -233,3 +235,20 @@ class FileSender:
 
     def _too_slow(self) -> CannotConnect:
         return CannotConnect(f"{self._receiver} did not go on with a segment file for {self._seconds or 0:.0f} seconds")
+
+
+async def timely(pieces: AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
+    """The pieces of a segment file, as they come."""
+    iterator = aiter(pieces)
+    while True:
+        try:
+            async with asyncio.timeout(PIECE_SECONDS):
+                piece = await anext(iterator)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise CannotConnect(
+                f"the sender of a segment file was silent for {PIECE_SECONDS:.0f} seconds",
+                not_done="nothing of the file was kept",
+            ) from None
+        yield piece

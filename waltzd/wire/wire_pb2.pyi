@@ -254,6 +254,63 @@ class MarkRequest(_message.Message):
 Global___MarkRequest: _TypeAlias = MarkRequest  # noqa: Y015
 
 @_typing.final
+class Archived(_message.Message):
+    """How far the archive of a partition reaches: its newest manifest, by number and SHA-256, and its last id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    archive: _builtins.bytes
+    """Absent: none was ever begun."""
+    number: _builtins.int
+    sha256: _builtins.str
+    last_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        archive: _builtins.bytes | None = ...,
+        number: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        last_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive", "last_id", b"last_id", "number", b"number", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archive: _TypeAlias = _typing.Literal["archive"]  # noqa: Y015
+    _WhichOneofArgType__archive: _TypeAlias = _typing.Literal["_archive", b"_archive"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archive) -> _WhichOneofReturnType__archive | None: ...
+
+Global___Archived: _TypeAlias = Archived  # noqa: Y015
+
+@_typing.final
+class ArchiveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArchiveRequest: _TypeAlias = ArchiveRequest  # noqa: Y015
+
+@_typing.final
 class Finding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -333,6 +390,7 @@ class ReplicaStatus(_message.Message):
     CONTACT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    ARCHIVES_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -351,6 +409,8 @@ class ReplicaStatus(_message.Message):
     """Which opening of this replica is the present one; changes with each."""
     tail: _builtins.str
     """In an answer to the owner: BLAKE2b over the last records, where they are of format 0 (docs/recovery.md)."""
+    archives: _builtins.bool
+    """It can be asked to upload sealed segments."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -383,10 +443,11 @@ class ReplicaStatus(_message.Message):
         contact: _builtins.int = ...,
         end: Global___End | None = ...,
         tail: _builtins.str = ...,
+        archives: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2125,6 +2186,8 @@ class OwnedPartition(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
+    ARCHIVE_TROUBLE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -2141,10 +2204,16 @@ class OwnedPartition(_message.Message):
     """Documents of the coordinator that are gone or spoiled: it goes on with what they said."""
     format: _builtins.int
     """Of the segments that the session writes."""
+    archive_trouble: _builtins.str
+    """Why its archive does not go on."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
     @_builtins.property
     def statistics(self) -> Global___PartitionStatistics: ...
+    @_builtins.property
+    def archived(self) -> Global___Archived:
+        """Absent where none of its storages archives, and none ever did."""
+
     def __init__(
         self,
         *,
@@ -2162,12 +2231,16 @@ class OwnedPartition(_message.Message):
         statistics: Global___PartitionStatistics | None = ...,
         trouble: _builtins.str = ...,
         format: _builtins.int = ...,
+        archived: Global___Archived | None = ...,
+        archive_trouble: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archive_trouble", b"archive_trouble", "archived", b"archived", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
+    _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
 
 Global___OwnedPartition: _TypeAlias = OwnedPartition  # noqa: Y015
 

@@ -76,6 +76,11 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.SegmentsRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.SegmentList.FromString,
                 _registered_method=True)
+        self.Archive = channel.unary_unary(
+                '/waltz.v1.Replica/Archive',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -136,6 +141,14 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Archive(self, request, context):
+        """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
+        owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -178,6 +191,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.ListSegments,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.SegmentsRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.SegmentList.SerializeToString,
+            ),
+            'Archive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Archive,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.Archived.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +416,33 @@ class Replica:
             '/waltz.v1.Replica/ListSegments',
             waltzd_dot_wire_dot_wire__pb2.SegmentsRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.SegmentList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Archive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/Archive',
+            waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
             options,
             channel_credentials,
             insecure,

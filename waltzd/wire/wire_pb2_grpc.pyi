@@ -52,6 +52,10 @@ class ReplicaStub:
     FindTime: _grpc.UnaryUnaryMultiCallable[_wire_pb2.TimeRequest, _wire_pb2.MarkReply]
     """The highest id in front of the first transaction of that time or later."""
     ListSegments: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]
+    Archive: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ArchiveRequest, _wire_pb2.Archived]
+    """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
+    owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
+    """
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -73,6 +77,10 @@ class ReplicaAsyncStub(ReplicaStub):
     FindTime: _aio.UnaryUnaryMultiCallable[_wire_pb2.TimeRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
     """The highest id in front of the first transaction of that time or later."""
     ListSegments: _aio.UnaryUnaryMultiCallable[_wire_pb2.SegmentsRequest, _wire_pb2.SegmentList]  # type: ignore[assignment]
+    Archive: _aio.UnaryUnaryMultiCallable[_wire_pb2.ArchiveRequest, _wire_pb2.Archived]  # type: ignore[assignment]
+    """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
+    owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
+    """
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
@@ -139,6 +147,16 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _wire_pb2.SegmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.SegmentList, _abc.Awaitable[_wire_pb2.SegmentList]]: ...
+
+    @_abc_1.abstractmethod
+    def Archive(
+        self,
+        request: _wire_pb2.ArchiveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.Archived, _abc.Awaitable[_wire_pb2.Archived]]:
+        """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
+        owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
+        """
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -32,7 +32,7 @@ from uuid import UUID
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
 from waltzd.errors import ArchiveUnfit, BadSql, ExportDamaged, UnknownVersion
-from waltzd.format.checksum import multiply_mod
+from waltzd.format.checksum import joined_crc
 from waltzd.format.footer import HASH_BYTES
 from waltzd.format.layout import HEADER_BYTES
 
@@ -301,28 +301,7 @@ def manifest_path(number: int) -> str:
     return f"{MANIFESTS}/{number:08d}.json"
 
 
-# -- checksums that combine --------------------------------------------------------------------------------------------
-
-
-def _squares() -> tuple[int, ...]:
-    out = [0x00800000]  # x^8, reflected: one byte
-    while len(out) < 64:
-        out.append(multiply_mod(out[-1], out[-1]))
-    return tuple(out)
-
-
-_FAR = _squares()
-"""x^(8 * 2^k): how far a checksum moves when 2^k bytes follow."""
-
-
-def joined_crc(first: int, second: int, second_bytes: int) -> int:
-    """The checksum of two stretches of bytes from those of each. Takes microseconds, however long they are."""
-    bit = 0
-    while second_bytes >> bit:
-        if second_bytes >> bit & 1:
-            first = multiply_mod(first, _FAR[bit])
-        bit += 1
-    return first ^ second
+# -- sums --------------------------------------------------------------------------------------------------------------
 
 
 def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from waltz_spark.exporting.archive import Rows, form_in, records
 from waltz_spark.exporting.destination import Destination
-from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole, joined_crc
+from waltz_spark.exporting.manifest import Manifest, Piece, SegmentHead, check_whole
 from waltz_spark.log.origin import Span
 from waltzd.disk.seam import Disk, File, join
 from waltzd.errors import (
@@ -35,7 +35,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.format.batch import HEAD_BYTES, Batch, End, Head, batch_at, why_wrong
-from waltzd.format.checksum import crc32
+from waltzd.format.checksum import crc32, joined_crc
 from waltzd.format.footer import END_BYTES, FRONT_BYTES, HASH_BYTES, FooterBuilder, read_footer
 from waltzd.format.index import offsets_of, read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, NEW_SUFFIX, FileHeader, index_name, segment_name

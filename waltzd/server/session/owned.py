@@ -28,6 +28,7 @@ from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.membership import acknowledging
+from waltzd.server.session.archiving import Archiving
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.session import Session
@@ -86,6 +87,8 @@ class OwnedLog(Generic[P]):
         self._pipeline: P | None = None
         self._marks: tuple[int, Mapping[str, int]] = 0, {}
         """The last session that was open, and how far each replica had acknowledged in it: the coordinator may not know."""
+        self._archiving: Archiving | None = None
+        """Of the present session, or the last one."""
         self._trouble = ""
         self._was_open = False
         self._is_closing = False
@@ -163,10 +166,13 @@ class OwnedLog(Generic[P]):
         tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
         tell_failure(others, session.log.end)
+        self._archiving = Archiving(session.log, cluster.coordinator, self._note)
+        archiving: asyncio.Task[None] | None = None
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
             self._pipeline = pipeline = self._make_pipeline(session.log)
+            archiving = asyncio.create_task(self._archiving.run(), name=f"archive of partition {self.partition}")
             self.bell.ring()
             await session.serve()
             self._note("the session ends: it is handed over")
@@ -184,10 +190,11 @@ class OwnedLog(Generic[P]):
                 self._marks = session.log.session, session.log.marks.acknowledged
             self._session = None
             # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
-            following.cancel()
-            others.cancel()
+            aside = [following, others, *([] if archiving is None else [archiving])]
+            for task in aside:
+                task.cancel()
             session.abandon()
-            await asyncio.gather(following, others, return_exceptions=True)
+            await asyncio.gather(*aside, return_exceptions=True)
             await session.close()
 
     def _drop_pipeline(self, error: WaltzError) -> None:
@@ -324,4 +331,6 @@ class OwnedLog(Generic[P]):
             replicas=tuple(log.describe(name) for name in log.core.names),
             format=log.format,
             trouble=session.documents.trouble,
+            archived=None if self._archiving is None else self._archiving.known,
+            archive_trouble="" if self._archiving is None else self._archiving.trouble,
         )

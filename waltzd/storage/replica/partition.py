@@ -137,6 +137,7 @@ class Partition:
             contact=self.contact,
             end=self._shelf.end,
             tail=self._tail[1] if self._tail[0] == self.last_id else "",
+            archives=self._site.settings.archives,
         )
 
     def _look_at_tail(self) -> None:

@@ -18,6 +18,8 @@ class PartitionSettings:
     segment_bytes_max: int = 64 << 20
     free_bytes_min: int = 0
     record_bytes_max: int = 16 << 20
+    archives: bool = False
+    """Whether the storage can upload sealed segments: its owners are told with each status."""
     say: Callable[[str], None] = lambda sentence: None
     """Gets a sentence about everything that an operator should know."""
     complain: Callable[[str], None] | None = None

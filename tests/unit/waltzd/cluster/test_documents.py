@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from waltzd.cluster.documents import (
     GENERATION_MAX,
+    ArchiveMeta,
     Assignment,
     ClientMeta,
     ClusterMeta,
@@ -84,6 +85,7 @@ EXAMPLES: dict[str, Document] = {
     "preferences": Preferences(partitions={0: "s1", 10: "s2", 2: "s1"}),
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
     "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),
+    "archive": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456),
     "history-entry": HistoryEntry(
         began="2026-01-31T12:00:00+00:00",
         ended="2026-01-31T12:00:02+00:00",

@@ -67,6 +67,12 @@ def test_defaults() -> None:
     assert found.segment_bytes_max == 64 * 1024 * 1024
 
 
+def test_an_archive_is_a_place() -> None:
+    for text in ("ftp://host/x", "s3://"):
+        with pytest.raises(BadConfig, match=f"archive: {text} names no store"):
+            parse(f"directory: d\narchive: {text}\n")
+
+
 def test_every_setting_can_be_given() -> None:
     found = parse(
         f"""
@@ -93,6 +99,7 @@ def test_every_setting_can_be_given() -> None:
         free_bytes_min: 0
         reserve_bytes: 64KiB
         flush_threads: 2
+        archive: s3://bucket/folder
         drain_seconds: 0
         log_format: json
         log_level: debug
@@ -107,6 +114,7 @@ def test_every_setting_can_be_given() -> None:
         listen=Address("::1", 55300),
         stream_port=55302,
         admin_listen=Address("storage-1.example", 55301),
+        archive="s3://bucket/folder",
         http_listen=Address("10.0.0.1", 55303),
         cluster_key=KEY,
         partitions=16,
@@ -131,7 +139,7 @@ def test_every_setting_can_be_given() -> None:
         audit_bytes_max=1 << 20,
         audit_files_max=3,
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 28
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 29
     assert parse(show(found)) == found
 
 
@@ -299,6 +307,7 @@ SAMPLE_STORAGE = StorageConfig(
     tls_ca="/etc/waltz/ca.pem",
     tls_revoked="/etc/waltz/revoked.pem",
     audit_file="/var/log/waltz/audit.log",
+    archive="/mnt/archive",
 )
 SAMPLE_SERVER = ServerConfig(
     name="server-1",

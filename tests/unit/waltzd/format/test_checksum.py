@@ -17,6 +17,7 @@ from waltzd.format.checksum import (
     crc32,
     crc_of_rows,
     is_one_byte_wrong,
+    joined_crc,
     multiply_mod,
     shift,
     shift_one,
@@ -206,3 +207,17 @@ def test_one_wrong_byte_is_found_anywhere_in_a_large_record(size: int) -> None:
         codeword[at] ^= 0x20 ^ 0x31
         assert is_one_byte_wrong(codeword) == (size <= NEAR_BYTES_MAX)
         codeword[at] ^= 0x31
+
+
+@given(st.binary(max_size=100), st.binary(max_size=100))
+def test_a_checksum_combines_as_the_bytes_do(first: bytes, second: bytes) -> None:
+    assert joined_crc(crc32(first), crc32(second), len(second)) == crc32(first + second)
+
+
+def test_a_checksum_combines_over_any_distance() -> None:
+    """The twin walks; the sum of two distances is the distance of their sum, far beyond what could be walked."""
+    zeros = bytes(3 << 20)
+    assert joined_crc(crc32(b"x"), crc32(zeros), len(zeros)) == crc32(b"x" + zeros)
+    for near, far in ((5, 1 << 40), ((1 << 33) + 17, (1 << 50) + 3)):
+        in_steps = joined_crc(joined_crc(0x12345678, 0, near), 0, far)
+        assert joined_crc(0x12345678, 0, near + far) == in_steps

@@ -16,6 +16,7 @@ Replica/Truncate                   server
 Replica/Read                       server operator
 Replica/ReadLocks                  server
 Replica/FindTime                   server
+Replica/Archive                    server
 Replica/ListSegments               server operator observer
 StorageAdmin/Describe              server operator observer
 StorageAdmin/CreatePartitions      operator

@@ -1,0 +1,125 @@
+"""`waltzctl archive` on a cluster of real daemons that archives to a directory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import LASTING
+from tests.cli.example import examples
+from waltzctl.playground.local import LocalCluster
+from waltzd import BlockingClient
+
+Tool = Callable[..., Any]
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("archive")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[LocalCluster]:
+    """Its two partitions are archived as far as segments are sealed."""
+    lasting = {kind: dict(settings) for kind, settings in LASTING.items()}
+    settings: dict[str, dict[str, object]] = {
+        **lasting,
+        "storage": {**lasting.get("storage", {}), "archive": str(store)},
+        "server": {**lasting.get("server", {}), "segment_bytes_max": 20_000},
+    }
+    made = LocalCluster.make(tmp_path_factory.mktemp("cluster") / "cluster", partitions=2, settings=settings)
+    try:
+        made.start()
+        with BlockingClient(made.server_addresses) as client:
+            for partition in range(2):
+                for batch in range(20):
+                    payloads = [b"record %d of batch %d" % (number, batch) for number in range(50)]
+                    assert client.append_many(payloads, partition=partition).committed == 50
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.fixture(scope="module")
+def archived(cluster: LocalCluster, store: Path) -> Path:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while sum("/segment/" in str(path) for path in store.rglob("*")) < 4 or not all(
+        (store / f"partition-{number}" / "manifest").is_dir() for number in range(2)
+    ):
+        assert time.monotonic() < ends, "nothing was archived"
+        time.sleep(0.2)
+    return store
+
+
+def where(cluster: LocalCluster) -> list[str]:
+    return ["--directory", str(cluster.directory)]
+
+
+def as_json(told: Any) -> Any:
+    return json.loads(told.out)
+
+
+def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalCluster, archived: Path) -> None:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        told = waltzctl("archive", "status", *where(cluster), "-o", "json")
+        rows = as_json(told)["partitions"]
+        if all(row["archived_to"] is not None for row in rows) or time.monotonic() > ends:
+            break
+        time.sleep(0.2)
+    assert told.code == 0, told.err
+    for row in rows:
+        assert 0 <= row["archived_to"] < row["committed"] == 999
+        assert (row["behind"], row["trouble"]) == (row["committed"] - row["archived_to"], "")
+    assert "archived" in waltzctl("archive", "status", *where(cluster)).out
+    found = waltzctl("archive", "verify", str(archived), "-o", "json")
+    assert (found.code, as_json(found)["result"]) == (0, "clean"), found.out
+    sums = as_json(found)["partitions"]
+    assert [one["last"] >= row["archived_to"] for one, row in zip(sums, rows, strict=True)] == [True, True]
+    cluster.stop()  # an archive outlives its cluster
+    segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
+    orphan = segment.with_name(segment.name[:-16] + 16 * "0")
+    orphan.write_bytes(b"of an upload that was cut short")
+    dry = waltzctl("archive", "clean", str(archived), "--dry-run")
+    assert (dry.code, orphan.name in dry.out, orphan.exists()) == (0, True, True)
+    done = waltzctl("archive", "clean", str(archived), "--yes", "-o", "json")
+    assert (done.code, as_json(done)["removed"]) == (0, [f"partition-0/segment/{orphan.name}"]), done.err
+    assert (orphan.exists(), waltzctl("archive", "verify", str(archived)).code) == (False, 0)
+    flip(segment)
+    bad = waltzctl("archive", "verify", str(archived))
+    assert (bad.code, segment.name in bad.out, "1 finding" in bad.out) == (8, True, True)
+    assert waltzctl("archive", "verify", str(archived), "--quick").code == 0
+    assert waltzctl("archive", "verify", str(archived), "--partitions", "1", "-o", "json").code == 0
+    segment.unlink()
+    assert "is not in the store" in waltzctl("archive", "verify", str(archived), "--quick").out
+    newest = sorted((archived / "partition-0" / "manifest").iterdir())[-1]
+    flip(newest)
+    refused = waltzctl("archive", "clean", str(archived), "--yes")
+    assert (refused.code, "W2100" in refused.err, "nothing was removed" in refused.err) == (5, True, True)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
+    for place, code, said in (
+        (tmp_path, "W2265", "holds no archive"),
+        (tmp_path / "gone", "W2261", "there is no directory"),
+        ("ftp://x/y", "W1001", "names no store"),
+    ):
+        told = waltzctl("archive", "verify", str(place))
+        assert (told.code != 0, code in told.err, said in told.err) == (True, True, True), told.err
+
+
+def test_examples(waltzctl: Tool) -> None:
+    for command in ("status", "verify", "clean"):
+        assert examples(waltzctl, ["archive", command])

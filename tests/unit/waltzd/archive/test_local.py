@@ -1,0 +1,63 @@
+"""A directory as a store: the contract, and what only a directory can meet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.store_contract import StoreContract
+from waltzd.archive.local import LocalStore
+from waltzd.archive.place import open_store
+from waltzd.archive.store import Store, is_object_name
+from waltzd.errors import BadArgument, StoreRefused, StoreUnavailable
+
+
+class TestContract(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return LocalStore(str(tmp_path))
+
+
+def test_a_disk_that_is_not_mounted_is_no_empty_store(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "gone"))
+    for ask in (lambda: store.list(""), lambda: store.head("a"), lambda: store.put_new("a", b"x")):
+        with pytest.raises(StoreRefused, match="there is no directory"):
+            ask()
+    assert not (tmp_path / "gone").exists()
+
+
+def test_nothing_is_left_of_what_was_not_written(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    store.put_new("a/b", b"x")
+    with pytest.raises(StoreRefused):
+        store.put_new("a/b/c", b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    with pytest.raises(StoreRefused):
+        store.get_range("link", 0, 1)
+    with pytest.raises(StoreRefused, match="not a plain file"):
+        store.head("a")
+    assert [one.name for one in store.list("")] == ["a/b"]
+    assert os.listdir(tmp_path / ".new") == []
+
+
+def test_a_full_disk_is_a_store_that_is_not_available_now() -> None:
+    with pytest.raises(StoreUnavailable, match="No space left"), LocalStore("/x")._translated("a"):
+        raise OSError(28, "full")
+
+
+def test_hidden_files_and_others_are_no_objects(tmp_path: Path) -> None:
+    for name in (".hidden", "with space"):
+        (tmp_path / name).write_bytes(b"x")
+    assert LocalStore(str(tmp_path)).list("") == []
+    assert [is_object_name(name) for name in ("a/b-1_c.d", "", "/a", "a/", "a//b", "../a", "a/.b", "ä", "a" * 513)] == [
+        True, *[False] * 8
+    ]  # fmt: skip
+
+
+def test_a_text_names_a_store(tmp_path: Path) -> None:
+    assert open_store(str(tmp_path)).place == open_store(f"file://{tmp_path}").place == str(tmp_path)
+    for text in ("ftp://host/x", "s3:///x", "file://elsewhere/x", "://"):
+        with pytest.raises(BadArgument, match="names no store"):
+            open_store(text)

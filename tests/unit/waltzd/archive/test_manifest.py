@@ -1,0 +1,146 @@
+"""Manifests against brute force: sums, size, and what a wrong byte shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from uuid import UUID
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from waltzd.archive.manifest import FAN_OUT, Chunk, Entry, Label, Manifest, opened, pieces_of, sha256_of, total_of
+from waltzd.errors import ArchiveDamaged, UnknownVersion
+from waltzd.format.layout import ID_MAX
+
+ARCHIVE, CLUSTER = UUID(int=1), UUID(int=2)
+EMPTY = Manifest(archive=ARCHIVE, cluster=CLUSTER, partition=3)
+
+
+def piece(first: int, last: int, records: bytes) -> Entry:
+    return Entry(
+        level=0, first=first, last=last, record_bytes=len(records), crc=crc32(records), segments=1,
+        stored_bytes=len(records) + 9, size=len(records) + 9, index_bytes=4, sha256=sha256_of(records),
+    )  # fmt: skip
+
+
+def archive_of(log: list[bytes]) -> tuple[list[Manifest], dict[str, bytes]]:
+    """Each manifest after the other, and all chunks by their names."""
+    manifests, chunks, first = [EMPTY], {}, 0
+    for records in log:
+        following, made = manifests[-1].extended(piece(first, first + len(records) % 7, records))
+        manifests.append(following)
+        chunks.update({chunk.entry().name(3): chunk.text for chunk in made})
+        first = following.last + 1
+    return manifests, chunks
+
+
+def pieces(manifest: Manifest, chunks: dict[str, bytes]) -> list[Entry]:
+    return list(pieces_of(manifest.entries, lambda entry: opened(entry, chunks[entry.name(3)], 3, "here")))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=20), max_size=3 * FAN_OUT))
+def test_a_manifest_has_what_was_added(log: list[bytes]) -> None:
+    manifests, chunks = archive_of(log)
+    newest = manifests[-1]
+    whole, total = b"".join(log), newest.total
+    found = pieces(newest, chunks)
+    assert [entry.sha256 for entry in found] == [sha256_of(records) for records in log]
+    assert (total.record_bytes, total.crc, total.segments) == (len(whole), crc32(whole), len(log))
+    assert (total.stored_bytes, total.last) == (len(whole) + 9 * len(log), newest.last)
+    assert total == total_of(found)
+    for before, behind in pairwise(manifests):
+        assert behind.follows(before)
+        assert not before.follows(behind)
+        assert not replace(behind, archive=CLUSTER).follows(before)
+        assert not replace(behind, number=behind.number + 1).follows(before)
+        assert Manifest.decode(behind.text, "here") == behind
+        assert behind.before == (before.sha256 if before.number else "")
+
+
+def test_an_upload_writes_few_names_again_however_long_the_log_is() -> None:
+    """100,000 segments with the largest numbers: what the next pieces write, chunks and manifest, up to the next turn of
+    the third level."""
+    size, at = 1 << 40, ID_MAX - 300_000 * (1 << 24)
+
+    def entry(level: int) -> Entry:
+        nonlocal at
+        count = FAN_OUT**level
+        first, at = at, at + count * (1 << 24)
+        return Entry(
+            level=level, first=first, last=at - 1, record_bytes=size * count, crc=0xFFFFFFFF, segments=count,
+            stored_bytes=size * count, size=size, index_bytes=size // 2, sha256=sha256_of(b"x"),
+        )  # fmt: skip
+
+    entries = [entry(level) for level, count in ((2, 24), (1, FAN_OUT - 1), (0, FAN_OUT - 3)) for _ in range(count)]
+    manifest = Manifest(archive=ARCHIVE, cluster=CLUSTER, partition=65535, number=100_000, entries=tuple(entries))
+    assert manifest.total.segments > 100_000
+    largest, folded = 0, 0
+    for _ in range(FAN_OUT + 5):
+        manifest, made = manifest.extended(entry(0))
+        folded = max(folded, len(made))
+        largest = max(largest, len(manifest.text) + sum(len(chunk.text) for chunk in made))
+    assert folded == 2
+    assert len(manifest.text) < largest <= 60 << 10
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_each_wrong_byte_is_damage(data: st.DataObject) -> None:
+    manifests, chunks = archive_of([b"a", b"bc"] * (FAN_OUT // 2 + 1))
+    (name, text), *_ = chunks.items()
+    entry = next(one for one in manifests[-1].entries if one.level)
+    assert entry.name(3) == name
+    label = Label(archive=ARCHIVE, cluster=CLUSTER)
+    assert Label.decode(label.text, "here") == label
+    for whole, decode in (
+        (manifests[-1].text, lambda wrong: Manifest.decode(wrong, "here")),
+        (text, lambda wrong: opened(entry, wrong, 3, "here")),
+        (label.text, lambda wrong: Label.decode(wrong, "here")),
+    ):
+        wrong = bytearray(whole)
+        at = data.draw(st.integers(0, len(whole) - 1))
+        wrong[at] ^= 1 << data.draw(st.integers(0, 7))
+        with pytest.raises((ArchiveDamaged, UnknownVersion), match="here"):
+            decode(bytes(wrong))
+        with pytest.raises(ArchiveDamaged):
+            decode(whole[:at])
+
+
+def test_what_is_right_by_itself_and_not_what_was_named_is_damage() -> None:
+    manifests, chunks = archive_of([b"a"] * FAN_OUT)
+    entry = manifests[-1].entries[0]
+    text = chunks[entry.name(3)]
+    with pytest.raises(ArchiveDamaged, match="holds other ids"):
+        opened(entry, text, 4, "here")
+    with pytest.raises(ArchiveDamaged, match="holds other ids"):
+        opened(replace(entry, last=entry.last + 1), text, 3, "here")
+    with pytest.raises(ArchiveDamaged, match="has other bytes"):
+        opened(entry, text + b" ", 3, "here")
+    with pytest.raises(ArchiveDamaged, match="is no chunk"):
+        Chunk.decode(manifests[-1].text, "here")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (piece(0, 1, b"a"), replace(piece(2, 4, b"b"), level=1)),
+        (replace(piece(0, 1, b"a"), index_bytes=99),),
+        (replace(piece(0, 1, b"a"), sha256="no hash"),),
+        (replace(piece(0, 1, b"a"), level=99),),
+        (),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_not_read(entries: tuple[Entry, ...]) -> None:
+    forged = replace(EMPTY, number=1, entries=entries)
+    with pytest.raises(ArchiveDamaged, match="cannot be understood"):
+        Manifest.decode(forged.text, "here")
+
+
+def test_a_manifest_of_a_later_version_is_not_guessed_at() -> None:
+    text = archive_of([b"a"])[0][-1].text
+    with pytest.raises(UnknownVersion, match="version 2 of archives"):
+        Manifest.decode(text.replace(b'"version": 1', b'"version": 2'), "here")

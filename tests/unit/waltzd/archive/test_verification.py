@@ -1,0 +1,124 @@
+"""A store is looked at: each wrong bit is named, and only what nothing will ever name is an orphan."""
+
+from __future__ import annotations
+
+import random
+from uuid import UUID
+
+import pytest
+
+from tests.batches import batches_of, index_raw, segment_raw, segments_of
+from tests.simulation.faulty_store import Faults, FaultyStore, Killed
+from waltzd.archive import manifest as manifests
+from waltzd.archive.archiving import PartitionArchive, label_in
+from waltzd.archive.piece import piece_of
+from waltzd.archive.verification import Flaw, Survey, check_piece, survey
+from waltzd.errors import ArchiveDamaged, ForeignArchive, UnknownVersion
+from waltzd.format.footer import NO_HASH
+from waltzd.format.layout import FileHeader
+from waltzd.protocol.descriptions import Archived
+
+KEY = UUID(int=5)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "FAN_OUT", 3)
+
+
+def upload(store: FaultyStore, known: Archived, number: int, *, partition: int = 0) -> Archived:
+    """The segment of that number, of two batches."""
+    batches = batches_of([[b"a", b"b"], [b"c"]] * 8, cuts=range(1, 16, 2), partition=partition)
+    footer = NO_HASH
+    for own in segments_of(batches)[: number + 1]:
+        data, footer = segment_raw(own, key=KEY, partition=partition, footer_before=footer)
+        index = index_raw(own, key=KEY, partition=partition)
+    expected = FileHeader(created_ms=0, key=KEY, partition=partition, first_id=own[0].first_id)
+    piece = piece_of(data, index, expected=expected, last_id=own[-1].last_id, path="here")
+    archive = PartitionArchive(store, label_in(store, KEY, lambda: KEY, known.archive), partition)
+    made = archive.add(known, piece, data + index)
+    return Archived(archive=made.archive, number=made.number, sha256=made.sha256, last_id=made.last)
+
+
+def archive(segments: int = 7, *, partitions: int = 2) -> FaultyStore:
+    store = FaultyStore()
+    for partition in range(partitions):
+        known = Archived()
+        for number in range(segments):
+            known = upload(store, known, number, partition=partition)
+    return store
+
+
+def flaws(store: FaultyStore, *, is_quick: bool = False) -> list[Flaw]:
+    found = survey(store)
+    pieces = [(partition, piece) for partition, own in found.pieces.items() for piece in own]
+    checked = [check_piece(store, found.label, partition, piece, is_quick=is_quick) for partition, piece in pieces]
+    return [*found.flaws, *(flaw for flaw in checked if flaw is not None)]
+
+
+def names(found: Survey) -> tuple[list[str], list[str]]:
+    return [one.name for one in found.orphans], [one.name for one in found.pending]
+
+
+def test_a_whole_archive_has_no_flaw() -> None:
+    store = archive()
+    found = survey(store)
+    assert (found.label.cluster, names(found), found.strange) == (KEY, ([], []), [])
+    assert {partition: (one.number, one.last) for partition, one in found.manifests.items()} == {0: (7, 20), 1: (7, 20)}
+    assert [len(pieces) for pieces in found.pieces.values()] == [7, 7]
+    assert flaws(store) == flaws(store, is_quick=True) == []
+
+
+def test_each_object_that_counts_is_named_when_a_bit_of_it_flips_or_it_goes() -> None:
+    whole = archive(partitions=1)
+    pick = random.Random(1)
+    newest = manifests.manifest_name(0, 7)
+    counting = [name for name in whole.objects if "/manifest/" not in name or name == newest]
+    assert {name.split("/")[1] for name in counting if "/" in name} == {"segment", "chunk", "manifest"}
+    for name in counting:
+        for what in ("bit", "gone"):
+            store = archive(partitions=1)
+            if what == "gone":
+                del store.objects[name]
+            else:
+                data = bytearray(store.objects[name].data)
+                data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
+                store.objects[name].data = bytes(data)
+            if name == "archive.json":
+                with pytest.raises((ArchiveDamaged, ForeignArchive, UnknownVersion)):
+                    survey(store)
+            elif (name, what) == (newest, "gone"):
+                assert survey(store).manifests[0].number == 6, "the store alone cannot know; the coordinator does"
+            else:
+                assert {flaw.name for flaw in flaws(store)} == {name}, what
+                assert names(survey(store))[0] == [], "nothing is an orphan while something cannot be read"
+
+
+def test_what_an_upload_left_is_no_orphan_before_its_ids_are_archived() -> None:
+    store = FaultyStore(kill_at=8)
+    known = upload(store, Archived(), 0)
+    with pytest.raises(Killed):
+        upload(store, known, 1)
+    store.kill_at = None
+    found = survey(store)
+    assert [(len(orphans), len(pending)) for orphans, pending in [names(found)]] == [(0, 1)]
+    (name,) = [one.name for one in found.pending]
+    left = name[:-16] + 16 * "0"  # of a replica of format 0 that was cut elsewhere: another hash
+    store.put_new(left, b"x")
+    store.put_new("of-somebody-else", b"x")
+    assert sorted(names(survey(store))[1]) == sorted([name, left])
+    upload(store, known, 1)
+    found = survey(store)
+    assert (names(found), [one.name for one in found.strange]) == (([left], []), ["of-somebody-else"])
+
+
+def test_a_list_that_lags_makes_no_orphan() -> None:
+    for lag in range(1, 30):
+        store = archive(partitions=1)
+        store.faults = Faults(lag=lag)
+        assert names(survey(store))[0] == []
+
+
+def test_another_store_is_no_archive() -> None:
+    with pytest.raises(ForeignArchive, match="there is no archive"):
+        survey(FaultyStore())

@@ -1,0 +1,32 @@
+"""What an owner believes of a storage that has uploaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from waltzd.errors import BadFrame
+from waltzd.protocol.descriptions import Archived
+from waltzd.server.session.archiving import check, meta_of, said
+
+KNOWN = Archived(archive=UUID(int=1), number=3, sha256=64 * "a", last_id=29)
+NEXT = Archived(archive=UUID(int=1), number=4, sha256=64 * "b", last_id=39)
+
+
+def test_an_archive_goes_on_by_one_manifest_of_committed_ids() -> None:
+    check(KNOWN, KNOWN, 50)
+    check(NEXT, KNOWN, 39)
+    check(replace(NEXT, number=1), Archived(), 39)
+    assert said(meta_of(NEXT)) == NEXT
+    for wrong in (
+        replace(NEXT, number=5),
+        replace(NEXT, number=3),
+        replace(NEXT, last_id=29),
+        replace(NEXT, last_id=40),
+        replace(NEXT, archive=UUID(int=2)),
+        replace(NEXT, archive=None),
+    ):
+        with pytest.raises(BadFrame, match="a storage made"):
+            check(wrong, KNOWN, 39)

@@ -1,0 +1,158 @@
+"""`waltzctl archive`: how far the log is archived, whether the archive is whole, and what uploads have left in it.
+
+`status` asks the cluster, and not the store. `verify` and `clean` ask the store, and nothing of any cluster: an archive
+outlives its cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from waltzctl.shell.change import Asked, agree
+from waltzctl.shell.numbers import check_partitions, partitions_of
+from waltzctl.shell.options import Output
+from waltzctl.shell.progress import Progress, Shown, ShownProgress
+from waltzctl.shell.reach import Meant, Reach, using
+from waltzctl.shell.safety import Plan
+from waltzctl.show.change import put_plan
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import size
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, Unsafe
+
+if TYPE_CHECKING:
+    from waltzctl.show.archive import Reaching
+    from waltzd.cluster.cluster import Cluster
+
+Place = Annotated[
+    str, Argument(metavar="STORE", help="As the storages name it in `archive`: a directory, or s3://bucket/folder.")
+]
+SHOWN = 5
+
+
+def status(*, reach: Meant, output: AnyForm = "table") -> int:
+    """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
+
+    What is committed and not archived is in the segment that is being written, or waits for the store. The exit code is 8
+    where an archive does not go on.
+
+    \b
+    Examples:
+      waltzctl archive status
+      waltzctl archive status -o json
+    """
+    from waltzctl.show import archive
+
+    found = using(reach, lambda cluster: _reaching(cluster, reach))
+    put(archive.reaching(found), output)
+    return EXIT_FINDINGS if any(one.trouble for one in found) else EXIT_OK
+
+
+async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
+    from waltzctl.picture.look import look
+    from waltzctl.show.archive import Reaching
+    from waltzd.cluster.archives import all_archived
+
+    picture = await look(cluster.coordinator, tls=reach.tls)
+    documents = await all_archived(cluster.coordinator)
+    found = []
+    for view in picture.partitions:
+        meta, said = documents.get(view.partition), view.said
+        found.append(
+            Reaching(
+                partition=view.partition,
+                archived=None if meta is None else meta.last,
+                committed=None if said is None else said.committed,
+                manifest=None if meta is None else meta.number,
+                archive="" if meta is None else str(meta.archive),
+                sha256="" if meta is None else meta.sha256,
+                trouble="" if said is None else said.archive_trouble,
+            )
+        )
+    return found
+
+
+def verify(
+    *,
+    store: Place,
+    quick: Annotated[bool, Option("--quick", help="Only whether all objects are there, with their sizes.")] = False,
+    partitions: Annotated[str | None, Option("--partitions", metavar="0-3,7", help="Only these; all by default.")] = None,
+    output: AnyForm = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
+    """Check an archive in its STORE: the manifests, that all objects which they name are there, and that every byte is what
+    was archived. No cluster is asked.
+
+    All of it is read, unless --quick is given: of a bucket, that costs what its provider charges. The exit code is 8 where
+    something is wrong. Each finding names an object, and the ids that it holds.
+
+    \b
+    Examples:
+      waltzctl archive verify /mnt/archive
+      waltzctl archive verify s3://waltz-archive/orders --quick -o json
+    """
+    from waltzctl.show import archive
+    from waltzd.archive.place import open_store
+    from waltzd.archive.verification import check_piece, survey
+
+    opened, started = open_store(store), time.monotonic()
+    found = survey(opened)
+    if partitions is not None:
+        wanted = partitions_of(partitions)
+        check_partitions(wanted, 1 + max(found.manifests, default=-1), not_done="nothing was checked")
+        found.manifests = {number: one for number, one in found.manifests.items() if number in wanted}
+    flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
+    pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
+    total, done = sum(piece.size for _, piece in pieces), 0
+    with Progress("verifying", progress) as course:
+        for number, piece in pieces:
+            flaw = check_piece(opened, found.label, number, piece, is_quick=quick)
+            flaws += [flaw] if flaw is not None else []
+            done += piece.size
+            course.update(done, total)
+    put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
+    archive.told_strange(found)
+    return EXIT_FINDINGS if flaws else EXIT_OK
+
+
+def clean(
+    *,
+    store: Place,
+    yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
+    output: Output = "table",
+) -> int:
+    """Remove what uploads that were cut short have left in a STORE: segments and chunks that no manifest names, although
+    their ids are archived. What may still be named, manifests, and objects that no archive has stay.
+
+    Storages may go on to upload meanwhile. Nothing is removed from an archive in which something is wrong.
+
+    \b
+    Examples:
+      waltzctl archive clean /mnt/archive --dry-run
+      waltzctl archive clean s3://waltz-archive/orders --yes
+    """
+    from waltzctl.show import archive
+    from waltzd.archive.place import open_store
+    from waltzd.archive.verification import survey
+
+    opened = open_store(store)
+    found = survey(opened)
+    if found.flaws:
+        raise Unsafe(
+            f"{opened.place}: {found.flaws[0].name} {found.flaws[0].detail}",
+            not_done="nothing was removed",
+            next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
+        )
+    steps = [f"remove {one.name}, {size(one.size)}" for one in found.orphans]
+    plan = Plan(verb="archive clean", subject=opened.place, steps=tuple(steps))
+    archive.told_strange(found)
+    reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
+    if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
+        return EXIT_OK
+    for one in found.orphans:
+        opened.remove(one.name)
+    put_plan(plan, output, result="done", removed=[one.name for one in found.orphans], pending=len(found.pending))
+    return EXIT_OK

@@ -1,0 +1,109 @@
+"""How far archives reach, and what was found wrong in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects
+from waltzctl.show.terminal import console, count, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from waltzd.archive.verification import Flaw, Survey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reaching:
+    """How far the archive of one partition reaches."""
+
+    partition: int
+    archived: int | None
+    committed: int | None
+    """As its owner says; None where none answers."""
+    manifest: int | None
+    archive: str
+    sha256: str
+    trouble: str
+
+    @property
+    def behind(self) -> int | None:
+        """Committed transactions that are not archived: at least what stands in the segment that is being written."""
+        return None if self.committed is None else self.committed - (-1 if self.archived is None else self.archived)
+
+
+REACHING: Columns[Reaching] = (
+    Column("partition", lambda one: one.partition, is_right=True, cell=str),
+    Column("archived", lambda one: one.archived, is_right=True, json="archived_to"),
+    Column("committed", lambda one: one.committed, is_right=True),
+    Column("behind", lambda one: one.behind, is_right=True),
+    Column("manifest", lambda one: one.manifest, is_right=True),
+    Column("archive", lambda one: one.archive, is_wide=True),
+    Column("sha256", lambda one: one.sha256, is_wide=True),
+    Column("trouble", lambda one: one.trouble),
+)
+FLAWS: Columns[Flaw] = (
+    Column("object", lambda one: one.name),
+    Column("partition", lambda one: one.partition, is_right=True, cell=str),
+    Column("first", lambda one: one.first, is_right=True),
+    Column("last", lambda one: one.last, is_right=True),
+    Column("detail", lambda one: one.detail),
+)
+
+
+def reaching(found: Sequence[Reaching]) -> Page:
+    def draw(out: Console) -> None:
+        grid(out, REACHING, found)
+        if not any(one.archive for one in found):
+            out.print("Nothing is archived: set `archive` in the configuration of the storages.", soft_wrap=True)
+
+    told = {"partitions": objects(REACHING, found)}
+    return Page(draw=draw, things=Listing(kind="partitions", columns=REACHING, rows=found), told=told)
+
+
+def verified(place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *, is_quick: bool) -> Page:
+    totals = [manifest.total for manifest in found.manifests.values()]
+    segments, stored = sum(total.segments for total in totals), sum(total.stored_bytes for total in totals)
+
+    def draw(out: Console) -> None:
+        out.print(count(len(flaws), "finding") if flaws else "clean", style="bold red" if flaws else "bold green")
+        for flaw in flaws:
+            out.print()
+            out.print(flaw.name, style="bold", soft_wrap=True)
+            if flaw.first is not None:
+                out.print(f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}", soft_wrap=True)
+            out.print(f"  {flaw.detail}", soft_wrap=True)
+        how = "sizes of" if is_quick else "all bytes of"
+        out.print(
+            f"{how} {count(segments, 'segment')} of {count(len(totals), 'partition')}, {size(stored)}, in {seconds:.1f} s",
+            soft_wrap=True,
+        )
+        if found.orphans:
+            out.print(f"{count(len(found.orphans), 'orphan')}: see `waltzctl archive clean`", soft_wrap=True)
+
+    told = {
+        "result": "findings" if flaws else "clean", "store": place, "archive": str(found.label.archive),
+        "cluster": str(found.label.cluster), "is_quick": is_quick, "seconds": round(seconds, 3),
+        "partitions": [_partition(number, found) for number in sorted(found.manifests)],
+        "orphans": len(found.orphans), "pending": len(found.pending), "strange": [one.name for one in found.strange],
+        "findings": objects(FLAWS, flaws),
+    }  # fmt: skip
+    return Page(draw=draw, things=Listing(kind="findings", columns=FLAWS, rows=flaws), told=told)
+
+
+def _partition(number: int, found: Survey) -> dict[str, Any]:
+    manifest, total = found.manifests[number], found.manifests[number].total
+    return {
+        "partition": number, "manifest": manifest.number, "sha256": manifest.sha256, "first": total.first,
+        "last": total.last, "segments": total.segments, "record_bytes": total.record_bytes, "crc": f"{total.crc:08x}",
+        "bytes": total.stored_bytes,
+    }  # fmt: skip
+
+
+def told_strange(found: Survey) -> None:
+    """Nothing is done with objects that no archive has."""
+    if found.strange:
+        text = f"{count(len(found.strange), 'object')} that no archive has: {found.strange[0].name}"
+        console(to_stderr=True).print(text if len(found.strange) == 1 else f"{text} and others", soft_wrap=True)

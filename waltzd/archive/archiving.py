@@ -1,0 +1,199 @@
+"""One more piece for the archive of a partition: plain code over a store, which any step may end.
+
+The order is all of it: the object, read back; the chunks, read back; the manifest that names them. Until the manifest is
+there, what was uploaded is an orphan and nothing more; from then on everything that it names was seen in the store. Each
+step can be done again: an object that is there already is compared, and a manifest that another storage made first is taken
+over where it proves the same log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from waltzd.archive.manifest import (
+    LABEL,
+    MANIFEST_BYTES_MAX,
+    Chunk,
+    Entry,
+    Label,
+    Manifest,
+    manifest_name,
+    opened,
+    sha256_of,
+)
+from waltzd.archive.store import Store, read_object
+from waltzd.disk.seam import Buffer
+from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
+from waltzd.protocol.descriptions import Archived
+
+STEP_BYTES = 1 << 20
+READ_BYTES = 256 << 20
+"""Of an object at once: a segment in one request, and one that is larger in a few."""
+
+
+def label_in(store: Store, cluster: UUID, fresh_id: Callable[[], UUID], wanted: UUID | None) -> Label:
+    """The label of the archive in this store. One is made where there is none and none is known."""
+    try:
+        text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
+    except ObjectAbsent:
+        if wanted is not None:
+            raise ForeignArchive(
+                f"{store.place} holds no archive; the archive {wanted} of this cluster is somewhere else, or was emptied"
+            ) from None
+        made = Label(archive=fresh_id(), cluster=cluster)
+        try:
+            store.put_new(LABEL, made.text)
+        except ObjectExists:  # another storage was first
+            return label_in(store, cluster, fresh_id, wanted)
+        return made
+    found = Label.decode(text, f"{store.place}: {LABEL}")
+    if found.cluster != cluster or wanted not in (None, found.archive):
+        raise ForeignArchive(
+            f"{store.place} holds the archive {found.archive} of the cluster {found.cluster}; this is "
+            f"{'the cluster ' + str(cluster) if found.cluster != cluster else 'the archive ' + str(wanted)}"
+        )
+    return found
+
+
+class PartitionArchive:
+    """What one archive has of one partition."""
+
+    def __init__(self, store: Store, label: Label, partition: int) -> None:
+        self._store = store
+        self.label = label
+        self.partition = partition
+        self._newest: Manifest | None = None
+        """The one that was read or made last."""
+
+    # -- reading
+
+    def manifest(self, number: int, sha256: str) -> Manifest:
+        """By its number and hash; the empty one has the number 0."""
+        if number == 0:
+            return Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition)
+        if self._newest is not None and (self._newest.number, self._newest.sha256) == (number, sha256):
+            return self._newest
+        name = manifest_name(self.partition, number)
+        text = read_object(self._store, name, MANIFEST_BYTES_MAX)
+        if sha256_of(text) != sha256:
+            raise ArchiveDamaged(f"{self._where(name)} is not the manifest that the cluster knows")
+        self._newest = self._decoded(text, number)
+        return self._newest
+
+    def name_at(self, number: int) -> str:
+        return manifest_name(self.partition, number)
+
+    def manifest_at(self, number: int) -> Manifest | None:
+        """What stands under this number, proven by itself only; None where nothing does."""
+        try:
+            text = read_object(self._store, manifest_name(self.partition, number), MANIFEST_BYTES_MAX)
+        except ObjectAbsent:
+            return None
+        return self._decoded(text, number)
+
+    def _decoded(self, text: bytes, number: int) -> Manifest:
+        where = self._where(manifest_name(self.partition, number))
+        found = Manifest.decode(text, where)
+        if (found.archive, found.cluster) != (self.label.archive, self.label.cluster):
+            raise ForeignArchive(f"{where} belongs to the archive {found.archive} of the cluster {found.cluster}")
+        if (found.partition, found.number) != (self.partition, number):
+            raise ArchiveDamaged(f"{where} is the manifest {found.number} of partition {found.partition}")
+        return found
+
+    def newest(self, known: Archived) -> Manifest:
+        """From a manifest that is known on, as far as manifests follow each other."""
+        found = self.manifest(known.number, known.sha256)
+        while (following := self.manifest_at(found.number + 1)) is not None:
+            if not following.follows(found):
+                raise ArchiveDamaged(f"{self._where(following.name)} does not follow the manifest before it")
+            found = following
+        return found
+
+    def chunk(self, entry: Entry) -> Chunk:
+        name = entry.name(self.partition)
+        text = read_object(self._store, name, MANIFEST_BYTES_MAX)
+        return opened(entry, text, self.partition, self._where(name))
+
+    def _where(self, name: str) -> str:
+        return f"{self._store.place}: {name}"
+
+    # -- writing
+
+    def add(self, known: Archived, piece: Entry, data: Buffer) -> Manifest:
+        """The manifest that has this piece behind all that `known` has, once all of it is in the store. `data`: of the
+        whole object."""
+        assert piece.size == len(data)
+        before = self.manifest(known.number, known.sha256)
+        if not before.last == known.last_id == piece.first - 1:
+            raise ArchiveDamaged(
+                f"{self._where(before.name)} ends at id {before.last}; the cluster says {known.last_id}, and the next "
+                f"segment begins at id {piece.first}"
+            )
+        following, chunks = before.extended(piece)
+        self._put(piece.name(self.partition), data)
+        for chunk in chunks:
+            self._put(chunk.entry().name(self.partition), chunk.text)
+        try:
+            self._store.put_new(following.name, following.text)
+        except ObjectExists:
+            following = self._of_another(before, piece)
+        self._newest = following
+        return following
+
+    def _of_another(self, before: Manifest, piece: Entry) -> Manifest:
+        """The manifest that is there, made by another storage, or by this one when the answer was lost. It is taken over
+        where it adds the records of this piece."""
+        found = self.manifest_at(before.number + 1)
+        if found is None or not found.follows(before):
+            raise ArchiveDamaged(f"{self._where(manifest_name(self.partition, before.number + 1))} does not follow upon "
+                                 "the manifest before it")  # fmt: skip
+        theirs = self.last_piece(found)
+        if (theirs.first, theirs.last) != (piece.first, piece.last):
+            raise ObjectExists(
+                f"{self._where(found.name)} ends at id {theirs.last}, and the segment of this replica at id {piece.last}",
+                next_step="one whose segments end where those in the archive do can go on; the owner asks each replica",
+            )
+        if (theirs.crc, theirs.record_bytes) != (piece.crc, piece.record_bytes):
+            raise ArchiveDamaged(
+                f"{self._where(found.name)} has other records from id {piece.first} to {piece.last} than this replica",
+                next_step="find out which is the log: `waltzctl partition compare` holds replicas against each other",
+            )
+        return found
+
+    def last_piece(self, manifest: Manifest) -> Entry:
+        entry = manifest.entries[-1]
+        while entry.level:
+            entry = self.chunk(entry).entries[-1]
+        return entry
+
+    def _put(self, name: str, data: Buffer) -> None:
+        """Written once, and seen there. Other bytes, under a name that has the hash of these, have rotted: they are
+        replaced."""
+        try:
+            self._store.put_new(name, data)
+        except ObjectExists:
+            if self._has(name, data):
+                return
+            self._store.put_if(name, data, self._store.head(name).tag)
+        if not self._has(name, data):
+            raise ArchiveDamaged(f"{self._where(name)} has other bytes than were written there")
+
+    def _has(self, name: str, data: Buffer) -> bool:
+        """Read back, up to one byte more."""
+        whole, offset = memoryview(data).cast("B"), 0
+        while offset < len(whole):
+            wanted = whole[offset : offset + READ_BYTES]
+            offset += len(wanted)
+            is_last = offset == len(whole)
+            if not _are_same(self._store.get_range(name, offset - len(wanted), len(wanted) + is_last), wanted):
+                return False
+        return True
+
+
+def _are_same(found: bytes, wanted: memoryview) -> bool:
+    """A piece at a time, as bytes: memory views are compared item by item, which takes ten times as long."""
+    steps = range(0, len(wanted), STEP_BYTES)
+    return len(found) == len(wanted) and all(
+        found[at : at + STEP_BYTES] == bytes(wanted[at : at + STEP_BYTES]) for at in steps
+    )

@@ -1,0 +1,113 @@
+"""A sealed segment as it goes into an archive, once every byte of it is proven. Pure.
+
+What is archived is never touched again and may be the last copy one day, so nothing is taken on trust: of format 1 the
+footer's hash has to be that of all bytes in front, and each batch is looked at; of format 0 each record is. Only the index
+is taken as it is, because it can always be made again.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+
+from waltzd.archive.manifest import Entry
+from waltzd.disk.seam import Buffer
+from waltzd.errors import HeaderDamaged, UnfitSegment
+from waltzd.format.checksum import crc32
+from waltzd.format.footer import footer_at, footer_bytes
+from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader, check_header
+from waltzd.format.record import Run
+from waltzd.format.scan import scan
+from waltzd.format.stretch import Stretch
+
+
+class Held:
+    """Bytes in memory, read as a file."""
+
+    def __init__(self, path: str, data: Buffer) -> None:
+        self.path = path
+        self._data = memoryview(data).cast("B")
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return bytes(self._data[offset : offset + size])
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        piece = self._data[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def piece_of(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int, path: str) -> Entry:
+    """The entry of an object that holds this segment and its index, one behind the other. `UnfitSegment` where the bytes
+    are not the sound records from `expected.first_id` to `last_id`. An index that is not whole is left out."""
+    raw = memoryview(data).cast("B")
+    try:
+        header = check_header(bytes(raw[:HEADER_BYTES]), path, expected)
+    except HeaderDamaged as error:
+        raise UnfitSegment(error.message) from error
+    if header.encode() != raw[:HEADER_BYTES]:
+        raise UnfitSegment(f"{path} has other bytes than zeros in its header")
+    hashing = sha256()
+    if header.version == BATCHES:
+        record_bytes, crc = _batches(raw, expected.first_id, last_id, path)
+    else:
+        record_bytes, crc = _records(raw, expected.first_id, last_id, path)
+    kept = index_to_keep(index, records=last_id - expected.first_id + 1)
+    hashing.update(raw)
+    hashing.update(kept)
+    size = len(raw) + len(kept)
+    return Entry(
+        level=0, first=expected.first_id, last=last_id, record_bytes=record_bytes, crc=crc, segments=1, stored_bytes=size,
+        size=size, index_bytes=len(kept), sha256=hashing.hexdigest(),
+    )  # fmt: skip
+
+
+def index_to_keep(index: Buffer, *, records: int) -> memoryview:
+    """As much of an index as counts; nothing where its end is missing."""
+    size = HEADER_BYTES + INDEX_ENTRY_BYTES * records
+    return memoryview(index).cast("B")[: size if len(index) >= size else 0]
+
+
+def _batches(raw: memoryview, first_id: int, last_id: int, path: str) -> tuple[int, int]:
+    size = footer_bytes(raw[-12:])
+    place = len(raw) - (size or 0)
+    footer = None if size is None else footer_at(Held(path, raw), place, len(raw))  # type: ignore[arg-type]
+    if footer is None or (footer.first_id, footer.last_id) != (first_id, last_id):
+        raise UnfitSegment(f"{path} has no sound footer of the ids {first_id} to {last_id}")
+    if sha256(raw[:place]).digest() != footer.digest:
+        raise UnfitSegment(f"{path} has other bytes than its footer says")
+    at = np.append(footer.batches, place) - HEADER_BYTES
+    stretch = Stretch(raw[HEADER_BYTES:place], at, None)
+    if stretch.count < len(footer.batches) or (stretch.first_id, stretch.next_id) != (first_id, last_id + 1):
+        raise UnfitSegment(f"{path} has batches that are not sound")
+    crc = record_bytes = 0
+    ends, leads = at.tolist(), stretch.lead.tolist()
+    for start, lead, end in zip(ends, leads, ends[1:], strict=False):
+        crc = crc32(stretch.raw[start + lead : end], crc)
+        record_bytes += end - start - lead
+    return record_bytes, crc
+
+
+def _records(raw: memoryview, first_id: int, last_id: int, path: str) -> tuple[int, int]:
+    crc = record_bytes = 0
+
+    def add(_offset: int, run: Run) -> None:
+        nonlocal crc, record_bytes
+        crc = crc32(run.data, crc)
+        record_bytes += len(run.data)
+
+    stop = scan(
+        Held(path, raw),  # type: ignore[arg-type]
+        segment_first_id=first_id,
+        next_id=first_id,
+        offset=HEADER_BYTES,
+        end=len(raw),
+        on_run=add,
+    )
+    if stop.offset != len(raw) or stop.next_id != last_id + 1:
+        raise UnfitSegment(f"{path} has no sound record {stop.next_id} at byte {stop.offset}")
+    return record_bytes, crc

@@ -1,0 +1,158 @@
+"""What a store holds of an archive, and whether that is so: without a cluster, by the store alone.
+
+The newest manifest of each partition counts, and everything that it names is looked for. What no manifest names is an
+*orphan* where its ids are archived already: nothing will ever name it. What lies behind the last archived id is *pending*:
+an upload that is under way, or was cut short and is gone on with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, sha256_of
+from waltzd.archive.piece import piece_of
+from waltzd.archive.store import Listed, Store, read_object
+from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, UnfitSegment, UnknownVersion
+from waltzd.format.layout import FileHeader
+
+_OBJECT = re.compile(
+    r"partition-(0|[1-9][0-9]{0,4})/(segment|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
+)
+_MANIFEST = re.compile(r"partition-(0|[1-9][0-9]{0,4})/manifest/([0-9]{10})\.json")
+_WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent, UnknownVersion)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flaw:
+    """An object that is not what it has to be."""
+
+    name: str
+    partition: int
+    first: int | None = None
+    last: int | None = None
+    detail: str
+
+    @staticmethod
+    def of(entry: Entry, partition: int, detail: str) -> Flaw:
+        return Flaw(name=entry.name(partition), partition=partition, first=entry.first, last=entry.last, detail=detail)
+
+
+@dataclass(kw_only=True)
+class Survey:
+    label: Label
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    """The newest of each partition that can be read."""
+    pieces: dict[int, list[Entry]] = field(default_factory=dict)
+    flaws: list[Flaw] = field(default_factory=list)
+    orphans: list[Listed] = field(default_factory=list)
+    pending: list[Listed] = field(default_factory=list)
+    strange: list[Listed] = field(default_factory=list)
+    """Objects that no archive has."""
+
+
+def survey(store: Store) -> Survey:
+    """All but the segments themselves. `ForeignArchive` where there is no archive."""
+    listed = store.list("")  # before any manifest: what is written meanwhile is no orphan
+    try:
+        text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
+    except ObjectAbsent:
+        raise ForeignArchive(
+            f"{store.place} holds no archive: there is no {LABEL}",
+            not_done="nothing was checked",
+            next_step="name the store as the storages do, in `archive` of their configuration",
+        ) from None
+    found = Survey(label=Label.decode(text, f"{store.place}: {LABEL}"))
+    numbers: dict[int, int] = {}
+    for one in listed:
+        if match := _MANIFEST.fullmatch(one.name):
+            numbers[int(match[1])] = max(int(match[2]), numbers.get(int(match[1]), 0))
+    named: set[str] = {LABEL}
+    for partition, number in sorted(numbers.items()):
+        archive = PartitionArchive(store, found.label, partition)
+        manifest = _newest(archive, partition, number, found.flaws)
+        if manifest is not None:
+            found.manifests[partition] = manifest
+            found.pieces[partition] = list(_walk(archive, partition, manifest.entries, named, found.flaws))
+    for one in listed:
+        if one.name not in named and not _MANIFEST.fullmatch(one.name):
+            _sort(one, found)
+    return found
+
+
+def _newest(archive: PartitionArchive, partition: int, number: int, flaws: list[Flaw]) -> Manifest | None:
+    """From the highest one that is listed: up, as a list may lag, and down to one that is sound."""
+    found: Manifest | None = None
+    highest = number
+    while number > 0 and found is None:
+        try:
+            found = archive.manifest_at(number)
+        except _WRONG as error:
+            flaws.append(Flaw(name=archive.name_at(number), partition=partition, detail=error.message))
+        number -= 1
+    while found is not None and found.number >= highest:
+        try:
+            following = archive.manifest_at(found.number + 1)
+        except _WRONG as error:
+            flaws.append(Flaw(name=archive.name_at(found.number + 1), partition=partition, detail=error.message))
+            break
+        if following is None:
+            break
+        found = following
+    return found
+
+
+def _walk(
+    archive: PartitionArchive, partition: int, entries: tuple[Entry, ...], named: set[str], flaws: list[Flaw]
+) -> Iterator[Entry]:
+    for entry in entries:
+        named.add(entry.name(partition))
+        if entry.level == 0:
+            yield entry
+            continue
+        try:
+            chunk: Chunk = archive.chunk(entry)
+        except _WRONG as error:
+            flaws.append(Flaw.of(entry, partition, error.message))
+            continue
+        yield from _walk(archive, partition, chunk.entries, named, flaws)
+
+
+def _sort(one: Listed, found: Survey) -> None:
+    match = _OBJECT.fullmatch(one.name)
+    if match is None:
+        found.strange.append(one)
+        return
+    manifest = found.manifests.get(int(match[1]))
+    is_behind = manifest is None or int(match[4]) > manifest.last
+    # Where a chunk cannot be read, nobody knows what it names.
+    is_unknown = any(flaw.partition == int(match[1]) for flaw in found.flaws)
+    (found.pending if is_behind or is_unknown else found.orphans).append(one)
+
+
+def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_quick: bool) -> Flaw | None:
+    """Whether a segment is there, byte for byte and record for record; quickly: whether it is there."""
+    name = piece.name(partition)
+    try:
+        if is_quick:
+            size = store.head(name).size
+            return None if size == piece.size else Flaw.of(piece, partition, f"has {size} bytes; it had {piece.size}")
+        data = store.get_range(name, 0, piece.size + 1)
+    except ObjectAbsent:
+        return Flaw.of(piece, partition, "is not in the store")
+    size = piece.size - piece.index_bytes
+    expected = FileHeader(created_ms=0, key=label.cluster, partition=partition, first_id=piece.first)
+    view = memoryview(data)
+    try:
+        again = piece_of(view[:size], view[size:], expected=expected, last_id=piece.last, path=name)
+    except UnfitSegment as error:
+        return Flaw.of(piece, partition, error.message.removeprefix(f"{name} "))
+    except _WRONG as error:
+        return Flaw.of(piece, partition, error.message)
+    if len(data) != piece.size or sha256_of(data) != piece.sha256:
+        return Flaw.of(
+            piece, partition, f"its records are whole, and its index of {piece.index_bytes} bytes is not what it was"
+        )
+    return None if again == piece else Flaw.of(piece, partition, "holds other records than its manifest says")

@@ -1,0 +1,53 @@
+"""How far the archive of each partition reaches, as the coordinator keeps it: the last step of each upload.
+
+What stands here is in the store, proven and read back. A document only goes forward: the next one has a higher manifest,
+and of two owners that write at once its version refuses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, put
+from waltzd.cluster.coordinator import Change, Coordinator, Create
+from waltzd.cluster.documents import ArchiveMeta, decode, encode
+from waltzd.errors import BadMetadata, ChangedMeanwhile
+
+
+def archive_path(partition: int) -> str:
+    return f"{ARCHIVES}/{partition}"
+
+
+async def archived(coordinator: Coordinator, partition: int) -> tuple[ArchiveMeta | None, int]:
+    """With its version; None where nothing of this partition is archived."""
+    path = archive_path(partition)
+    node = await coordinator.get(path)
+    return (None, NO_VERSION) if node is None else (decode(ArchiveMeta, node.data, path), node.version)
+
+
+async def all_archived(coordinator: Coordinator) -> Mapping[int, ArchiveMeta]:
+    names = [name for name in await coordinator.children(ARCHIVES) if name.isdecimal()]
+    found = {int(name): (await archived(coordinator, int(name)))[0] for name in names}
+    return {partition: meta for partition, meta in sorted(found.items()) if meta is not None}
+
+
+async def save_archived(
+    coordinator: Coordinator, partition: int, meta: ArchiveMeta, before: ArchiveMeta | None, version: int
+) -> int:
+    """The version that it has now. `before`: what stands there, at that version."""
+    if before is not None and (meta.archive != before.archive or meta.number <= before.number or meta.last < before.last):
+        raise BadMetadata(
+            f"the archive of partition {partition} reaches to id {before.last} by the manifest {before.number} of "
+            f"{before.archive}; it does not go back to id {meta.last} by the manifest {meta.number} of {meta.archive}"
+        )
+    folder: list[Change] = []
+    if version == NO_VERSION and await coordinator.get(ARCHIVES) is None:  # a cluster of an older version has none
+        folder = [Create(ARCHIVES, b"")]
+    try:
+        await coordinator.commit([*folder, put(archive_path(partition), encode(meta), version)])
+    except ChangedMeanwhile:
+        found, newest = await archived(coordinator, partition)
+        if found == meta:  # our own, whose answer was lost
+            return newest
+        raise
+    return version + 1

@@ -1,0 +1,109 @@
+"""The owner has its partition archived: it asks one replica after the other, and the coordinator is told what is done.
+
+The storage uploads, proves and reads back; this side knows how far the archive reaches, and nobody else changes that
+document. Another owner may be at it at the same time: then one of the two finds the document changed, and reads it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from waltzd.cluster.archives import archived, save_archived
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.documents import ArchiveMeta
+from waltzd.errors import BadFrame, ChangedMeanwhile, WaltzError
+from waltzd.protocol.descriptions import Archived
+from waltzd.server.core.archive import IDLE_SECONDS, Turns
+from waltzd.server.session.replica import Log
+
+log = logging.getLogger("waltz.server")
+
+
+class Archiving:
+    """Of one session."""
+
+    def __init__(self, log: Log, coordinator: Coordinator, say: Callable[[str], None]) -> None:
+        self._log = log
+        self._coordinator = coordinator
+        self._say = say
+        self._turns = Turns()
+        self._told = ""
+        self.known: Archived | None = None
+        """As the coordinator says; None before it was asked, and where nothing is archived."""
+        self.trouble = ""
+
+    async def run(self) -> None:
+        """Until it is cancelled. Nothing of the log depends on its archive, so a mistake in here ends nothing else."""
+        try:
+            await self._go_on()
+        except Exception as error:
+            log.exception("a mistake in Waltz itself")
+            self._tell(f"a mistake in Waltz itself: {error!r}")
+
+    async def _go_on(self) -> None:
+        while True:
+            try:
+                pause = await self._step()
+            except ChangedMeanwhile:  # by another owner: it is read again
+                pause = IDLE_SECONDS
+            except WaltzError as error:
+                self._tell(f"{error.code} {error.message}")
+                pause = IDLE_SECONDS
+            await asyncio.sleep(pause)
+
+    def _archives(self, name: str) -> bool:
+        status = self._log.core.status(name)
+        return status is not None and status.archives
+
+    def _tell(self, trouble: str) -> None:
+        """Once, however often it is tried again."""
+        self.trouble = trouble
+        if trouble and trouble != self._told:
+            self._say(f"the archive does not go on: {trouble}")
+        elif self._told and not trouble:
+            self._say("the archive goes on")
+        self._told = trouble
+
+    async def _step(self) -> float:
+        owned, turns, committed = self._log, self._turns, self._log.committed
+        able = [name for name, link in sorted(owned.links.items()) if link.is_readable and self._archives(name)]
+        name = turns.choose(able, committed)
+        if name is None:
+            return turns.pause
+        meta, version = await archived(self._coordinator, owned.partition)
+        self.known = None if meta is None else said(meta)
+        known = self.known or Archived()
+        try:
+            found = await owned.links[name].port.archive(owned.partition, known, session=owned.session)
+            check(found, known, owned.committed)
+        except WaltzError as error:
+            turns.failed(name, f"{error.code} {error.message}", able)
+        else:
+            if found == known:
+                turns.found_none(name, committed)
+            else:
+                await save_archived(self._coordinator, owned.partition, meta_of(found), meta, version)
+                self.known = found
+                turns.uploaded(name)
+        self._tell(turns.trouble)
+        return turns.pause
+
+
+def said(meta: ArchiveMeta) -> Archived:
+    return Archived(archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last)
+
+
+def meta_of(found: Archived) -> ArchiveMeta:
+    assert found.archive is not None, "it was checked"
+    return ArchiveMeta(archive=found.archive, number=found.number, sha256=found.sha256, last=found.last_id)
+
+
+def check(found: Archived, known: Archived, committed: int) -> None:
+    """What a storage says: it goes on from what was known, by committed ids."""
+    if found == known:
+        return
+    is_next = found.number == known.number + 1 and known.last_id < found.last_id <= committed
+    if not is_next or found.archive is None or known.archive not in (None, found.archive):
+        raise BadFrame(f"the archive of a partition was {known}, and a storage made {found} of it")
