@@ -366,8 +366,10 @@ def rebuild(
 
     \b
     Examples:
-      waltzctl cluster rebuild-metadata --name trial --replicas 1 --storage one=127.0.0.1:55280,127.0.0.1:55281 --dry-run
-      waltzctl cluster rebuild-metadata --name trial --replicas 1 --storage one=127.0.0.1:55280,127.0.0.1:55281 \\
+      waltzctl cluster rebuild-metadata --name trial --replicas 1 \\
+        --storage one=127.0.0.1:55280,127.0.0.1:55281 --dry-run
+      waltzctl cluster rebuild-metadata --name trial --replicas 1 \\
+        --storage one=127.0.0.1:55280,127.0.0.1:55281 \\
         --confirm trial --reason 'the disks of ZooKeeper are gone'
     """
     tls = request.reach.tls
