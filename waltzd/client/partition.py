@@ -390,6 +390,9 @@ class Line:
 
     async def prove(self, position: int, deadline: float | None = None) -> None:
         """A transaction with a position above the end of the log is refused here: the owner would end the whole mount."""
+        await self.ready_epoch(deadline)  # a mount begins with the end of the log, and then there is nothing to ask
+        if position <= self.mount.known:
+            return
         try:
             end = self._known if position <= self._known else await self.confirmed_end(self._left(deadline))
         except CannotConnect as error:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.fake_server import FakeCluster
+from tests.unit.fake_server import FakeCluster, FakeServer
 from tests.unit.told import told
 from tests.unit.waltzd.client.test_client import Increment, View, until, with_client
 from tests.unit.waltzd.client.test_status import Poisoned
 from waltzd.client.client import Client
 from waltzd.client.view import Builder, Command, Transaction
-from waltzd.errors import BadArgument, BeyondLog, NotApplied, NotSent, PartitionParked
+from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, PartitionParked
 from waltzd.protocol.locks import Committed, Declined, Rejected, Token, write_lock
 
 
@@ -343,6 +343,27 @@ async def test_a_position_above_the_end_of_the_log_is_refused_and_stops_nobody(
     fake.partitions[0].write(b"elsewhere")
     assert await client.append(b"z", partition=0, locks=lock, position=await client.end_position(0)) == Committed(2)
     assert client.status()[0].mounts == 1
+
+
+def test_what_a_mount_begins_with_is_waited_for_before_anybody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was just opened knows no end of the log, and while no majority answers it cannot ask for it."""
+    ask = FakeServer.high_water_mark
+
+    async def unconfirmed(self: FakeServer, partition: int, *, confirmed: bool = False) -> int:
+        if confirmed:
+            raise CannotConnect("no majority")
+        return await ask(self, partition)
+
+    monkeypatch.setattr(FakeServer, "high_water_mark", unconfirmed)
+
+    async def test(client: Client, fake: FakeCluster) -> None:
+        await client.set_partitions([])
+        fake.partitions[0].write(b"a", b"b", b"c")
+        await client.set_partitions([0])
+        assert not client.status()[0].is_ready
+        assert await client.append(b"x", partition=0, locks=[write_lock("a")], position=2) == Committed(3)
+
+    with_client(test)
 
 
 # -- stopped -----------------------------------------------------------------------------------------------------------
