@@ -228,7 +228,7 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     refused.spawn()
     assert refused.wait() == EXIT_UNSAFE
     assert "W2039" in refused.log
-    assert f"{root}: /, /assignment, /clients and " in refused.log
+    assert f"{root}: /, /archives, /assignment and " in refused.log
     assert "waltzctl cluster secure" in refused.log
 
     accepted = make_server("a", **settings, coordinator_credentials=file, coordinator_open="accepted").start()
