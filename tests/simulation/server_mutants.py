@@ -273,7 +273,7 @@ def truncates_to_one_below_the_mark(patches: Patches) -> None:
     patches.wrap(Recovery, "decide", make)
 
 
-@mutant(0, 4, aim=FAIL_OVER)
+@mutant(12, 0, aim=FAIL_OVER)
 def truncates_to_one_above_the_mark(patches: Patches) -> None:
     """A replica keeps one record behind the closing mark."""
 
