@@ -2,7 +2,7 @@
 
 An object is written and flushed under a hidden name and then takes its own by a link, which fails where that name is taken:
 so of two writers one wins, and a crash leaves at most a hidden file. What is replaced is replaced under a lock, by a
-rename. After each change its directory is flushed before the call returns.
+rename. Its directories are flushed before the call returns, those of an object that is there already as well.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ class LocalStore:
     def put_new(self, name: str, data: Buffer) -> str:
         path = self._path(name)
         with self._translated(name), self._written(name, data) as new:
-            self._make_folder(path.parent)
-            os.link(new, path, follow_symlinks=False)
-            _flush_folder(path.parent)
+            folders = [folder for folder in path.parents if folder.is_relative_to(self._root)]
+            for folder in reversed(folders[:-1]):
+                with suppress(FileExistsError):  # where it is a file, what follows says so
+                    folder.mkdir(mode=0o750)
+            try:
+                os.link(new, path, follow_symlinks=False)
+            finally:  # also what is there already: whoever made it may have been killed before it was flushed
+                for folder in folders:
+                    _flush_folder(folder)
             return _tag(path.lstat())
 
     def put_if(self, name: str, data: Buffer, tag: str) -> str:
@@ -141,15 +147,6 @@ class LocalStore:
             yield
         finally:
             os.close(fd)
-
-    def _make_folder(self, path: Path) -> None:
-        """With a flush of the directory of each that is new."""
-        if path == self._root or path.is_dir():
-            return
-        self._make_folder(path.parent)
-        with suppress(FileExistsError):  # another writer was first; where it is a file, what follows says so
-            path.mkdir(mode=0o750)
-        _flush_folder(path.parent)
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:

@@ -11,7 +11,7 @@ from tests.store_contract import StoreContract
 from waltzd.archive.local import LocalStore
 from waltzd.archive.place import open_store
 from waltzd.archive.store import Store, is_object_name
-from waltzd.errors import BadArgument, StoreRefused, StoreUnavailable
+from waltzd.errors import BadArgument, ObjectExists, StoreRefused, StoreUnavailable
 
 
 class TestContract(StoreContract):
@@ -40,6 +40,24 @@ def test_nothing_is_left_of_what_was_not_written(tmp_path: Path) -> None:
         store.head("a")
     assert [one.name for one in store.list("")] == ["a/b"]
     assert os.listdir(tmp_path / ".new") == []
+
+
+def test_what_a_killed_writer_left_unflushed_is_flushed_before_it_is_said_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a manifest could outlive a failing machine, and an object that it names could not."""
+    folder = tmp_path / "partition-0" / "segment"
+    folder.mkdir(parents=True)
+    (folder / "a").write_bytes(b"x")
+    flushed: list[Path] = []
+    monkeypatch.setattr("waltzd.archive.local._flush_folder", flushed.append)
+    store = LocalStore(str(tmp_path))
+    with pytest.raises(ObjectExists):
+        store.put_new("partition-0/segment/a", b"x")
+    assert flushed == [folder, folder.parent, tmp_path]
+    flushed.clear()
+    store.put_new("partition-0/segment/b", b"x")
+    assert flushed == [folder, folder.parent, tmp_path]
 
 
 def test_a_full_disk_is_a_store_that_is_not_available_now() -> None:
