@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from waltzctl.picture.picture import OPEN
@@ -38,6 +38,8 @@ class Handover:
     """Where partitions must be, as far as that is decided; the others may be anywhere but at `leaving`."""
     leaving: str | None = None
     """The server that must have closed them all."""
+    before: Mapping[int, int] = field(default_factory=dict)
+    """Generations that end first, where the leader has still to move partitions."""
 
     def servers(self, assignment: Assignment) -> list[str]:
         """The servers that have to be asked."""
@@ -61,6 +63,8 @@ class Handover:
         owner = assignment.owners[number]
         if owner.server is None:
             return "no server owns it"
+        if owner.generation <= self.before.get(number, -1):
+            return f"the leader has not moved it from {owner.server} yet"
         if owner.server == self.leaving:
             return f"it was not given to another server than {owner.server} yet"
         before = said.get(self.leaving) if self.leaving is not None else None

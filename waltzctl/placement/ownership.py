@@ -140,8 +140,9 @@ def drain(*, server: ServerName, request: Changing, wait: Wait = True, timeout: 
     return request.perform(prepare)
 
 
-def undrain(*, server: ServerName, request: Changing) -> int:
-    """Let a server that drains take partitions again.
+def undrain(*, server: ServerName, request: Changing, wait: Wait = True, timeout: Patience = TIMEOUT_SECONDS) -> int:
+    """Let a server that drains take partitions again. It ends when those that the leader moves are open at their new
+    owners.
 
     \b
     Examples:
@@ -149,13 +150,18 @@ def undrain(*, server: ServerName, request: Changing) -> int:
       waltzctl server undrain server-1 --dry-run -o json
     """
 
+    tls = request.reach.tls
+
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
         made, after = undrain_plan(found, server)
+        moves = moves_json(found.assignment, after)
 
-        async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            await _announce(found, server, request.reach.tls, is_draining=False)
-            return {"moves": moves_json(found.assignment, after)}
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            await _announce(found, server, tls, is_draining=False)
+            before = {move["partition"]: found.assignment.owners[move["partition"]].generation for move in moves}
+            wanted = Handover(numbers=tuple(before), to={}, before=before)
+            return _told(moves, await arrival(cluster, wanted, found.meta.key, tls, timeout, say) if wait else None)
 
         return Change(plan=made, do=do)
 

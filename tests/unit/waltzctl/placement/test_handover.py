@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -33,6 +34,7 @@ def owned(*owners: str | None, generation: int = 2) -> Assignment:
 
 TRANSFER = Handover(numbers=(0,), to={0: "b"})
 DRAIN = Handover(numbers=(0,), to={}, leaving="a")
+UNDRAIN = Handover(numbers=(0,), to={}, before={0: 1})
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,9 @@ DRAIN = Handover(numbers=(0,), to={}, leaving="a")
         (DRAIN, "b", {"a": said("a", (1, 1, "OPEN", "")), "b": said("b", (0, 2, "OPEN", ""))}, None),
         (DRAIN, "b", {"a": CannotConnect("gone"), "b": said("b", (0, 2, "OPEN", ""))}, None),
         (DRAIN, "b", {"a": said("a"), "b": said("b")}, "b has not begun with it yet"),
+        (replace(UNDRAIN, before={0: 2}), "a", {"a": said("a", (0, 2, "OPEN", ""))}, "the leader has not moved it from a yet"),
+        (UNDRAIN, "b", {"b": said("b")}, "b has not begun with it yet"),
+        (UNDRAIN, "b", {"b": said("b", (0, 2, "OPEN", ""))}, None),
     ],
 )
 def test_why_a_partition_has_not_arrived(
