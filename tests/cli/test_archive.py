@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,10 +87,14 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
     segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
     orphan = segment.with_name(segment.name[:-16] + 16 * "0")
     orphan.write_bytes(b"of an upload that was cut short")
+    hidden = archived / ".new" / "of-a-killed-writer"
+    hidden.write_bytes(b"half of it")
+    os.utime(hidden, (0, 0))
     dry = waltzctl("archive", "clean", str(archived), "--dry-run")
     assert (dry.code, orphan.name in dry.out, orphan.exists()) == (0, True, True)
     done = waltzctl("archive", "clean", str(archived), "--yes", "-o", "json")
-    assert (done.code, as_json(done)["removed"]) == (0, [f"partition-0/segment/{orphan.name}"]), done.err
+    removed = [f"partition-0/segment/{orphan.name}", f".new/{hidden.name}"]
+    assert (done.code, as_json(done)["removed"], hidden.exists()) == (0, removed, False), done.err
     assert (orphan.exists(), waltzctl("archive", "verify", str(archived)).code) == (False, 0)
     flip(segment)
     bad = waltzctl("archive", "verify", str(archived))

@@ -125,7 +125,8 @@ def clean(
     output: Output = "table",
 ) -> int:
     """Remove what uploads that were cut short have left in a STORE: segments and chunks that no manifest names, although
-    their ids are archived. What may still be named, manifests, and objects that no archive has stay.
+    their ids are archived. What may still be named, manifests, and objects that no archive has stay. In a directory, hidden
+    files go as well that writers left which were killed a day ago or earlier.
 
     Storages may go on to upload meanwhile. Nothing is removed from an archive in which something is wrong.
 
@@ -135,6 +136,7 @@ def clean(
       waltzctl archive clean s3://waltz-archive/orders --yes
     """
     from waltzctl.show import archive
+    from waltzd.archive.local import LocalStore
     from waltzd.archive.place import open_store
     from waltzd.archive.verification import survey
 
@@ -146,7 +148,8 @@ def clean(
             not_done="nothing was removed",
             next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
         )
-    steps = [f"remove {one.name}, {size(one.size)}" for one in found.orphans]
+    left = opened.leftovers(time.time()) if isinstance(opened, LocalStore) else []
+    steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive clean", subject=opened.place, steps=tuple(steps))
     archive.told_strange(found)
     reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
@@ -154,5 +157,9 @@ def clean(
         return EXIT_OK
     for one in found.orphans:
         opened.remove(one.name)
-    put_plan(plan, output, result="done", removed=[one.name for one in found.orphans], pending=len(found.pending))
+    for one in left:
+        assert isinstance(opened, LocalStore)
+        opened.remove_leftover(one)
+    removed = [one.name for one in (*found.orphans, *left)]
+    put_plan(plan, output, result="done", removed=removed, pending=len(found.pending))
     return EXIT_OK
