@@ -1028,7 +1028,7 @@ class ArchiveDamaged(WaltzError):
 
     code, exit_code = "W2264", EXIT_FINDINGS
     not_done = "nothing was written, and nothing of it was used"
-    next_step = "bring the object back from a copy or an older version of it in the store"
+    next_step = "bring it back with `waltzctl archive heal`, or from a copy or an older version of it in the store"
 
 
 class ForeignArchive(WaltzError):

@@ -101,8 +101,22 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
     assert (bad.code, segment.name in bad.out, "1 finding" in bad.out) == (8, True, True)
     assert waltzctl("archive", "verify", str(archived), "--quick").code == 0
     assert waltzctl("archive", "verify", str(archived), "--partitions", "1", "-o", "json").code == 0
+    empty = cluster.directory / "nothing"
+    empty.mkdir()
+    left = waltzctl("archive", "heal", str(archived), "--from", str(empty), "--yes")
+    assert (left.code, f"{empty} does not have it" in left.err, "nothing" in left.out) == (8, True, True), left
+    replica = min(cluster.directory.rglob(f"0/{segment.name[:19]}.seg"))
+    heal = ("archive", "heal", str(archived), "--from", str(replica.parent.parent))
+    dry = waltzctl(*heal, "--dry-run")
+    assert (dry.code, segment.name in dry.out) == (0, True), dry
+    assert waltzctl("archive", "verify", str(archived)).code == 8
+    done = waltzctl(*heal, "--yes", "-o", "json")
+    assert (done.code, as_json(done)["healed"]) == (0, [f"partition-0/segment/{segment.name}"]), done
+    assert waltzctl("archive", "verify", str(archived)).code == 0
     segment.unlink()
     assert "is not in the store" in waltzctl("archive", "verify", str(archived), "--quick").out
+    assert waltzctl(*heal, "--yes", "--quick").code == 0
+    assert waltzctl("archive", "verify", str(archived)).code == 0
     newest = sorted((archived / "partition-0" / "manifest").iterdir())[-1]
     flip(newest)
     refused = waltzctl("archive", "clean", str(archived), "--yes")
@@ -126,5 +140,5 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 
 
 def test_examples(waltzctl: Tool) -> None:
-    for command in ("status", "verify", "clean"):
+    for command in ("status", "verify", "clean", "heal"):
         assert examples(waltzctl, ["archive", command])

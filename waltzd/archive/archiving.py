@@ -141,6 +141,11 @@ class PartitionArchive:
         self._newest = following
         return following
 
+    def put_back(self, entry: Entry, data: Buffer) -> None:
+        """What a manifest names, where the store has lost it, or has other bytes under its name."""
+        assert sha256_of(data) == entry.sha256, "only what is proven to be the object"
+        self._put(entry.name(self.partition), data)
+
     def _of_another(self, before: Manifest, piece: Entry) -> Manifest:
         """The manifest that is there, made by another storage, or by this one when the answer was lost. It is taken over
         where it adds the records of this piece."""

@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -108,7 +108,7 @@ class LocalStore:
             path.unlink()
             _flush_folder(path.parent)
 
-    def leftovers(self, now: float) -> list[Listed]:
+    def leftovers(self, now: float) -> Sequence[Listed]:
         """Hidden files that killed writers have left a day ago or earlier: `now` is a Unix time. Their names are
         names of no object."""
         with self._translated(_HIDDEN):
@@ -126,7 +126,7 @@ class LocalStore:
             return sorted(found)
 
     def remove_leftover(self, one: Listed) -> None:
-        """Should its writer live after all, it fails, and tries again: an object that is there is another name of the file."""
+        """Should its writer live after all, then its call fails, and it tries again."""
         with self._translated(one.name), suppress(FileNotFoundError):
             (self._root / one.name).unlink()
 
