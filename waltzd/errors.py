@@ -1050,6 +1050,16 @@ class NoArchive(WaltzError):
     next_step = "set `archive` in the configuration of each storage, with the same store, and start them again"
 
 
+class Trimmed(WaltzError):
+    """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
+    removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
+    first id that replicas still have."""
+
+    code, exit_code, retry, status = "W2267", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
+    not_done = "nothing was returned"
+    next_step = "read these ids from the archive, or begin at the id that the message names"
+
+
 class OnlyInArchive(WaltzError):
     """These ids have left the storages: they stand in the archive, and this server has no `archive` in its configuration,
     so it cannot read them. Newer ids are read as ever. `waltzctl archive status` shows where the archive is and how far it
