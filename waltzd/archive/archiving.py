@@ -115,6 +115,13 @@ class PartitionArchive:
         text = read_object(self._store, name, MANIFEST_BYTES_MAX)
         return opened(entry, text, self.partition, self._where(name))
 
+    def bytes_of(self, piece: Entry, offset: int, size: int) -> bytes:
+        """Some bytes of an object, or all; nothing is proven by them alone."""
+        return self._store.get_range(piece.name(self.partition), offset, size)
+
+    def where(self, piece: Entry) -> str:
+        return self._where(piece.name(self.partition))
+
     def _where(self, name: str) -> str:
         return f"{self._store.place}: {name}"
 
