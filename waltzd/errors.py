@@ -1092,6 +1092,43 @@ class CacheFailed(WaltzError):
     next_step = "make room, lower `archive_cache_bytes`, or name another directory in `archive_cache`"
 
 
+class CutImpossible(WaltzError):
+    """A cluster cannot be restored to this moment, or these marks: nothing in the store is as old, the moment is in the
+    future, the store does not reach as far, or a partition was left out. The message says which, and how far the store
+    reaches."""
+
+    code, exit_code = "W2277", EXIT_USAGE
+    not_done = "nothing was changed"
+    next_step = "look at what the store has: `waltzctl archive marks STORE --latest` prints the newest moment that is whole"
+
+
+class NoTimes(WaltzError):
+    """Records of format 0 have no times, so nobody can say which of them were there at a moment. Such a partition can be
+    restored to a mark, or as far as the store reaches. From format 1 on each batch has its time."""
+
+    code, exit_code = "W2278", EXIT_USAGE
+    not_done = "nothing was changed"
+    next_step = "give a mark for each partition with --to-marks, or take all of it with --latest --each-as-far-as-it-goes"
+
+
+class TargetNotEmpty(WaltzError):
+    """A cluster is restored into storages that hold nothing and a coordinator that knows nothing, and here is something
+    already: replicas with records, replicas that were restored to another end, or documents. Nothing is written over."""
+
+    code, exit_code = "W2279", EXIT_CONFLICT
+    not_done = "nothing there was changed"
+    next_step = "use storages with empty directories; where a restore was interrupted, repeat it with the same words"
+
+
+class OldClusterLives(WaltzError):
+    """The cluster whose log is in the store still has storages that answer. Under the same key, its servers and
+    applications would take the restored cluster for their own, and two logs would go on under the same ids."""
+
+    code, exit_code = "W2284", EXIT_UNSAFE
+    not_done = "nothing was changed"
+    next_step = "stop the old storages for good, or restore under another key, without --same-key"
+
+
 class ArchiveUnfit(WaltzError):
     """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
     `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or
