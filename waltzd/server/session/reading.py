@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
-from waltzd.errors import BadFrame, NeedsBatches, NotReady, WaltzError
+from waltzd.errors import BadFrame, NeedsBatches, NotReady, Trimmed, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.peers import LockHistory, ReplicaPort
 from waltzd.protocol.quorum import EMPTY
@@ -114,6 +114,9 @@ class Reading:
             name = self._choose(id_, failed)
             if name is not None:
                 return name
+            for error in failed.values():
+                if isinstance(error, Trimmed):
+                    raise error
             if not self._is_beginning:
                 why = "; ".join(f"{name}: {error.code} {error.message}" for name, error in failed.items())
                 raise NotReady(f"no replica gives ids from {id_} on: {why or 'none that holds them can be read'}")
@@ -122,6 +125,8 @@ class Reading:
 
     def _has_failed(self, name: str, error: WaltzError, failed: dict[str, WaltzError]) -> None:
         failed[name] = error
+        if isinstance(error, Trimmed):
+            return
         self._unwell[name] = self._unwell.pop(name, None)
 
     def _choose(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
