@@ -101,6 +101,31 @@ def test_a_reader_that_has_a_segment_open_reads_on() -> None:
     assert file.read(0, file.size()) == whole
 
 
+def test_a_reader_that_comes_in_the_middle_of_a_trim_is_told_where_the_ids_are() -> None:
+    """It has looked at the list of segments already, and opens the one that goes in this moment."""
+    disk, partition = kept()
+    floor = on_disk(disk)[3]
+    is_trimmed = False
+
+    def trim(kind: str, path: str) -> None:
+        nonlocal is_trimmed
+        if not is_trimmed:
+            is_trimmed = True
+            trimmed_to(partition, floor)
+
+    opened = disk.open
+
+    def open_late(path: str, *, write: bool = False) -> object:
+        trim("open", path)
+        return opened(path, write=write)
+
+    disk.open = open_late  # type: ignore[method-assign, assignment]
+    with pytest.raises(Trimmed, match=f"ids from {floor} on"):
+        partition.read(0, 3, 1 << 20, session=4)
+    assert is_trimmed
+    assert partition.status().is_sound
+
+
 def test_only_the_owner_may_and_only_below_the_mark_of_its_session() -> None:
     disk, partition = kept()
     with pytest.raises(StaleSession):
