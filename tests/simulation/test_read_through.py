@@ -14,10 +14,12 @@ import pytest
 
 from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, SimPort, cell, inline, story
 from tests.simulation.faulty_store import Faults, FaultyStore
-from tests.simulation.test_archive import reached, sealed, written
+from tests.simulation.test_archive import archiving, reached, sealed, written
+from tests.simulation.test_retention import SMALL, keeping, under_load
+from tests.simulation.test_retention import trimmed as trimmed_to
 from waltzd.archive.reading import ArchiveReader, PieceCache
 from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import ArchiveAway, ArchiveDamaged, OnlyInArchive, StoreUnavailable, Trimmed
+from waltzd.errors import ArchiveAway, ArchiveDamaged, NotReady, OnlyInArchive, StoreUnavailable, Trimmed
 from waltzd.format.record import Run, join_runs
 from waltzd.server.clients.feed import ColdReader
 from waltzd.server.session.archive_lane import ArchiveLane
@@ -292,3 +294,46 @@ async def read_all_of(log: Log, first_id: int, last_id: int) -> Run:
         runs.append(await cold.read(first_id, last_id))
         first_id = runs[-1].last_id + 1
     return join_runs(runs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@story
+async def test_readers_notice_nothing_while_an_owner_trims(seed: int) -> None:
+    """The whole of it: archiving, trimming, sessions that give way to each other, and readers from the first id on."""
+    pick, store = random.Random(seed), FaultyStore(random.Random(seed + 1000), Faults(refused=10, torn=5))
+    lane = ArchiveLane(ArchiveReader(store, KEY, PieceCache(20_000)), bring=inline, read=inline)
+    async with archiving(store) as c:
+        await keeping(c, "5KB")
+        owned = await c.own(settings=replace(SMALL, archive=lane))
+        done = asyncio.Event()
+
+        async def read() -> None:
+            pipeline, next_id = await c.opened(owned), pick.randrange(60)
+            while not done.is_set() or next_id < pipeline.session.tail.first_id:
+                log = (pipeline := await c.opened(owned)).session
+                if next_id < log.tail.first_id:
+                    run = await read_some(log, next_id)
+                    for number in range(len(run)):
+                        record = run.record(number)
+                        assert (record.id, record.payload.split(b".")[0].split(b":")[1]) == (next_id, b"%d" % next_id)
+                        next_id += 1
+                await asyncio.sleep(pick.random())
+
+        reading = [asyncio.create_task(read()) for _ in range(4)]
+        await under_load(c, owned, 60)
+        await trimmed_to(c, above=200)
+        late = asyncio.create_task(read())
+        await under_load(c, owned, 30)
+        done.set()
+        await asyncio.gather(late, *reading)
+        assert lane.reader.counters.pieces > 5
+        await lane.close()
+
+
+async def read_some(log: Log, first_id: int) -> Run:
+    cold = ColdReader(log, asyncio.Semaphore(1), CHUNK)
+    while True:
+        try:
+            return await cold.read(first_id, log.tail.first_id - 1)
+        except (ArchiveAway, ArchiveDamaged, NotReady):
+            await asyncio.sleep(1)

@@ -168,7 +168,7 @@ class OwnedLog(Generic[P]):
         tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
         tell_failure(others, session.log.end)
-        self._archiving = Archiving(session.log, cluster.coordinator, self._note)
+        self._archiving = Archiving(session.log, cluster, self._note)
         archiving: asyncio.Task[None] | None = None
         try:
             await session.recover()
@@ -338,5 +338,5 @@ class OwnedLog(Generic[P]):
             format=log.format,
             trouble=session.documents.trouble,
             archived=None if self._archiving is None else self._archiving.known,
-            archive_trouble="" if self._archiving is None else self._archiving.trouble,
+            archive_trouble="" if self._archiving is None else self._archiving.trouble or self._archiving.trim_trouble,
         )
