@@ -244,12 +244,17 @@ def of_storage(
         yield _family(GaugeMetricFamily, f"waltz_storage_replica_{name}", about, ("partition",), values)
 
 
+def floor_of(one: PartitionDescription) -> int:
+    return one.status.floor if one.status else 0
+
+
 _OF_STORED: tuple[tuple[str, str, Callable[[PartitionDescription], float]], ...] = (
     ("refused", "1 when its files cannot be used: nothing of it is served.", lambda one: one.refused is not None),
     ("damaged", "1 when something of it is damaged.", lambda one: one.status is not None and not one.status.is_sound),
     ("available", "0 when an operator took it offline, or it is refused.", lambda one: _is(one, "is_available")),
     ("full", "1 while its appends wait for disk space.", lambda one: _is(one, "is_full")),
     ("last_id", "The highest id that it holds; -1 for none.", lambda one: one.status.last_id if one.status else -1),
+    ("floor", "The first id that it has; below it the log is only in the archive.", floor_of),
     ("segments", "Segment files.", lambda one: one.status.segments if one.status else 0),
     ("disk_bytes", "Bytes of its files.", lambda one: one.disk_bytes),
     ("queue_bytes", "Bytes of appends that wait to be written.", lambda one: one.queued_bytes),
