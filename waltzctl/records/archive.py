@@ -40,6 +40,7 @@ SHOWN = 5
 def status(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
 
+    Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local` says what stays on storages.
     What is committed and not archived is in the segment that is being written, or waits for the store. The exit code is 8
     where an archive does not go on.
 
@@ -70,6 +71,7 @@ async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
                 partition=view.partition,
                 archived=None if meta is None else meta.last,
                 committed=None if said is None else said.committed,
+                floor=0 if meta is None else meta.floor,
                 manifest=None if meta is None else meta.number,
                 archive="" if meta is None else str(meta.archive),
                 sha256="" if meta is None else meta.sha256,

@@ -23,6 +23,8 @@ class Reaching:
     archived: int | None
     committed: int | None
     """As its owner says; None where none answers."""
+    floor: int
+    """The first id that storages have."""
     manifest: int | None
     archive: str
     sha256: str
@@ -39,6 +41,7 @@ REACHING: Columns[Reaching] = (
     Column("archived", lambda one: one.archived, is_right=True, json="archived_to"),
     Column("committed", lambda one: one.committed, is_right=True),
     Column("behind", lambda one: one.behind, is_right=True),
+    Column("floor", lambda one: one.floor, is_right=True),
     Column("manifest", lambda one: one.manifest, is_right=True),
     Column("archive", lambda one: one.archive, is_wide=True),
     Column("sha256", lambda one: one.sha256, is_wide=True),

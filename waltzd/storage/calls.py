@@ -274,6 +274,14 @@ class StorageCalls:
         lane = self._owned(number, session, contact)
         return await lane.call(lambda: lane.partition.truncate(session, mark, contact.number))
 
+    async def trim(self, number: int, session: int, floor: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
+        """Readers that have a segment open go on; whoever comes later gets `Trimmed`."""
+        lane = self._owned(number, session, contact)
+        status = await self._whole(lane.call(lambda: lane.partition.trim(session, floor, contact.number)))
+        while await self._whole(lane.call(lane.partition.unlink_next)):
+            continue
+        return status
+
     async def install_segment(
         self,
         number: int,

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable
 
 from waltzd.cluster.archives import archived, save_archived
-from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import BadFrame, ChangedMeanwhile, WaltzError
 from waltzd.protocol.descriptions import Archived
 from waltzd.server.core.archive import IDLE_SECONDS, Turns
 from waltzd.server.session.replica import Log
+from waltzd.server.session.trimming import Trimming
 
 log = logging.getLogger("waltz.server")
 
@@ -24,9 +25,10 @@ log = logging.getLogger("waltz.server")
 class Archiving:
     """Of one session."""
 
-    def __init__(self, log: Log, coordinator: Coordinator, say: Callable[[str], None]) -> None:
+    def __init__(self, log: Log, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._log = log
-        self._coordinator = coordinator
+        self._coordinator = cluster.coordinator
+        self._trimming = Trimming(log, cluster, say)
         self._say = say
         self._turns = Turns()
         self._told = ""
@@ -35,7 +37,8 @@ class Archiving:
         self.trouble = ""
 
     async def run(self) -> None:
-        """Until it is cancelled. Nothing of the log depends on its archive, so a mistake in here ends nothing else."""
+        """Until it is cancelled. Nothing of the log depends on its archive, so a mistake in here ends nothing else.
+        Trimming has its turns in between: both change the same document."""
         try:
             await self._go_on()
         except Exception as error:
@@ -51,7 +54,12 @@ class Archiving:
             except WaltzError as error:
                 self._tell(f"{error.code} {error.message}")
                 pause = IDLE_SECONDS
+            await self._trimming.step()
             await asyncio.sleep(pause)
+
+    @property
+    def trim_trouble(self) -> str:
+        return self._trimming.trouble
 
     def _archives(self, name: str) -> bool:
         status = self._log.core.status(name)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from waltzd.server.session.archive_lane import ArchiveLane
+
 PATIENCE_SECONDS = 0.3
 """How long a session that could open waits for replicas that are nearly level."""
 RENEWAL_PATIENCE_SECONDS = 0.1
@@ -81,3 +83,5 @@ class SessionSettings:
     catch_up_bytes_per_second: Callable[[], int] = unbounded
     """How fast one replica copies from another just now; 0 for as fast as it can."""
     turns: Turns = field(default_factory=Turns)
+    archive: ArchiveLane | None = None
+    """Where readers find what storages have trimmed."""
