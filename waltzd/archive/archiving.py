@@ -154,7 +154,7 @@ class PartitionArchive:
         seen = first_id - 1
         for piece in islice(self.pieces(manifest, first_id, last_id), pieces_max):
             try:
-                if self._store.head(piece.name(self.partition)).size != piece.size:
+                if self.store.head(piece.name(self.partition)).size != piece.size:
                     break
             except ObjectAbsent:
                 break
