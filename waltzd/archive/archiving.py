@@ -119,7 +119,7 @@ class PartitionArchive:
 
     def bytes_of(self, piece: Entry, offset: int, size: int) -> bytes:
         """Some bytes of an object, or all; nothing is proven by them alone."""
-        return self._store.get_range(piece.name(self.partition), offset, size)
+        return self.store.get_range(piece.name(self.partition), offset, size)
 
     def where(self, piece: Entry) -> str:
         return self._where(piece.name(self.partition))
