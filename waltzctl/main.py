@@ -119,6 +119,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "waltzctl.placement.metadata:rebuild",
             "Make the documents of a cluster anew from its storages.",
         ),
+        "restore": ("waltzctl.placement.restore:restore", "Make a cluster out of an archive, at one moment."),
         "save-metadata": ("waltzctl.placement.metadata:save", "Write the documents of a cluster to a file."),
         "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),

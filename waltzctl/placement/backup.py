@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from typer import Option
 
 from waltzctl.shell import moment
 from waltzctl.shell.options import From, Misused
-from waltzd.archive.cutting import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, label_of, logs_in
+from waltzd.archive.cutting import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, empty_log, label_of, logs_in
 from waltzd.archive.manifest import Label
 from waltzd.archive.metadata import metadata_at, newest_metadata
 from waltzd.archive.place import open_store
@@ -23,8 +23,6 @@ from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ForeignArchive, ObjectAbsent
 from waltzd.format.layout import ID_MAX, NO_MARK
 
-END = "Where it ends"
-
 
 @dataclass(frozen=True, kw_only=True)
 class End:
@@ -32,25 +30,23 @@ class End:
 
     to_time: Annotated[
         str | None,
-        Option("--to-time", metavar="TIME", rich_help_panel=END, help=f"All partitions at one moment. {moment.HELP}"),
+        Option("--to-time", metavar="TIME", help=f"All partitions at one moment. {moment.HELP}"),
     ] = None
     to_marks: Annotated[
         Path | None,
         Option(
             "--to-marks",
             metavar="FILE",
-            rich_help_panel=END,
             help="Each partition at an id of its own, as `waltzctl archive marks` prints them: a fork of the log.",
         ),
     ] = None
-    latest: Annotated[
-        bool, Option("--latest", rich_help_panel=END, help="The newest moment of which the store has all partitions whole.")
-    ] = False
+    latest: Annotated[bool, Option("--latest", help="The newest moment of which the store has all partitions whole.")] = (
+        False
+    )
     each: Annotated[
         bool,
         Option(
             "--each-as-far-as-it-goes",
-            rich_help_panel=END,
             help="Also a partition of which the store may lack something that came before that moment.",
         ),
     ] = False
@@ -114,6 +110,11 @@ class Source:
     newest: Saved | None
     """The documents as they were saved last."""
     store: Store
+
+    def completed(self, partitions: int) -> Source:
+        """With a log for each partition, also for one of which the store has nothing."""
+        logs = {number: self.logs.get(number) or empty_log(self.store, self.label, number) for number in range(partitions)}
+        return replace(self, logs=logs)
 
     def documents_at(self, cut: Cut) -> Saved | None:
         """The newest that were saved before the moment of a cut; the newest of all where it has none, or none is as old."""

@@ -9,8 +9,8 @@ microsecond less.
 In format 1 a log is cut behind a batch, never in it, so a group of transactions is whole or absent. Records of format 0
 have no times: they can be cut at any id, and at no time.
 
-`moment_of` and the `cut_…` functions decide. `ArchivedLog` finds the place by few and small reads, whatever the size of the archive;
-what it relies on carries a checksum, and the bytes themselves are proven when they are fetched.
+`moment_of` and the `cut_…` functions decide. `ArchivedLog` finds the place by few and small reads, whatever the size of the
+archive; what it relies on carries a checksum, and the bytes themselves are proven when they are fetched.
 """
 
 from __future__ import annotations
@@ -219,6 +219,11 @@ class ArchivedLog:
         known = [time for time in times if time is not None]
         return Reach(partition=self.partition, end=self.end, complete_to=max(known, default=None))
 
+    @property
+    def has_batches(self) -> bool:
+        """It has gone over to format 1: its end says so."""
+        return self.end.time is not None
+
     @cached_property
     def first_time(self) -> int | None:
         """Of the first batch; None where there is none."""
@@ -294,6 +299,12 @@ def logs_in(store: Store, label: Label, partitions: int | None) -> dict[int, Arc
             raise ArchiveDamaged(f"{store.place}: {archive.name_at(highest)} was listed, and is not there")
         found[number] = log_of(archive, archive.newest_after(manifest))
     return found
+
+
+def empty_log(store: Store, label: Label, partition: int) -> ArchivedLog:
+    """Of a partition of which the store has nothing."""
+    archive = PartitionArchive(store, label, partition)
+    return ArchivedLog(archive, archive.manifest(0, ""))
 
 
 def label_of(store: Store) -> Label:
