@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.cli.conftest import LASTING
+from tests.cli.example import examples
 from tests.cli.outcome import refused
 from tests.process.daemon import Daemon
 from tests.process.server import ServerDaemon
@@ -73,6 +75,8 @@ class Lost:
     key: UUID
     addresses: list[str]
     transfers: Transfers
+    application: BlockingClient
+    """One that still thinks that it is there."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +98,7 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lost]:
             cluster.kill()  # in the middle of the load
             stop.set()
             load.join()
-        yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers)
+            yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers, client)
     finally:
         stop.set()
         cluster.kill()
@@ -119,9 +123,7 @@ class Elsewhere:
     def __init__(self, home: Path, *, key: UUID, storages: int = 2) -> None:
         self.home, self.key = home, key
         self.zookeeper = LocalZooKeeper(home / "zookeeper")
-        self.storages = [
-            Daemon(home / f"s{number}", cluster_key=key, partitions=PARTITIONS) for number in range(storages)
-        ]
+        self.storages = [Daemon(home / f"s{number}", cluster_key=key, partitions=PARTITIONS) for number in range(storages)]
         self.server: ServerDaemon | None = None
 
     def __enter__(self) -> Elsewhere:
@@ -174,24 +176,95 @@ def check(client: BlockingClient, lost: Lost, marks: list[int], moment: float | 
 
 
 def test_a_cluster_that_is_gone_comes_back_at_one_moment(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
-    words = ("cluster", "restore", lost.store, "--latest")
+    """By the words of the help. The first attempt meets an object that has rotted, and the second one goes on."""
+    latest, _ = examples(waltzctl, ["cluster", "restore"])
     with Elsewhere(tmp_path, key=uuid4()) as there:
-        dry = waltzctl(*words, *there.given, *there.where, "--dry-run")
-        assert (dry.code, "all partitions are cut at" in dry.out) == (0, True), dry.err
-        told = waltzctl(*words, *there.given, *there.where, "--confirm", "local", "-o", "json")
-        assert told.code == 0, told.err
+        at = latest.index("--storage")
+        words = [*latest[:2], str(lost.store), *latest[3:at], *there.given, *there.where]
+        dry = waltzctl(*words, "--dry-run")
+        assert (dry.code, "all partitions are cut at" in dry.out, "would do" in dry.out) == (0, True, True), dry.err
+        with rotten(lost.store, partition=1):
+            told = waltzctl(*words, "--confirm", "local")
+            refused(told, 8, "W2264", "partition 1", "has other bytes than the manifest says", "no server takes part")
+            refused(waltzctl("cluster", "describe", *there.where), 4, "W2045", "waltzctl cluster restore began at")
+        assert "goes on with what was begun" in waltzctl(*words, "--dry-run").out
+        told = waltzctl(*words, "--confirm", "local", "--progress", "json", "-o", "json")
+        assert (told.code, '"event": "progress"' in told.err) == (0, True), told.err
         found = json.loads(told.out)
         moment = datetime.fromisoformat(found["moment"]).timestamp()
         marks = [row["last_id"] for row in found["partitions"]]
         assert all(mark > 50 for mark in marks)
-        refused(waltzctl(*words, *there.given, *there.where, "--confirm", "local"), 4, "W2279")
-        old = BlockingClient(lost.addresses)
-        with BlockingClient(there.serve()) as client:
+        refused(waltzctl(*words, "--confirm", "local"), 4, "W2279", "the cluster local at this root")
+        with BlockingClient(there.serve(lost.addresses[0])) as client:
             check(client, lost, marks, moment)
             assert client.append(b"-1 0 ", partition=0) == Committed(marks[0] + 1)
+        with pytest.raises(WaltzError) as caught:
+            lost.application.append(b"?", partition=0, timeout=20)
+        assert str(lost.key) in caught.value.message, caught.value
         assert waltzctl("cluster", "describe", *there.where).code == 0
         assert "cluster restore" in waltzctl("history", *there.where).out
         for storage in there.storages:
             storage.stop()
             assert waltzctl("verify-segments", storage.directory).code == 0
-        del old
+
+
+@contextmanager
+def rotten(store: Path, *, partition: int) -> Iterator[None]:
+    """One bit of an object is another one meanwhile."""
+    path = sorted((store / f"partition-{partition}" / "segment").iterdir())[1]
+    right = path.read_bytes()
+    path.write_bytes(right[:300] + bytes([right[300] ^ 1]) + right[301:])
+    yield
+    path.write_bytes(right)
+
+
+def test_what_is_no_target_is_refused_before_anything_is_changed(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
+    """No server and no document is needed for that; the storages are of the old key."""
+    with Elsewhere(tmp_path, key=lost.key, storages=1) as there:
+        words = ["cluster", "restore", str(lost.store), "--latest", *there.given, *there.where, "--dry-run"]
+        refused(waltzctl(*words), 5, "W2284", "the storages have the key of the cluster that is to be restored")
+        assert waltzctl(*words, "--same-key").code == 0
+        refused(waltzctl(*words, "--same-key", "--replicas", "2"), 2, "2 replicas")
+        refused(waltzctl(*words[:2], str(tmp_path), *words[3:]), 4, "W2265", "holds no archive")
+        assert waltzctl("storage", "create-partition", there.storages[0].admin_listen, "1").code == 0
+        refused(waltzctl(*words, "--same-key"), 4, "W2279", "s0 has a replica of partition 1 already")
+
+
+def test_a_drill_restores_all_of_it_and_leaves_nothing(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
+    latest, _ = examples(waltzctl, ["backup", "drill"])
+    words = ["backup", "drill", str(lost.store), "--directory", str(tmp_path)]
+    assert latest[:2] == words[:2]
+    told = waltzctl(*words, "--latest", "-o", "json")
+    found = json.loads(told.out)
+    assert (told.code, found["result"], list(tmp_path.iterdir())) == (0, "whole", []), told.err
+    assert found["records"] == sum(row["last_id"] + 1 for row in found["partitions"]) > 100
+    assert "restored and whole" in waltzctl(*words, "--latest", "--each-as-far-as-it-goes").out
+    with rotten(lost.store, partition=0):
+        refused(waltzctl(*words, "--latest"), 8, "W2264", "partition-0/segment/")
+    assert list(tmp_path.iterdir()) == []
+    refused(waltzctl(*words[:-1], str(tmp_path / "gone"), "--latest"), 2, "is no directory")
+
+
+def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
+    latest, by_time = examples(waltzctl, ["archive", "marks"])
+    told = waltzctl(*latest[:2], lost.store, *latest[3:], "-o", "json")
+    found = json.loads(told.out)
+    assert (told.code, list(found["marks"])) == (0, ["0", "1"])
+    file = tmp_path / "marks.json"
+    file.write_text(told.out)
+    drilled = waltzctl("backup", "drill", lost.store, "--to-marks", file, "--directory", tmp_path, "-o", "json")
+    rows = json.loads(drilled.out)["partitions"]
+    assert {str(row["partition"]): row["last_id"] for row in rows} == found["marks"]
+    file.write_text(json.dumps({"0": 3, "1": 1 << 40}))
+    marks = ("archive", "marks", lost.store)
+    refused(waltzctl(*marks, "--to-marks", file), 2, "W2277", "partition 1 ends at id")
+    file.write_text("{}")
+    refused(waltzctl(*marks, "--to-marks", file), 2, "holds no marks")
+    assert waltzctl(*marks, *by_time[3:5]).code == 2  # nothing is so old
+    refused(waltzctl(*marks, "--to-time", "2020-01-01"), 2, "W2277", "its first transaction is of 20")
+    refused(waltzctl(*marks, "--to-time", "2999-01-01"), 2, "W2277", "is in the future")
+    now = datetime.now(UTC).isoformat()
+    refused(waltzctl(*marks, "--to-time", now), 2, "W2277", "is complete up to", "--each-as-far-as-it-goes")
+    assert waltzctl(*marks, "--to-time", now, "--each-as-far-as-it-goes").code == 0
+    assert waltzctl(*marks).code == 2
+    assert waltzctl(*marks, "--latest", "--to-time", "1h").code == 2

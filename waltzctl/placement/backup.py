@@ -165,6 +165,11 @@ def _moment_of(saved: Saved) -> datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
+def moment_of(cut: Cut) -> str | None:
+    """For programs; None where each partition ends by itself."""
+    return None if cut.time is None else moment.iso(cut.time)
+
+
 def told(cut: Cut, logs: Mapping[int, ArchivedLog]) -> list[dict[str, Any]]:
     """A row for each partition, for programs."""
     return [

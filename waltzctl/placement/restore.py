@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 from typer import Argument, Option
 
 from waltzctl.placement import creation
-from waltzctl.placement.backup import Ending, Source, bytes_up_to, source_at, told
+from waltzctl.placement.backup import Ending, Source, bytes_up_to, moment_of, source_at, told
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.restoring import RealDaemons, Restoration, Target, look_at, put_back
@@ -394,7 +394,7 @@ def _change(
         await put_back(cluster, RealDaemons(tls), restoration(wish, statuses), there, entry, say)
         return {
             "key": str(wish.meta.key),
-            "moment": None if wish.cut.time is None else spelled(wish.cut.time),
+            "moment": moment_of(wish.cut),
             "seconds": round(time.monotonic() - started, 3),
             "partitions": told(wish.cut, wish.source.logs),
         }

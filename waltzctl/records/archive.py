@@ -7,10 +7,12 @@ outlives its cluster.
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from waltzctl.placement.backup import Ending
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Output
@@ -115,6 +117,25 @@ def verify(
     put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
+
+
+def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
+    """Show where each partition would end that is restored from a STORE, and what would be given up. No cluster is asked.
+
+    As JSON it is a file for --to-marks of `waltzctl cluster restore`: change marks in it to fork the log at other ids.
+
+    \b
+    Examples:
+      waltzctl archive marks /mnt/archive --latest
+      waltzctl archive marks s3://waltz-archive/orders --to-time 2026-11-23T14:00 -o json
+    """
+    from waltzctl.placement.backup import moment_of, source_at, told
+    from waltzctl.show import restore
+
+    source = source_at(store)
+    cut = end.cut(source.logs, datetime.now(UTC))
+    put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
+    return EXIT_OK
 
 
 def clean(
