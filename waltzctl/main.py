@@ -36,6 +36,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "analysis": ("", "What a log says when all of it is looked at."),
         "audit": ("", "Who asked the daemons for what, and was refused what."),
         "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
+        "backup": ("", "Whether a cluster could be brought back."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
         "client": ("", "Which applications are connected, and who is slowed."),
@@ -86,6 +87,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "archive": {
         "clean": ("waltzctl.records.archive:clean", "Remove what uploads that were cut short have left."),
         "heal": ("waltzctl.records.archive:heal", "Put back what an archive lost, from a storage."),
+        "marks": ("waltzctl.records.archive:marks", "Where each partition would end that is restored."),
         "restore": (
             "waltz_spark.restoring.archive_command:restore_",
             "Make segments again from a lossless export, byte for byte.",
@@ -96,6 +98,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "audit": {
         "list": ("waltzctl.watching.audit:list_", "What daemons were asked lately, and by whom."),
         "verify": ("waltzctl.watching.audit:verify", "Whether the audit file of a daemon is whole."),
+    },
+    "backup": {
+        "drill": (
+            "waltzctl.records.backup:drill",
+            "Restore into a scratch directory, and check it all.",
+        ),
     },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),
@@ -120,6 +128,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "waltzctl.placement.metadata:rebuild",
             "Make the documents of a cluster anew from its storages.",
         ),
+        "restore": ("waltzctl.placement.restore:restore", "Make a cluster out of an archive, at one moment."),
         "save-metadata": ("waltzctl.placement.metadata:save", "Write the documents of a cluster to a file."),
         "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),

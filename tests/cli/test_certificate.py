@@ -202,6 +202,7 @@ CHANGING = {
     "cluster delete": [],
     "cluster load-metadata": ["metadata.jsonl"],
     "cluster rebuild-metadata": ["--name", "trial", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
+    "cluster restore": ["/none", "--latest", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
     "cluster save-metadata": ["-"],
     "cluster secure": [],
     "cluster set": ["--replicas", "3"],

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from waltzctl.placement.backup import Ending
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Output
@@ -203,6 +205,25 @@ def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
             with closing(file):
                 whole += file.read(0, wanted)
     return whole if sha256_of(whole) == piece.sha256 else None
+
+
+def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
+    """Show where each partition would end that is restored from a STORE, and what would be given up. No cluster is asked.
+
+    As JSON it is a file for --to-marks of `waltzctl cluster restore`: change marks in it to fork the log at other ids.
+
+    \b
+    Examples:
+      waltzctl archive marks /mnt/archive --latest
+      waltzctl archive marks s3://waltz-archive/orders --to-time 2026-11-23T14:00 -o json
+    """
+    from waltzctl.placement.backup import moment_of, source_at, told
+    from waltzctl.show import restore
+
+    source = source_at(store)
+    cut = end.cut(source.logs, datetime.now(UTC))
+    put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
+    return EXIT_OK
 
 
 def clean(

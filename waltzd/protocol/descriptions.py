@@ -252,6 +252,38 @@ class Archived:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RestoreOrder:
+    """One replica that a storage is to make out of an archive, and how far its log shall go."""
+
+    store: str
+    """As a storage names it in its configuration."""
+    archive: UUID
+    cluster: UUID
+    """Whose log it is: the key that its segments have in the store."""
+    partition: int
+    number: int
+    """Of a manifest; a newer one may be there."""
+    sha256: str
+    """Of that manifest."""
+    mark: int
+    session: int
+    """The replica stands as at its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoring:
+    """How far a storage has come with a replica."""
+
+    bytes: int
+    """Of the store, dealt with."""
+    bytes_total: int
+    kept: int = 0
+    """Segments that an earlier attempt had left."""
+    status: ReplicaStatus | None = None
+    """Where it stands, once it is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnedPartition:
     partition: int
     generation: int

@@ -96,6 +96,7 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.StorageAdmin/Digest": _OPERATORS,
     "/waltz.v1.StorageAdmin/Events": _LOOKING,
     "/waltz.v1.StorageAdmin/Fence": _OPERATORS,
+    "/waltz.v1.StorageAdmin/Restore": _OPERATORS,
     "/waltz.v1.StorageAdmin/DeleteSetAside": _OPERATORS,
     "/waltz.v1.StorageAdmin/Audit": _OPERATORS,
     "/waltz.v1.Log/Locate": _APPLICATIONS | _LOOKING | _SERVERS,

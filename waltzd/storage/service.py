@@ -20,7 +20,7 @@ from waltzd.daemon.readiness import Unready
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import Archived, ReplicaStatus
+from waltzd.protocol.descriptions import Archived, ReplicaStatus, RestoreOrder
 from waltzd.protocol.peers import SECRET_BYTES, Contact
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
@@ -306,6 +306,16 @@ class StorageAdminService(_Service, StorageAdminServicer):
     async def Fence(self, request: wire.FenceRequest, context: Context) -> wire.ReplicaStatus:
         self._check(request.cluster_key, context)
         return to_message(wire.ReplicaStatus, await self._calls.fence(request.partition, request.session))
+
+    async def Restore(self, request: wire.RestoreRequest, context: Context) -> AsyncIterator[wire.Restoring]:
+        try:
+            self._check(request.cluster_key, context)
+            await self._learn_name(context)
+            async with aclosing(self._calls.restorer.restore(to_value(RestoreOrder, request.order))) as states:
+                async for state in states:
+                    yield to_message(wire.Restoring, state)
+        except WaltzError as error:
+            await self.refuse(context, error)
 
     @_answered
     async def DeleteSetAside(self, request: wire.SetAsideRequest, context: Context) -> wire.SetAsideReply:

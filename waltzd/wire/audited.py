@@ -70,6 +70,9 @@ ARGUMENTS: dict[str, Callable[[Any], _About]] = {
     "/waltz.v1.StorageAdmin/SetAvailable": lambda said: (said.partitions, f"available={said.available}".lower()),
     "/waltz.v1.StorageAdmin/Verify": lambda said: (said.partitions, ""),
     "/waltz.v1.StorageAdmin/Fence": lambda said: ([said.partition], f"session={said.session}"),
+    "/waltz.v1.StorageAdmin/Restore": lambda said: (
+        [said.order.partition], f"mark={said.order.mark} session={said.order.session}"
+    ),
     "/waltz.v1.StorageAdmin/DeleteSetAside": lambda said: ([], f"names={','.join(said.names)}"),
     "/waltz.v1.Log/Fetch": lambda said: ([said.partition], f"first_id={said.first_id}"),
     "/waltz.v1.ServerAdmin/DisconnectClient": lambda said: ([], " ".join(filter(None, (said.name, said.instance)))),

@@ -20,7 +20,16 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
-from waltzd.protocol.descriptions import Archived, Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
+from waltzd.protocol.descriptions import (
+    Archived,
+    Events,
+    ReplicaStatus,
+    RestoreOrder,
+    Restoring,
+    SetAside,
+    StorageDescription,
+    VerifySummary,
+)
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
 from waltzd.wire import frames
@@ -383,6 +392,13 @@ class AdminClient(Caller):
         """Let its replica promise itself to this session, also below an earlier promise; where it then stands, proven."""
         request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
         return to_value(ReplicaStatus, await self._call(self._stub.Fence, request, FENCE_SECONDS))
+
+    async def restore(self, order: RestoreOrder) -> AsyncIterator[Restoring]:
+        """Have it make a replica out of an archive; the last message says where that stands."""
+        request = wire.RestoreRequest(cluster_key=self._key.bytes, order=to_message(wire.RestoreOrder, order))
+        async with aclosing(self._stream(self._stub.Restore, request)) as messages:
+            async for message in messages:
+                yield to_value(Restoring, message)
 
     async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
         """Directories that were set aside, for good; what was deleted."""

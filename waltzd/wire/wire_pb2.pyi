@@ -1145,6 +1145,106 @@ class FenceRequest(_message.Message):
 Global___FenceRequest: _TypeAlias = FenceRequest  # noqa: Y015
 
 @_typing.final
+class RestoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    @_builtins.property
+    def order(self) -> Global___RestoreOrder: ...
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        order: Global___RestoreOrder | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRequest: _TypeAlias = RestoreRequest  # noqa: Y015
+
+@_typing.final
+class RestoreOrder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_FIELD_NUMBER: _builtins.int
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    store: _builtins.str
+    """The store, as storages name it."""
+    archive: _builtins.bytes
+    cluster: _builtins.bytes
+    """The key of the cluster whose log it is."""
+    partition: _builtins.int
+    number: _builtins.int
+    """Of a manifest, and its SHA-256."""
+    sha256: _builtins.str
+    mark: _builtins.int
+    """The last id."""
+    session: _builtins.int
+    """The replica stands as at the end of this session."""
+    def __init__(
+        self,
+        *,
+        store: _builtins.str = ...,
+        archive: _builtins.bytes = ...,
+        cluster: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        number: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        mark: _builtins.int = ...,
+        session: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "cluster", b"cluster", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "store", b"store"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreOrder: _TypeAlias = RestoreOrder  # noqa: Y015
+
+@_typing.final
+class Restoring(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    bytes_total: _builtins.int
+    kept: _builtins.int
+    """Segments that an earlier attempt had left."""
+    @_builtins.property
+    def status(self) -> Global___ReplicaStatus: ...
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        kept: _builtins.int = ...,
+        status: Global___ReplicaStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "bytes", b"bytes", "bytes_total", b"bytes_total", "kept", b"kept", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__status: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
+    _WhichOneofArgType__status: _TypeAlias = _typing.Literal["_status", b"_status"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__status) -> _WhichOneofReturnType__status | None: ...
+
+Global___Restoring: _TypeAlias = Restoring  # noqa: Y015
+
+@_typing.final
 class VerifyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -602,6 +602,11 @@ class StorageAdminStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
                 _registered_method=True)
+        self.Restore = channel.unary_stream(
+                '/waltz.v1.StorageAdmin/Restore',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.Restoring.FromString,
+                _registered_method=True)
 
 
 class StorageAdminServicer:
@@ -673,6 +678,13 @@ class StorageAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restore(self, request, context):
+        """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -725,6 +737,11 @@ def add_StorageAdminServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_stream_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.RestoreRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.Restoring.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -998,6 +1015,33 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/Audit',
             waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/waltz.v1.StorageAdmin/Restore',
+            waltzd_dot_wire_dot_wire__pb2.RestoreRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.Restoring.FromString,
             options,
             channel_credentials,
             insecure,

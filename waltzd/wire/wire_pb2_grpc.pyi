@@ -206,6 +206,8 @@ class StorageAdminStub:
     """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
     Audit: _grpc.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]
     """Who asked it for what lately, and was refused what."""
+    Restore: _grpc.UnaryStreamMultiCallable[_wire_pb2.RestoreRequest, _wire_pb2.Restoring]
+    """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts."""
 
 @_typing.type_check_only
 class StorageAdminAsyncStub(StorageAdminStub):
@@ -227,6 +229,8 @@ class StorageAdminAsyncStub(StorageAdminStub):
     """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
     Audit: _aio.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]  # type: ignore[assignment]
     """Who asked it for what lately, and was refused what."""
+    Restore: _aio.UnaryStreamMultiCallable[_wire_pb2.RestoreRequest, _wire_pb2.Restoring]  # type: ignore[assignment]
+    """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts."""
 
 class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
     """A storage seen by an operator."""
@@ -305,6 +309,14 @@ class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.AuditReply, _abc.Awaitable[_wire_pb2.AuditReply]]:
         """Who asked it for what lately, and was refused what."""
+
+    @_abc_1.abstractmethod
+    def Restore(
+        self,
+        request: _wire_pb2.RestoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_wire_pb2.Restoring], _abc.AsyncIterator[_wire_pb2.Restoring]]:
+        """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts."""
 
 def add_StorageAdminServicer_to_server(servicer: StorageAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -29,6 +29,7 @@ StorageAdmin/Digest                operator
 StorageAdmin/Events                operator observer
 StorageAdmin/Fence                 operator
 StorageAdmin/DeleteSetAside        operator
+StorageAdmin/Restore               operator
 StorageAdmin/Audit                 operator
 Log/Locate                         server client operator observer
 Log/Register                       client operator
