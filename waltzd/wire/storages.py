@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from uuid import UUID
@@ -20,7 +21,15 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
-from waltzd.protocol.descriptions import Archived, Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
+from waltzd.protocol.descriptions import (
+    Archived,
+    BackedUp,
+    Events,
+    ReplicaStatus,
+    SetAside,
+    StorageDescription,
+    VerifySummary,
+)
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
 from waltzd.wire import frames
@@ -182,6 +191,20 @@ class ReplicaClient(Caller):
     async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
         request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
         return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
+
+    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+        request = wire.BackUpRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), committed=committed,
+            moment=moment,
+        )  # fmt: skip
+        return to_value(BackedUp, await self._call(self._stub.BackUp, request, ARCHIVE_SECONDS))
+
+    async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
+        request = wire.MetadataRequest(
+            cluster_key=self._key.bytes, text=zlib.compress(text), archive=None if archive is None else archive.bytes
+        )
+        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, ARCHIVE_SECONDS)
+        return reply.number
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""

@@ -22,6 +22,7 @@ from waltzd.archive.manifest import Entry, Label, Manifest
 from waltzd.archive.tail import UNIQUE_BYTES, Tail, slot_name, tail_name, tail_of
 from waltzd.archive.tailing import IDLE_MICROSECONDS, PartitionTail
 from waltzd.errors import ArchiveDamaged, ObjectExists, StoreUnavailable, UnknownVersion, WaltzError
+from waltzd.format.batch import Batch
 from waltzd.format.record import encode_payloads, join_runs
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import Content, runs_of
@@ -54,7 +55,7 @@ def log(first: int, last: int, bytes_max: int) -> Content:
         return OLD.part(first, stop)
     found = [batch for batch in BATCHES if batch.last_id >= first and batch.first_id <= last]
     assert found[0].first_id == first
-    size, kept = 0, []
+    size, kept = 0, list[Batch]()
     for batch in found:
         if kept and size + batch.size > bytes_max:
             break
