@@ -88,6 +88,8 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/Archive": _SERVERS,
     "/waltz.v1.Replica/SeeArchive": _SERVERS,
     "/waltz.v1.Replica/Trim": _SERVERS,
+    "/waltz.v1.Replica/BackUp": _SERVERS,
+    "/waltz.v1.Replica/SaveMetadata": _SERVERS,
     "/waltz.v1.StorageAdmin/Describe": _LOOKING | _SERVERS,
     "/waltz.v1.StorageAdmin/CreatePartitions": _OPERATORS,
     "/waltz.v1.StorageAdmin/RemovePartitions": _OPERATORS,

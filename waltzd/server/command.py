@@ -252,6 +252,7 @@ class _Daemon:
             session_bytes_max=config.session_bytes_max,
             storage_seconds=config.storage_seconds,
             lease_seconds=config.read_lease_ms / 1000,
+            backup_seconds=config.backup_seconds,
             catch_up_bytes_per_second=lambda: self._copy_pace.bytes_per_second,
             archive=archive,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from waltzd.cluster.archives import archived, save_archived
 from waltzd.cluster.cluster import Cluster
@@ -18,6 +19,7 @@ from waltzd.protocol.descriptions import Archived
 from waltzd.server.core.archive import IDLE_SECONDS, Turns
 from waltzd.server.session.replica import Log
 from waltzd.server.session.trimming import Trimming
+from waltzd.server.session.wake import Bell
 
 log = logging.getLogger("waltz.server")
 
@@ -32,6 +34,7 @@ class Archiving:
         self._say = say
         self._turns = Turns()
         self._told = ""
+        self._bell = Bell()
         self.known: Archived | None = None
         """As the coordinator says; None before it was asked, and where nothing is archived."""
         self.trouble = ""
@@ -55,13 +58,21 @@ class Archiving:
                 self._tell(f"{error.code} {error.message}")
                 pause = IDLE_SECONDS
             await self._trimming.step()
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._bell.wait(self._bell.rings)
 
     @property
     def trim_trouble(self) -> str:
         return self._trimming.trouble
 
-    def _archives(self, name: str) -> bool:
+    def hurry(self) -> None:
+        """A segment waits: no pause, but after a failure."""
+        if not self.trouble:
+            self._turns.hurry()
+            self._bell.ring()
+
+    def archives(self, name: str) -> bool:
         status = self._log.core.status(name)
         return status is not None and status.archives
 
@@ -76,7 +87,7 @@ class Archiving:
 
     async def _step(self) -> float:
         owned, turns, committed = self._log, self._turns, self._log.committed
-        able = [name for name, link in sorted(owned.links.items()) if link.is_readable and self._archives(name)]
+        able = [name for name, link in sorted(owned.links.items()) if link.is_readable and self.archives(name)]
         name = turns.choose(able, committed)
         if name is None:
             return turns.pause

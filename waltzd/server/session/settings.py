@@ -58,6 +58,10 @@ def since_boot() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+def wall_clock() -> int:
+    return time.time_ns() // 1000
+
+
 def unbounded() -> int:
     return 0
 
@@ -85,3 +89,7 @@ class SessionSettings:
     turns: Turns = field(default_factory=Turns)
     archive: ArchiveLane | None = None
     """Where readers find what storages have trimmed."""
+    backup_seconds: float = 0.0
+    """How often a storage is asked to upload what is committed and not archived yet; 0: never."""
+    wall: Callable[[], int] = wall_clock
+    """For what people read of backups: microseconds since 1970."""

@@ -17,6 +17,8 @@ Replica/Read                       server operator
 Replica/ReadLocks                  server
 Replica/FindTime                   server
 Replica/Archive                    server
+Replica/BackUp                     server
+Replica/SaveMetadata               server
 Replica/SeeArchive                 server
 Replica/Trim                       server
 Replica/ListSegments               server operator observer
