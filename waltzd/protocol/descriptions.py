@@ -252,6 +252,18 @@ class Archived:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArchiveCheck:
+    """Whether the store still has what is archived: all objects are looked for, again and again."""
+
+    last_id: int = -1
+    """All objects of the ids up to this one were there."""
+    missing: str = ""
+    """Why the next one does not count: it is gone, or is not what it was. Empty where nothing is wrong."""
+    age_ms: int | None = None
+    """Since it was begun to look for all of them; only an owner says it. None before all were there once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnedPartition:
     partition: int
     generation: int
@@ -275,6 +287,8 @@ class OwnedPartition:
     """None where none of its storages archives, and none ever did."""
     archive_trouble: str = ""
     """Why its archive does not go on."""
+    archive_check: ArchiveCheck | None = None
+    """None before anything was looked for in this session."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.protocol.descriptions import Archived, ReplicaStatus
+from waltzd.protocol.descriptions import ArchiveCheck, Archived, ReplicaStatus
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -206,6 +206,10 @@ class ReplicaPort(Protocol):
     async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
         """Have the sealed segment behind `known` uploaded, and the manifest that names it. What comes back is `known`
         again where there is none yet."""
+        ...
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        """Have it looked whether the store still has some of the objects of `known`, from an id on."""
         ...
 
     async def close(self) -> None: ...

@@ -20,7 +20,15 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
-from waltzd.protocol.descriptions import Archived, Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
+from waltzd.protocol.descriptions import (
+    ArchiveCheck,
+    Archived,
+    Events,
+    ReplicaStatus,
+    SetAside,
+    StorageDescription,
+    VerifySummary,
+)
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
 from waltzd.wire import frames
@@ -182,6 +190,12 @@ class ReplicaClient(Caller):
     async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
         request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
         return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        request = wire.CheckArchiveRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), first_id=first_id
+        )
+        return to_value(ArchiveCheck, await self._call(self._stub.CheckArchive, request, ARCHIVE_SECONDS))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""

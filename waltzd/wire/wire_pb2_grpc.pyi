@@ -56,6 +56,8 @@ class ReplicaStub:
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
+    CheckArchive: _grpc.UnaryUnaryMultiCallable[_wire_pb2.CheckArchiveRequest, _wire_pb2.ArchiveCheck]
+    """Look whether the store still has some of the objects that are archived, from an id on."""
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -81,6 +83,8 @@ class ReplicaAsyncStub(ReplicaStub):
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
+    CheckArchive: _aio.UnaryUnaryMultiCallable[_wire_pb2.CheckArchiveRequest, _wire_pb2.ArchiveCheck]  # type: ignore[assignment]
+    """Look whether the store still has some of the objects that are archived, from an id on."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
@@ -157,6 +161,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
         owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
         """
+
+    @_abc_1.abstractmethod
+    def CheckArchive(
+        self,
+        request: _wire_pb2.CheckArchiveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ArchiveCheck, _abc.Awaitable[_wire_pb2.ArchiveCheck]]:
+        """Look whether the store still has some of the objects that are archived, from an id on."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

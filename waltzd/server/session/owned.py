@@ -333,4 +333,5 @@ class OwnedLog(Generic[P]):
             trouble=session.documents.trouble,
             archived=None if self._archiving is None else self._archiving.known,
             archive_trouble="" if self._archiving is None else self._archiving.trouble,
+            archive_check=None if self._archiving is None else self._archiving.seen,
         )

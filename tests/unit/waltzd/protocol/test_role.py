@@ -17,6 +17,7 @@ Replica/Read                       server operator
 Replica/ReadLocks                  server
 Replica/FindTime                   server
 Replica/Archive                    server
+Replica/CheckArchive               server
 Replica/ListSegments               server operator observer
 StorageAdmin/Describe              server operator observer
 StorageAdmin/CreatePartitions      operator
