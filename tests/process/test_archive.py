@@ -29,7 +29,10 @@ BUCKETS = (f"archive-{number}" for number in itertools.count())
 
 def made(directory: Path, store: str) -> Cluster:
     """One partition in small segments."""
-    settings = {"storage": {"archive": store}, "server": {"session_seconds": 30, "segment_bytes_max": SEGMENT_BYTES}}
+    settings: dict[str, dict[str, object]] = {
+        "storage": {"archive": store},
+        "server": {"session_seconds": 30, "segment_bytes_max": SEGMENT_BYTES},
+    }
     return Cluster(LocalCluster.make(directory / "cluster", partitions=1, servers=1, settings=settings))
 
 
