@@ -43,8 +43,9 @@ def status(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
 
     Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local` says what stays on storages.
-    What is committed and not archived is in the segment that is being written, or waits for the store. The exit code is 8
-    where an archive does not go on.
+    What is committed and not archived is in the segment that is being written, or waits for the store. Owners look for each
+    archived object within a day: `checked` says when that was begun last, and `missing` what is gone. The exit code is 8
+    where an archive does not go on, or lacks something.
 
     \b
     Examples:
@@ -55,7 +56,7 @@ def status(*, reach: Meant, output: AnyForm = "table") -> int:
 
     found = using(reach, lambda cluster: _reaching(cluster, reach))
     put(archive.reaching(found), output)
-    return EXIT_FINDINGS if any(one.trouble for one in found) else EXIT_OK
+    return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
 
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
@@ -78,6 +79,8 @@ async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
                 archive="" if meta is None else str(meta.archive),
                 sha256="" if meta is None else meta.sha256,
                 trouble="" if said is None else said.archive_trouble,
+                checked_ms=None if said is None or said.archive_check is None else said.archive_check.age_ms,
+                missing="" if said is None or said.archive_check is None else said.archive_check.missing,
             )
         )
     return found

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from uuid import UUID
 
+import numpy as np
+
 from waltzd.archive.manifest import (
     LABEL,
     MANIFEST_BYTES_MAX,
@@ -241,8 +243,9 @@ def has(store: Store, name: str, data: Buffer) -> bool:
 
 
 def _are_same(found: bytes, wanted: memoryview) -> bool:
-    """A piece at a time, as bytes: memory views are compared item by item, which takes ten times as long."""
+    """A piece at a time, as arrays: memory views are compared item by item, and bytes would be copied before."""
+    if len(found) != len(wanted):
+        return False
+    one, other = np.frombuffer(found, np.uint8), np.frombuffer(wanted, np.uint8)
     steps = range(0, len(wanted), STEP_BYTES)
-    return len(found) == len(wanted) and all(
-        found[at : at + STEP_BYTES] == bytes(wanted[at : at + STEP_BYTES]) for at in steps
-    )
+    return all(np.array_equal(one[at : at + STEP_BYTES], other[at : at + STEP_BYTES]) for at in steps)

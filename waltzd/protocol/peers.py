@@ -21,7 +21,7 @@ from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.protocol.descriptions import Archived, BackedUp, ReplicaStatus
+from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -225,6 +225,10 @@ class ReplicaPort(Protocol):
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
         """Have the documents of the cluster put into the archive; the number of the object."""
+        ...
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        """Have it looked whether the store still has some of the objects of `known`, from an id on."""
         ...
 
     async def close(self) -> None: ...

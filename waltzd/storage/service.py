@@ -229,6 +229,16 @@ class ReplicaService(_Service, ReplicaServicer):
         return to_message(wire.Archived, found)
 
     @_answered
+    async def CheckArchive(self, request: wire.CheckArchiveRequest, context: Context) -> wire.ArchiveCheck:
+        target = request.target
+        self._check(target.cluster_key, context)
+        known, contact = to_value(Archived, request.known), _contact(target)
+        found = await self._calls.archiver.check(
+            target.partition, _session(target), known, request.first_id, contact=contact
+        )
+        return to_message(wire.ArchiveCheck, found)
+
+    @_answered
     async def SeeArchive(self, request: wire.SeeRequest, context: Context) -> wire.MarkReply:
         target = request.target
         self._check(target.cluster_key, context)

@@ -16,7 +16,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.batch import Piece
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import Archived, BackedUp, ReplicaStatus
+from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
@@ -188,6 +188,10 @@ class StoragePort:
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
         calls = await self._calls()
         return await self._answer(await calls.archiver.save_metadata(text, archive))
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        calls, contact = await self._calls(), self._contact(partition, session)
+        return await self._answer(await calls.archiver.check(partition, session, known, first_id, contact=contact))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         calls, contact = await self._calls(), self._contact(partition, session)

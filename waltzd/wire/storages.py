@@ -22,6 +22,7 @@ from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.descriptions import (
+    ArchiveCheck,
     Archived,
     BackedUp,
     Events,
@@ -221,6 +222,12 @@ class ReplicaClient(Caller):
         )
         reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, ARCHIVE_SECONDS)
         return reply.number
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        request = wire.CheckArchiveRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), first_id=first_id
+        )
+        return to_value(ArchiveCheck, await self._call(self._stub.CheckArchive, request, ARCHIVE_SECONDS))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""

@@ -452,6 +452,66 @@ class MetadataSaved(_message.Message):
 Global___MetadataSaved: _TypeAlias = MetadataSaved  # noqa: Y015
 
 @_typing.final
+class CheckArchiveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    """Objects of earlier ids are not looked for; 0: the label and the manifest are read again."""
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+        first_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "known", b"known", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckArchiveRequest: _TypeAlias = CheckArchiveRequest  # noqa: Y015
+
+@_typing.final
+class ArchiveCheck(_message.Message):
+    """Whether the store still has what is archived."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    last_id: _builtins.int
+    """All objects that were looked for, up to this id, are there."""
+    missing: _builtins.str
+    """Why the next object does not count: it is gone, or is not what it was. Empty where nothing is wrong."""
+    age_ms: _builtins.int
+    """Since it was begun to look for all of them; said by owners only."""
+    def __init__(
+        self,
+        *,
+        last_id: _builtins.int = ...,
+        missing: _builtins.str = ...,
+        age_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms", "last_id", b"last_id", "missing", b"missing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_ms: _TypeAlias = _typing.Literal["age_ms"]  # noqa: Y015
+    _WhichOneofArgType__age_ms: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_ms) -> _WhichOneofReturnType__age_ms | None: ...
+
+Global___ArchiveCheck: _TypeAlias = ArchiveCheck  # noqa: Y015
+
+@_typing.final
 class Finding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2448,6 +2508,7 @@ class OwnedPartition(_message.Message):
     BACKED_UP_FIELD_NUMBER: _builtins.int
     BACKUP_LAG_MS_FIELD_NUMBER: _builtins.int
     BACKUP_TROUBLE_FIELD_NUMBER: _builtins.int
+    ARCHIVE_CHECK_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -2482,6 +2543,10 @@ class OwnedPartition(_message.Message):
     def backed_up(self) -> Global___BackedUp:
         """Absent where nothing was backed up in this session."""
 
+    @_builtins.property
+    def archive_check(self) -> Global___ArchiveCheck:
+        """Absent before anything was looked for in this session."""
+
     def __init__(
         self,
         *,
@@ -2504,15 +2569,20 @@ class OwnedPartition(_message.Message):
         backed_up: Global___BackedUp | None = ...,
         backup_lag_ms: _builtins.int = ...,
         backup_trouble: _builtins.str = ...,
+        archive_check: Global___ArchiveCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_backed_up", b"_backed_up", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_backed_up", b"_backed_up", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archive_check: _TypeAlias = _typing.Literal["archive_check"]  # noqa: Y015
+    _WhichOneofArgType__archive_check: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check"]  # noqa: Y015
     _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
     _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
     _WhichOneofReturnType__backed_up: _TypeAlias = _typing.Literal["backed_up"]  # noqa: Y015
     _WhichOneofArgType__backed_up: _TypeAlias = _typing.Literal["_backed_up", b"_backed_up"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archive_check) -> _WhichOneofReturnType__archive_check | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
     @_typing.overload

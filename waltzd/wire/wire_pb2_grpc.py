@@ -101,6 +101,11 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
                 _registered_method=True)
+        self.CheckArchive = channel.unary_unary(
+                '/waltz.v1.Replica/CheckArchive',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -197,6 +202,13 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckArchive(self, request, context):
+        """Look whether the store still has some of the objects that are archived, from an id on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -264,6 +276,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.SaveMetadata,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.SerializeToString,
+            ),
+            'CheckArchive': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckArchive,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -619,6 +636,33 @@ class Replica:
             '/waltz.v1.Replica/SaveMetadata',
             waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckArchive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/CheckArchive',
+            waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.FromString,
             options,
             channel_credentials,
             insecure,

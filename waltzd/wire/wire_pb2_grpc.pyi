@@ -64,6 +64,8 @@ class ReplicaStub:
     """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first."""
     SaveMetadata: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MetadataRequest, _wire_pb2.MetadataSaved]
     """Put the documents of the cluster into the archive. Servers have no right to write there."""
+    CheckArchive: _grpc.UnaryUnaryMultiCallable[_wire_pb2.CheckArchiveRequest, _wire_pb2.ArchiveCheck]
+    """Look whether the store still has some of the objects that are archived, from an id on."""
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -97,6 +99,8 @@ class ReplicaAsyncStub(ReplicaStub):
     """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first."""
     SaveMetadata: _aio.UnaryUnaryMultiCallable[_wire_pb2.MetadataRequest, _wire_pb2.MetadataSaved]  # type: ignore[assignment]
     """Put the documents of the cluster into the archive. Servers have no right to write there."""
+    CheckArchive: _aio.UnaryUnaryMultiCallable[_wire_pb2.CheckArchiveRequest, _wire_pb2.ArchiveCheck]  # type: ignore[assignment]
+    """Look whether the store still has some of the objects that are archived, from an id on."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
@@ -205,6 +209,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.MetadataSaved, _abc.Awaitable[_wire_pb2.MetadataSaved]]:
         """Put the documents of the cluster into the archive. Servers have no right to write there."""
+
+    @_abc_1.abstractmethod
+    def CheckArchive(
+        self,
+        request: _wire_pb2.CheckArchiveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ArchiveCheck, _abc.Awaitable[_wire_pb2.ArchiveCheck]]:
+        """Look whether the store still has some of the objects that are archived, from an id on."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

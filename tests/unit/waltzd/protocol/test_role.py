@@ -18,6 +18,7 @@ Replica/ReadLocks                  server
 Replica/FindTime                   server
 Replica/Archive                    server
 Replica/BackUp                     server
+Replica/CheckArchive               server
 Replica/SaveMetadata               server
 Replica/SeeArchive                 server
 Replica/Trim                       server
