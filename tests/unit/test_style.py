@@ -112,7 +112,7 @@ def test_every_module_begins_with_how_to_think_about_it() -> None:
 PLAIN_WORDS = """
 observe opentelemetry prometheus
 address admin analysis append archive avro bench blocking bundle certificate certificates change chart checksum choice
-client clients columns command compare comparison config configuration context conversation core creation daemon decode
+client clients columns command compare comparison config configuration contents context conversation core creation daemon decode
 decoders
 delta description destination diagnosis directory disk doctor drive dump encode engine error errors event examination
 export exporting file files follow format forms grpc histogram http interruption java kinds last limits listen listener
