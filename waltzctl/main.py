@@ -85,6 +85,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "archive": {
         "clean": ("waltzctl.records.archive:clean", "Remove what uploads that were cut short have left."),
+        "heal": ("waltzctl.records.archive:heal", "Put back what an archive lost, from a storage."),
         "restore": (
             "waltz_spark.restoring.archive_command:restore_",
             "Make segments again from a lossless export, byte for byte.",

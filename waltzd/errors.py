@@ -1028,7 +1028,7 @@ class ArchiveDamaged(WaltzError):
 
     code, exit_code = "W2264", EXIT_FINDINGS
     not_done = "nothing was written, and nothing of it was used"
-    next_step = "bring the object back from a copy or an older version of it in the store"
+    next_step = "bring it back with `waltzctl archive heal`, or from a copy or an older version of it in the store"
 
 
 class ForeignArchive(WaltzError):
@@ -1048,6 +1048,85 @@ class NoArchive(WaltzError):
     code, status = "W2266", "FAILED_PRECONDITION"
     not_done = "nothing was uploaded"
     next_step = "set `archive` in the configuration of each storage, with the same store, and start them again"
+
+
+class Trimmed(WaltzError):
+    """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
+    removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
+    first id that replicas still have."""
+
+    code, exit_code, retry, status = "W2267", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
+    not_done = "nothing was returned"
+    next_step = "read these ids from the archive, or begin at the id that the message names"
+
+
+class OnlyInArchive(WaltzError):
+    """These ids have left the storages: they stand in the archive, and this server has no `archive` in its configuration,
+    so it cannot read them. Newer ids are read as ever. `waltzctl archive status` shows where the archive is and how far it
+    reaches."""
+
+    code, exit_code, status = "W2270", EXIT_NOT_FOUND, "FAILED_PRECONDITION"
+    not_done = "nothing was read"
+    next_step = (
+        "set `archive` in the configuration of each server, with the store of the storages, and start them again; or read "
+        "the archive itself: `waltzctl spark-export --source STORE`"
+    )
+
+
+class ArchiveAway(WaltzError):
+    """These ids have left the storages, and the store of the archive cannot be read just now; the message has the store's
+    own words. Mounts wait for it, with a longer pause each time, and nothing else waits with them: reads of newer ids and
+    appends go on."""
+
+    code, exit_code, retry = "W2271", EXIT_TIMEOUT, Retry.LATER
+    not_done = "nothing was read"
+    next_step = "check that the store is up and that the server may read it; nothing has to be started again"
+
+
+class CacheFailed(WaltzError):
+    """What is read from the archive is kept in files for a while, and such a file could not be made or written: the disk is
+    full, or the directory is not there or not writable. It is tried again with the next read."""
+
+    code, exit_code, retry = "W2272", EXIT_ERROR, Retry.LATER
+    not_done = "nothing was read from the archive"
+    next_step = "make room, lower `archive_cache_bytes`, or name another directory in `archive_cache`"
+
+
+class CutImpossible(WaltzError):
+    """A cluster cannot be restored to this moment, or these marks: nothing in the store is as old, the moment is in the
+    future, the store does not reach as far, or a partition was left out. The message says which, and how far the store
+    reaches."""
+
+    code, exit_code = "W2277", EXIT_USAGE
+    not_done = "nothing was changed"
+    next_step = "look at what the store has: `waltzctl archive marks STORE --latest` prints the newest moment that is whole"
+
+
+class NoTimes(WaltzError):
+    """Records of format 0 have no times, so nobody can say which of them were there at a moment. Such a partition can be
+    restored to a mark, or as far as the store reaches. From format 1 on each batch has its time."""
+
+    code, exit_code = "W2278", EXIT_USAGE
+    not_done = "nothing was changed"
+    next_step = "give a mark for each partition with --to-marks, or take all of it with --latest --each-as-far-as-it-goes"
+
+
+class TargetNotEmpty(WaltzError):
+    """A cluster is restored into storages that hold nothing and a coordinator that knows nothing, and here is something
+    already: replicas with records, replicas that were restored to another end, or documents. Nothing is written over."""
+
+    code, exit_code = "W2279", EXIT_CONFLICT
+    not_done = "nothing there was changed"
+    next_step = "use storages with empty directories; where a restore was interrupted, repeat it with the same words"
+
+
+class OldClusterLives(WaltzError):
+    """The cluster whose log is in the store still has storages that answer. Under the same key, its servers and
+    applications would take the restored cluster for their own, and two logs would go on under the same ids."""
+
+    code, exit_code = "W2284", EXIT_UNSAFE
+    not_done = "nothing was changed"
+    next_step = "stop the old storages for good, or restore under another key, without --same-key"
 
 
 class ArchiveUnfit(WaltzError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,18 +87,36 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
     segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
     orphan = segment.with_name(segment.name[:-16] + 16 * "0")
     orphan.write_bytes(b"of an upload that was cut short")
+    hidden = archived / ".new" / "of-a-killed-writer"
+    hidden.write_bytes(b"half of it")
+    os.utime(hidden, (0, 0))
     dry = waltzctl("archive", "clean", str(archived), "--dry-run")
     assert (dry.code, orphan.name in dry.out, orphan.exists()) == (0, True, True)
     done = waltzctl("archive", "clean", str(archived), "--yes", "-o", "json")
-    assert (done.code, as_json(done)["removed"]) == (0, [f"partition-0/segment/{orphan.name}"]), done.err
+    removed = [f"partition-0/segment/{orphan.name}", f".new/{hidden.name}"]
+    assert (done.code, as_json(done)["removed"], hidden.exists()) == (0, removed, False), done.err
     assert (orphan.exists(), waltzctl("archive", "verify", str(archived)).code) == (False, 0)
     flip(segment)
     bad = waltzctl("archive", "verify", str(archived))
     assert (bad.code, segment.name in bad.out, "1 finding" in bad.out) == (8, True, True)
     assert waltzctl("archive", "verify", str(archived), "--quick").code == 0
     assert waltzctl("archive", "verify", str(archived), "--partitions", "1", "-o", "json").code == 0
+    empty = cluster.directory / "nothing"
+    empty.mkdir()
+    left = waltzctl("archive", "heal", str(archived), "--from", str(empty), "--yes")
+    assert (left.code, f"{empty} does not have it" in left.err, "nothing" in left.out) == (8, True, True), left
+    replica = min(cluster.directory.rglob(f"0/{segment.name[:19]}.seg"))
+    heal = ("archive", "heal", str(archived), "--from", str(replica.parent.parent))
+    dry = waltzctl(*heal, "--dry-run")
+    assert (dry.code, segment.name in dry.out) == (0, True), dry
+    assert waltzctl("archive", "verify", str(archived)).code == 8
+    done = waltzctl(*heal, "--yes", "-o", "json")
+    assert (done.code, as_json(done)["healed"]) == (0, [f"partition-0/segment/{segment.name}"]), done
+    assert waltzctl("archive", "verify", str(archived)).code == 0
     segment.unlink()
     assert "is not in the store" in waltzctl("archive", "verify", str(archived), "--quick").out
+    assert waltzctl(*heal, "--yes", "--quick").code == 0
+    assert waltzctl("archive", "verify", str(archived)).code == 0
     newest = sorted((archived / "partition-0" / "manifest").iterdir())[-1]
     flip(newest)
     refused = waltzctl("archive", "clean", str(archived), "--yes")
@@ -121,5 +140,5 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 
 
 def test_examples(waltzctl: Tool) -> None:
-    for command in ("status", "verify", "clean"):
+    for command in ("status", "verify", "clean", "heal"):
         assert examples(waltzctl, ["archive", command])

@@ -7,6 +7,8 @@ outlives its cluster.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -24,6 +26,9 @@ from waltzd.errors import EXIT_FINDINGS, EXIT_OK, Unsafe
 
 if TYPE_CHECKING:
     from waltzctl.show.archive import Reaching
+    from waltzd.archive.manifest import Entry, Label
+    from waltzd.archive.store import Store
+    from waltzd.archive.verification import Flaw
     from waltzd.cluster.cluster import Cluster
 
 Place = Annotated[
@@ -95,7 +100,7 @@ def verify(
     """
     from waltzctl.show import archive
     from waltzd.archive.place import open_store
-    from waltzd.archive.verification import check_piece, survey
+    from waltzd.archive.verification import survey
 
     opened, started = open_store(store), time.monotonic()
     found = survey(opened)
@@ -105,16 +110,97 @@ def verify(
         found.manifests = {number: one for number, one in found.manifests.items() if number in wanted}
     flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
-    total, done = sum(piece.size for _, piece in pieces), 0
-    with Progress("verifying", progress) as course:
-        for number, piece in pieces:
-            flaw = check_piece(opened, found.label, number, piece, is_quick=quick)
-            flaws += [flaw] if flaw is not None else []
-            done += piece.size
-            course.update(done, total)
+    flaws += [flaw for *_, flaw in _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)]
     put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
+
+
+def heal(
+    *,
+    store: Place,
+    source: Annotated[
+        str,
+        Option("--from", metavar="DIRECTORY", help="Of a storage on this machine, which may run: it is only read."),
+    ],
+    quick: Annotated[
+        bool, Option("--quick", help="Look only for objects that are gone or have another size; read no other.")
+    ] = False,
+    yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be put back, and change nothing.")] = False,
+    output: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
+    """Put back segments that an archive has lost, or that are not what was archived, from the replicas of one storage.
+
+    Run it on the machine of a storage, with the rights to write into the STORE. The archive is verified first. A file goes
+    back only when it has the SHA-256 that the manifest says, and only to where that is missing or other bytes stand: a
+    sound object is never written over. What this storage does not have is named, and the exit code is 8; another one may
+    have it.
+
+    \b
+    Examples:
+      waltzctl archive heal /mnt/archive --from /var/lib/waltz --dry-run
+      waltzctl archive heal s3://waltz-archive/orders --from /var/lib/waltz --quick --yes
+    """
+    from waltzctl.show import archive
+    from waltzd.archive.archiving import PartitionArchive
+    from waltzd.archive.place import open_store
+    from waltzd.archive.verification import survey
+
+    opened = open_store(store)
+    found = survey(opened)
+    pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
+    flawed = _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)
+    held = [(number, piece) for number, piece, _ in flawed if file_of(source, number, piece) is not None]
+    rest = [*found.flaws, *(flaw for number, piece, flaw in flawed if (number, piece) not in held)]
+    steps = [f"put back {piece.name(number)}, {size(piece.size)}, from {source}" for number, piece in held]
+    plan = Plan(verb="archive heal", subject=opened.place, steps=tuple(steps))
+    for flaw in rest:
+        archive.told_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
+    reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
+    if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
+        return EXIT_FINDINGS if rest else EXIT_OK
+    for number, piece in held:
+        data = file_of(source, number, piece)
+        if data is not None:
+            PartitionArchive(opened, found.label, number).put_back(piece, data)
+    healed = [piece.name(number) for number, piece in held]
+    put_plan(plan, output, result="done", healed=healed, left=[flaw.name for flaw in rest])
+    return EXIT_FINDINGS if rest else EXIT_OK
+
+
+def _flawed(
+    store: Store, label: Label, pieces: Sequence[tuple[int, Entry]], *, is_quick: bool, progress: Shown
+) -> list[tuple[int, Entry, Flaw]]:
+    from waltzd.archive.verification import check_piece
+
+    total, done, flawed = sum(piece.size for _, piece in pieces), 0, []
+    with Progress("verifying", progress) as course:
+        for number, piece in pieces:
+            flaw = check_piece(store, label, number, piece, is_quick=is_quick)
+            flawed += [(number, piece, flaw)] if flaw is not None else []
+            done += piece.size
+            course.update(done, total)
+    return flawed
+
+
+def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
+    """The object of a piece, made of the files of a replica in this directory of a storage; None where they are not the
+    bytes that were archived."""
+    from waltzd.archive.manifest import sha256_of
+    from waltzd.disk.real import RealDisk
+    from waltzd.disk.seam import join, opened
+    from waltzd.format.layout import index_name, segment_name
+
+    disk, whole = RealDisk(), b""
+    sizes = (segment_name(piece.first), piece.size - piece.index_bytes), (index_name(piece.first), piece.index_bytes)
+    for name, wanted in sizes:
+        file = opened(disk, join(join(directory, str(partition)), name)) if wanted else None
+        if file is not None:
+            with closing(file):
+                whole += file.read(0, wanted)
+    return whole if sha256_of(whole) == piece.sha256 else None
 
 
 def clean(
@@ -125,7 +211,8 @@ def clean(
     output: Output = "table",
 ) -> int:
     """Remove what uploads that were cut short have left in a STORE: segments and chunks that no manifest names, although
-    their ids are archived. What may still be named, manifests, and objects that no archive has stay.
+    their ids are archived. What may still be named, manifests, and objects that no archive has stay. In a directory, hidden
+    files go as well that writers left which were killed a day ago or earlier.
 
     Storages may go on to upload meanwhile. Nothing is removed from an archive in which something is wrong.
 
@@ -135,6 +222,7 @@ def clean(
       waltzctl archive clean s3://waltz-archive/orders --yes
     """
     from waltzctl.show import archive
+    from waltzd.archive.local import LocalStore
     from waltzd.archive.place import open_store
     from waltzd.archive.verification import survey
 
@@ -146,7 +234,8 @@ def clean(
             not_done="nothing was removed",
             next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
         )
-    steps = [f"remove {one.name}, {size(one.size)}" for one in found.orphans]
+    left = opened.leftovers(time.time()) if isinstance(opened, LocalStore) else ()
+    steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive clean", subject=opened.place, steps=tuple(steps))
     archive.told_strange(found)
     reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
@@ -154,5 +243,9 @@ def clean(
         return EXIT_OK
     for one in found.orphans:
         opened.remove(one.name)
-    put_plan(plan, output, result="done", removed=[one.name for one in found.orphans], pending=len(found.pending))
+    for one in left:
+        assert isinstance(opened, LocalStore)
+        opened.remove_leftover(one)
+    removed = [one.name for one in (*found.orphans, *left)]
+    put_plan(plan, output, result="done", removed=removed, pending=len(found.pending))
     return EXIT_OK

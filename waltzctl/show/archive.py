@@ -71,10 +71,7 @@ def verified(place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *
         out.print(count(len(flaws), "finding") if flaws else "clean", style="bold red" if flaws else "bold green")
         for flaw in flaws:
             out.print()
-            out.print(flaw.name, style="bold", soft_wrap=True)
-            if flaw.first is not None:
-                out.print(f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}", soft_wrap=True)
-            out.print(f"  {flaw.detail}", soft_wrap=True)
+            _draw_flaw(out, flaw)
         how = "sizes of" if is_quick else "all bytes of"
         out.print(
             f"{how} {count(segments, 'segment')} of {count(len(totals), 'partition')}, {size(stored)}, in {seconds:.1f} s",
@@ -100,6 +97,20 @@ def _partition(number: int, found: Survey) -> dict[str, Any]:
         "last": total.last, "segments": total.segments, "record_bytes": total.record_bytes, "crc": f"{total.crc:08x}",
         "bytes": total.stored_bytes,
     }  # fmt: skip
+
+
+def _draw_flaw(out: Console, flaw: Flaw) -> None:
+    out.print(flaw.name, style="bold", soft_wrap=True)
+    if flaw.first is not None:
+        out.print(f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}", soft_wrap=True)
+    out.print(f"  {flaw.detail}", soft_wrap=True)
+
+
+def told_flaw(flaw: Flaw, why: str) -> None:
+    """One that stays."""
+    out = console(to_stderr=True)
+    _draw_flaw(out, flaw)
+    out.print(f"  {why}", soft_wrap=True)
 
 
 def told_strange(found: Survey) -> None:

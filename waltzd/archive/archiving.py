@@ -60,7 +60,7 @@ class PartitionArchive:
     """What one archive has of one partition."""
 
     def __init__(self, store: Store, label: Label, partition: int) -> None:
-        self._store = store
+        self.store = store
         self.label = label
         self.partition = partition
         self._newest: Manifest | None = None
@@ -72,14 +72,21 @@ class PartitionArchive:
         """By its number and hash; the empty one has the number 0."""
         if number == 0:
             return Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition)
-        if self._newest is not None and (self._newest.number, self._newest.sha256) == (number, sha256):
-            return self._newest
+        newest = self._newest
+        if newest is not None and (newest.number, newest.sha256) == (number, sha256):
+            return newest
         name = manifest_name(self.partition, number)
-        text = read_object(self._store, name, MANIFEST_BYTES_MAX)
+        text = read_object(self.store, name, MANIFEST_BYTES_MAX)
         if sha256_of(text) != sha256:
             raise ArchiveDamaged(f"{self._where(name)} is not the manifest that the cluster knows")
         self._newest = self._decoded(text, number)
         return self._newest
+
+    def known(self, wanted: Archived) -> Manifest | None:
+        """The manifest that is wanted, where it is the one that was read last."""
+        newest = self._newest
+        is_it = newest is not None and (newest.number, newest.sha256) == (wanted.number, wanted.sha256)
+        return newest if is_it else None
 
     def name_at(self, number: int) -> str:
         return manifest_name(self.partition, number)
@@ -87,7 +94,7 @@ class PartitionArchive:
     def manifest_at(self, number: int) -> Manifest | None:
         """What stands under this number, proven by itself only; None where nothing does."""
         try:
-            text = read_object(self._store, manifest_name(self.partition, number), MANIFEST_BYTES_MAX)
+            text = read_object(self.store, manifest_name(self.partition, number), MANIFEST_BYTES_MAX)
         except ObjectAbsent:
             return None
         return self._decoded(text, number)
@@ -103,7 +110,9 @@ class PartitionArchive:
 
     def newest(self, known: Archived) -> Manifest:
         """From a manifest that is known on, as far as manifests follow each other."""
-        found = self.manifest(known.number, known.sha256)
+        return self.newest_after(self.manifest(known.number, known.sha256))
+
+    def newest_after(self, found: Manifest) -> Manifest:
         while (following := self.manifest_at(found.number + 1)) is not None:
             if not following.follows(found):
                 raise ArchiveDamaged(f"{self._where(following.name)} does not follow the manifest before it")
@@ -112,11 +121,18 @@ class PartitionArchive:
 
     def chunk(self, entry: Entry) -> Chunk:
         name = entry.name(self.partition)
-        text = read_object(self._store, name, MANIFEST_BYTES_MAX)
+        text = read_object(self.store, name, MANIFEST_BYTES_MAX)
         return opened(entry, text, self.partition, self._where(name))
 
+    def bytes_of(self, piece: Entry, offset: int, size: int) -> bytes:
+        """Some bytes of an object, or all; nothing is proven by them alone."""
+        return self.store.get_range(piece.name(self.partition), offset, size)
+
+    def where(self, piece: Entry) -> str:
+        return self._where(piece.name(self.partition))
+
     def _where(self, name: str) -> str:
-        return f"{self._store.place}: {name}"
+        return f"{self.store.place}: {name}"
 
     # -- writing
 
@@ -135,11 +151,16 @@ class PartitionArchive:
         for chunk in chunks:
             self._put(chunk.entry().name(self.partition), chunk.text)
         try:
-            self._store.put_new(following.name, following.text)
+            self.store.put_new(following.name, following.text)
         except ObjectExists:
             following = self._of_another(before, piece)
         self._newest = following
         return following
+
+    def put_back(self, entry: Entry, data: Buffer) -> None:
+        """What a manifest names, where the store has lost it, or has other bytes under its name."""
+        assert sha256_of(data) == entry.sha256, "only what is proven to be the object"
+        self._put(entry.name(self.partition), data)
 
     def _of_another(self, before: Manifest, piece: Entry) -> Manifest:
         """The manifest that is there, made by another storage, or by this one when the answer was lost. It is taken over
@@ -171,11 +192,11 @@ class PartitionArchive:
         """Written once, and seen there. Other bytes, under a name that has the hash of these, have rotted: they are
         replaced."""
         try:
-            self._store.put_new(name, data)
+            self.store.put_new(name, data)
         except ObjectExists:
             if self._has(name, data):
                 return
-            self._store.put_if(name, data, self._store.head(name).tag)
+            self.store.put_if(name, data, self.store.head(name).tag)
         if not self._has(name, data):
             raise ArchiveDamaged(f"{self._where(name)} has other bytes than were written there")
 
@@ -186,7 +207,7 @@ class PartitionArchive:
             wanted = whole[offset : offset + READ_BYTES]
             offset += len(wanted)
             is_last = offset == len(whole)
-            if not _are_same(self._store.get_range(name, offset - len(wanted), len(wanted) + is_last), wanted):
+            if not _are_same(self.store.get_range(name, offset - len(wanted), len(wanted) + is_last), wanted):
                 return False
         return True
 

@@ -10,6 +10,9 @@ its records, which joins to that of the whole partition, the same as that of an 
     <store>/partition-<n>/segment/<first>-<last>-<hash>                       a segment as on the disk, its index behind it
     <store>/partition-<n>/chunk/<level>-<first>-<last>-<hash>.json            64 entries of the level below
     <store>/partition-<n>/manifest/<number>.json                              from 1 on
+    <store>/partition-<n>/tail/<slot>                                         what no segment above has yet, see `tail`
+    <store>/partition-<n>/tail.json                                           which slots count
+    <store>/metadata/<number>.json                                            the documents of the cluster, see `metadata`
 
 What lies there besides is no part of the archive.
 """
@@ -23,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
@@ -119,14 +122,14 @@ class Label:
 
     @cached_property
     def text(self) -> bytes:
-        return _sealed({"kind": "label", "archive": str(self.archive), "cluster": str(self.cluster)})
+        return sealed({"kind": "label", "archive": str(self.archive), "cluster": str(self.cluster)})
 
     @staticmethod
     def decode(text: bytes, where: str) -> Label:
-        value = _unsealed(text, where, "label")
-        with _strictly(where):
+        value = unsealed(text, where, "label")
+        with strictly(where):
             found = Label(archive=UUID(value["archive"]), cluster=UUID(value["cluster"]))
-        return _same(found, text, where)
+        return same(found, text, where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,16 +141,16 @@ class Chunk:
 
     @cached_property
     def text(self) -> bytes:
-        return _sealed({"kind": "chunk", "partition": self.partition, **_table(self.entries)})
+        return sealed({"kind": "chunk", "partition": self.partition, **_table(self.entries)})
 
     @staticmethod
     def decode(text: bytes, where: str) -> Chunk:
-        value = _unsealed(text, where, "chunk")
-        with _strictly(where):
-            found = Chunk(partition=_number(value["partition"]), entries=_entries(value["entries"]))
+        value = unsealed(text, where, "chunk")
+        with strictly(where):
+            found = Chunk(partition=whole_number(value["partition"]), entries=_entries(value["entries"]))
             if len({entry.level for entry in found.entries}) != 1:
                 raise ValueError("its entries are not of one level")
-        return _same(found, text, where)
+        return same(found, text, where)
 
     def entry(self) -> Entry:
         """What names this chunk."""
@@ -186,7 +189,7 @@ class Manifest:
     @cached_property
     def text(self) -> bytes:
         total = self.total
-        return _sealed(
+        return sealed(
             {
                 "kind": "manifest", "archive": str(self.archive), "cluster": str(self.cluster),
                 "partition": self.partition, "number": self.number, "before": self.before,
@@ -203,17 +206,17 @@ class Manifest:
     @staticmethod
     def decode(text: bytes, where: str) -> Manifest:
         """Strict: whatever is not exactly as it was written is damage."""
-        value = _unsealed(text, where, "manifest")
-        with _strictly(where):
+        value = unsealed(text, where, "manifest")
+        with strictly(where):
             found = Manifest(
                 archive=UUID(value["archive"]),
                 cluster=UUID(value["cluster"]),
-                partition=_number(value["partition"]),
-                number=_number(value["number"]),
-                before=_hash(value["before"]) if value["before"] else "",
+                partition=whole_number(value["partition"]),
+                number=whole_number(value["number"]),
+                before=checked_hash(value["before"]) if value["before"] else "",
                 entries=_entries(value["entries"]),
             )
-        return _same(found, text, where)
+        return same(found, text, where)
 
     def extended(self, piece: Entry) -> tuple[Manifest, tuple[Chunk, ...]]:
         """The next manifest, with this piece behind all others, and the chunks that have to be in the store before it."""
@@ -249,7 +252,7 @@ def _table(entries: Sequence[Entry]) -> dict[str, Any]:
     return {"columns": list(COLUMNS), "entries": [entry.row() for entry in entries]}
 
 
-def _sealed(value: Mapping[str, Any]) -> bytes:
+def sealed(value: Mapping[str, Any]) -> bytes:
     """With a digest of everything else, to find bit rot. A line for each entry, for people."""
     said = {"format": MARK, "version": VERSION, **value}
     said["sha256"] = sha256_of(_plain(said))
@@ -267,8 +270,8 @@ def _spelled(part: Any) -> str:
     return json.dumps(part)
 
 
-def _unsealed(text: bytes, where: str, kind: str) -> dict[str, Any]:
-    with _strictly(where):
+def unsealed(text: bytes, where: str, kind: str) -> dict[str, Any]:
+    with strictly(where):
         value = json.loads(text)
         if not isinstance(value, dict) or value.get("format") != MARK:
             raise ValueError("it is no object of an archive")
@@ -283,7 +286,7 @@ def _unsealed(text: bytes, where: str, kind: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _strictly(where: str) -> Iterator[None]:
+def strictly(where: str) -> Iterator[None]:
     """Whatever cannot be understood is damage."""
     try:
         yield
@@ -291,22 +294,28 @@ def _strictly(where: str) -> Iterator[None]:
         raise ArchiveDamaged(f"{where} cannot be understood: {error}") from error
 
 
-T = TypeVar("T", Label, Chunk, Manifest)
+class Spelled(Protocol):
+    @property
+    def text(self) -> bytes: ...
 
 
-def _same(found: T, text: bytes, where: str) -> T:
+T = TypeVar("T", bound=Spelled)
+
+
+def same(found: T, text: bytes, where: str) -> T:
+    """What was understood, where it would be written exactly so."""
     if found.text != text:
         raise ArchiveDamaged(f"{where} does not agree with itself, or was written by something else")
     return found
 
 
-def _number(value: Any) -> int:
+def whole_number(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= ID_MAX:
         raise ValueError(f"{value!r} is no number of this kind")
     return value
 
 
-def _hash(value: Any) -> str:
+def checked_hash(value: Any) -> str:
     if not isinstance(value, str) or len(value) != _HASH_DIGITS or value.strip("0123456789abcdef"):
         raise ValueError(f"{value!r} is no SHA-256")
     return value
@@ -327,7 +336,7 @@ def _entry(row: Any) -> Entry:
     if len(row) != len(COLUMNS) or not isinstance(crc, str) or len(crc) != 8:
         raise ValueError(f"{row!r} is no entry")
     found = Entry(
-        **dict(zip(COLUMNS, map(_number, numbers), strict=False)), crc=int(crc, 16), sha256=_hash(sha256)
+        **dict(zip(COLUMNS, map(whole_number, numbers), strict=False)), crc=int(crc, 16), sha256=checked_hash(sha256)
     )  # fmt: skip
     if found.first > found.last or found.index_bytes > found.size or found.level > LEVEL_MAX:
         raise ValueError(f"{row!r} is no entry")

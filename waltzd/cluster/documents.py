@@ -38,6 +38,7 @@ from waltzd.protocol.policy import (
     is_prefix,
     is_ranges,
 )
+from waltzd.protocol.retention import is_keep_local
 
 SCHEMA = 1
 FORMAT = 1
@@ -103,10 +104,16 @@ Generation: TypeAlias = Annotated[int, whole(0, GENERATION_MAX)]
 Sha256: TypeAlias = Annotated[
     str, Rule("a SHA-256 in hexadecimal digits", lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)))
 ]
+KeepLocal: TypeAlias = Annotated[
+    str, Rule("all, a time as in 7d, or a size as in 500GB", lambda value: isinstance(value, str) and is_keep_local(value))
+]
 AnyText: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
 """An empty one, too."""
 NUMBERED = "numbered"
 """In the metadata of a field that is a tuple: the name under which it is written, as an object of number → item."""
+ADDED = "added"
+"""In the metadata of a field that older documents of the same schema do not have: it is written only where it differs from
+its default, so that a cluster that does not use it stays readable for older versions."""
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -123,6 +130,8 @@ class ClusterMeta(Document):
     format: Annotated[int, whole(0, 1)] = 0
     """Of the segments that the next session of each partition writes. It only rises, and a partition that has gone over
     stays there."""
+    keep_local: KeepLocal = field(default="all", metadata={ADDED: True})
+    """What of the archived log storages keep all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +252,13 @@ class ArchiveMeta(Document):
     """Of the newest manifest."""
     last: int
     """The last id that is archived."""
+    floor: int = field(default=0, metadata={ADDED: True})
+    """The first id that replicas have to keep: below it storages may remove what is archived. It only rises."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        if self.floor > self.last + 1:
+            return "floor", f"must be a whole number from 0 to {self.last + 1}, not {self.floor}"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +410,8 @@ def _plain(value: Any) -> Any:
     found = []
     for item in fields(value):
         inner = getattr(value, item.name)
+        if ADDED in item.metadata and inner == item.default:
+            continue
         if NUMBERED in item.metadata:
             found.append((item.metadata[NUMBERED], _plain(dict(enumerate(inner)))))
         else:
@@ -590,6 +608,7 @@ def _numbered(reader: _Reader) -> _Reader:
 
 def _object(kind: type[Any]) -> _Reader:
     hints = typing.get_type_hints(kind, include_extras=True)
+    added = {item.name for item in fields(kind) if ADDED in item.metadata}
     readers: dict[str, tuple[str, _Reader]] = {}
     """Name in the document → name of the field, and what reads it."""
     for item in fields(kind):
@@ -605,6 +624,7 @@ def _object(kind: type[Any]) -> _Reader:
         found = {
             attribute: reader(_member(members, name, place), _below(place, name))
             for name, (attribute, reader) in readers.items()
+            if name in members or name not in added
         }
         for name in members.keys() - readers.keys():
             raise _Wrong(_below(place, name), "is not known to this version of Waltz")

@@ -215,6 +215,25 @@ def _check_numbers(saved: Saved, name: str) -> None:
         raise MetadataFileDamaged(f"{name} contradicts itself: it has more or fewer partitions than the cluster")
 
 
+def sameness(saved: Saved) -> str:
+    """A hash of what is worth saving anew. What only rises is left out, as it rises all the time: marks, the counter of
+    client ids, when applications were seen, how far archives reach."""
+    rising = (CLIENT_IDS, ARCHIVES, CLIENTS)
+    said = {
+        path: _still(document)
+        for path, document in saved.documents.items()
+        if path not in rising and path.rpartition("/")[0] not in rising
+    }
+    return hashlib.sha256(b"".join(line_of(path, document) for path, document in sorted(said.items()))).hexdigest()
+
+
+def _still(document: Document) -> Document:
+    """A partition's, without how far its replicas have acknowledged."""
+    if not isinstance(document, PartitionMeta):
+        return document
+    return replace(document, replicas={name: replace(one, acknowledged=-1) for name, one in document.replicas.items()})
+
+
 # -- reading a coordinator ---------------------------------------------------------------------------------------------
 
 
@@ -266,4 +285,4 @@ def _without_marks(node: Node) -> object:
         meta = decode(PartitionMeta, node.data, "")
     except BadMetadata:
         return node.created, node.version
-    return replace(meta, replicas={name: replace(one, acknowledged=-1) for name, one in meta.replicas.items()})
+    return _still(meta)

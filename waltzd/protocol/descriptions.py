@@ -75,6 +75,8 @@ class ReplicaStatus:
     """A hash of its last records of format 0, in an answer to its owner; empty where they are in batches, or unknown."""
     archives: bool = False
     """It can be asked to upload sealed segments."""
+    floor: int = 0
+    """The first id that it has; 0: all. What is below is only in the archive."""
 
     @property
     def is_sound(self) -> bool:

@@ -391,6 +391,7 @@ class ReplicaStatus(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     ARCHIVES_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -411,6 +412,8 @@ class ReplicaStatus(_message.Message):
     """In an answer to the owner: BLAKE2b over the last records, where they are of format 0 (docs/recovery.md)."""
     archives: _builtins.bool
     """It can be asked to upload sealed segments."""
+    floor: _builtins.int
+    """The first id that it has: what is below is only in the archive."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -444,10 +447,11 @@ class ReplicaStatus(_message.Message):
         end: Global___End | None = ...,
         tail: _builtins.str = ...,
         archives: _builtins.bool = ...,
+        floor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,7 +84,8 @@ class Archiving:
             if found == known:
                 turns.found_none(name, committed)
             else:
-                await save_archived(self._coordinator, owned.partition, meta_of(found), meta, version)
+                floor = 0 if meta is None else meta.floor
+                await save_archived(self._coordinator, owned.partition, meta_of(found, floor), meta, version)
                 self.known = found
                 turns.uploaded(name)
         self._tell(turns.trouble)
@@ -95,9 +96,11 @@ def said(meta: ArchiveMeta) -> Archived:
     return Archived(archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last)
 
 
-def meta_of(found: Archived) -> ArchiveMeta:
+def meta_of(found: Archived, floor: int) -> ArchiveMeta:
     assert found.archive is not None, "it was checked"
-    return ArchiveMeta(archive=found.archive, number=found.number, sha256=found.sha256, last=found.last_id)
+    return ArchiveMeta(
+        archive=found.archive, number=found.number, sha256=found.sha256, last=found.last_id, floor=floor
+    )  # fmt: skip
 
 
 def check(found: Archived, known: Archived, committed: int) -> None:

@@ -28,6 +28,8 @@ from waltzd.errors import (
 from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
     CONTROL_NAME,
+    FLAG_ASSIGNED,
+    FLAG_AVAILABLE,
     IDENTITY_BYTES,
     IDENTITY_NAME,
     NEW_SUFFIX,
@@ -156,6 +158,12 @@ class ControlFile:
             if new < old:
                 raise MarkWentDown(f"the {name} of partition {partition} is {old}; {new} is below it")
         self._write(partition, replace(now, session=session, low_mark=low_mark, local_low_mark=local_low_mark))
+
+    def restore(self, partition: int, *, session: int, mark: int) -> None:
+        """A replica is here that was made from an archive: as at the end of a session that closed at this mark."""
+        flags = FLAG_ASSIGNED | FLAG_AVAILABLE
+        now = self.info(partition)
+        self._write(partition, replace(now, session=session, low_mark=mark, local_low_mark=mark, flags=flags))
 
     def set_flags(self, partition: int, flags: int) -> None:
         self._write(partition, replace(self.info(partition), flags=flags))

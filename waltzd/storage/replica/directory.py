@@ -225,6 +225,11 @@ class Directory:
         self._partitions[number] = partition
         return partition
 
+    def stand(self, number: int) -> Partition:
+        """Open a replica that has just come to be here."""
+        partition = self._partitions[number] = open_partition(self._site(number))
+        return partition
+
     def ensure_partition(self, number: int) -> Partition | None:
         """An empty replica where there is none, or where no segment is left of an earlier one: a new disk. None where a
         replica is here, also a damaged one: that is for an operator to decide."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -45,6 +46,9 @@ OTHER = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
 EXAMPLES: dict[str, Document] = {
     "cluster": ClusterMeta(name="payments", key=KEY, partitions=4, created="2026-01-31T12:00:00Z"),
+    "cluster-trimmed": ClusterMeta(
+        name="payments", key=KEY, partitions=4, created="2026-01-31T12:00:00Z", format=1, keep_local="7d"
+    ),
     "server": ServerMeta(
         name="s1",
         listen="10.0.0.1:55180",
@@ -86,6 +90,7 @@ EXAMPLES: dict[str, Document] = {
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
     "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),
     "archive": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456),
+    "archive-trimmed": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456, floor=99_000),
     "history-entry": HistoryEntry(
         began="2026-01-31T12:00:00+00:00",
         ended="2026-01-31T12:00:02+00:00",
@@ -226,6 +231,10 @@ def refusal(name: str, fields: object) -> BadMetadata:
     return caught.value
 
 
+LATER: dict[tuple[str, ...], object] = {("floor",): 0, ("keep_local",): "all"}
+"""Fields that documents of earlier versions do not have, and what that means."""
+
+
 def is_a_key(place: tuple[str, ...]) -> bool:
     """The name of a replica or the number of a partition: there may be fewer of them."""
     if len(place) == 3 and place[0] == "partitions":
@@ -246,6 +255,12 @@ def test_every_field_counts(name: str, place: tuple[str, ...]) -> None:
     if not is_a_key(place):
         fields = json.loads(whole)
         del at(fields, place[:-1])[place[-1]]
+        if place in LATER:
+            kind: type[Any] = type(EXAMPLES[name])
+            found: Any = decode(kind, json.dumps(fields).encode(), "/here")
+            whole_one: Any = EXAMPLES[name]
+            assert found == replace(whole_one, **{place[-1]: LATER[place]})
+            return
         assert refusal(name, fields).message == f"/here: {'.'.join(place)} is missing"
         assert f"{'.'.join(place)}_ is not known" in refusal(name, changed(1, f"{place[-1]}_")).message or (
             place[-1] == "schema"

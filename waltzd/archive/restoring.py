@@ -1,0 +1,328 @@
+"""From a store to the files of one replica: fetched, proven, given the key of their cluster, and cut.
+
+The files come to be in a folder of their own, beside the replicas, and are no replica: whoever gives the folder its name
+writes the promise in it first (`waltzd.storage.replica.restored`). So nothing counts before all of it is there. What a run
+that was killed has left is proven again, record by record, and kept; the last segment, which may be cut, is always written
+again.
+
+Each object is read at once and compared with the SHA-256 that the manifest names, which was made from bytes that had been
+looked at record by record. So no record has to be looked at again. A new key changes the header of each file, with it the
+digest in the footer, and with that the chain of footers; batches and records carry no key and stay what they are.
+
+Objects are fetched and proven a few at a time, and written in their order. What is given takes plain calls on threads, by a
+function that runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+import numpy as np
+
+from waltzd.archive.cutting import ArchivedLog, batch_places, place_of
+from waltzd.archive.manifest import Entry, sha256_of
+from waltzd.archive.piece import Held, piece_of
+from waltzd.disk.seam import Buffer, Disk, join, opened
+from waltzd.errors import ArchiveDamaged, HeaderDamaged, ObjectAbsent, WaltzError
+from waltzd.format.batch import Head
+from waltzd.format.footer import NO_HASH, Footer, FooterBuilder, footer_at, footer_bytes, read_footer
+from waltzd.format.index import offsets_of
+from waltzd.format.layout import (
+    BATCHES,
+    HEADER_BYTES,
+    NO_MARK,
+    FileHeader,
+    check_header,
+    index_name,
+    index_offset,
+    segment_name,
+)
+from waltzd.format.record import Run
+from waltzd.format.scan import scan
+
+AHEAD = 3
+"""So many objects are fetched before they can be written."""
+OnBytes = Callable[[int], None]
+"""Called with the bytes of the store that were dealt with since the last call."""
+T = TypeVar("T")
+
+
+class Running(Protocol):
+    """Runs a plain call on a thread, or at once."""
+
+    def __call__(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What the files of one partition hold."""
+
+    last_id: int
+    newest: int
+    """The first id of the newest segment."""
+    segments: int
+    kept: int = 0
+    """Segments that an earlier run had left, and that were proven again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Copy:
+    """A segment as it is to be written. Its footer stands behind the data, but for the hash of the one in front."""
+
+    header: FileHeader
+    last_id: int
+    data: Sequence[Buffer]
+    index: Sequence[Buffer]
+    footer: Footer | None
+    stored: int
+    """Bytes in the store."""
+
+
+async def build(
+    disk: Disk, log: ArchivedLog, mark: int, *, key: UUID, folder: str, run: Running, on_bytes: OnBytes = lambda _: None
+) -> Built:
+    """All segments of the log up to the mark, at which it can be cut; durably, but for the name of the folder."""
+    if not disk.exists(folder):
+        disk.make_directory(folder)
+    pieces = [piece for piece in log.pieces if piece.first <= mark]
+    await run(_clear, disk, folder, pieces, mark)
+    front, kept, newest, segments = NO_HASH, 0, 0, 0
+    ahead: deque[asyncio.Task[_Copy]] = deque()
+    place = 0
+    while place < len(pieces):  # what an earlier run has left is in front
+        found = await run(_kept, disk, log, pieces[place], mark, key, folder, front)
+        if found is None:
+            break
+        front, newest = found, pieces[place].first
+        on_bytes(pieces[place].size)
+        place, kept, segments = place + 1, kept + 1, segments + 1
+    at = place
+    try:
+        while place < len(pieces):
+            while at < len(pieces) and len(ahead) < AHEAD:
+                ahead.append(asyncio.ensure_future(run(_fetched, log, pieces[at], mark, key)))
+                at += 1
+            copy = await ahead.popleft()
+            front = await run(_write, disk, folder, copy, front)
+            on_bytes(copy.stored)
+            newest, place, segments = copy.header.first_id, place + 1, segments + 1
+    finally:
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
+    last_id = min(mark, log.manifest.last)
+    if log.rest is not None and mark > log.manifest.last:
+        for copy in await run(_behind, log, mark, key):
+            front = await run(_write, disk, folder, copy, front)
+            on_bytes(copy.stored)
+            newest, segments, last_id = copy.header.first_id, segments + 1, copy.last_id
+    if last_id < mark:
+        raise ArchiveDamaged(f"partition {log.partition}: the store ends at id {last_id}; the cut is at {mark}")
+    if not segments:
+        header = FileHeader(created_ms=disk.now_ms(), key=key, partition=log.partition, first_id=0)
+        empty = _Copy(
+            header=header, last_id=NO_MARK, data=(header.encode(),), index=(header.encode(),), footer=None, stored=0
+        )
+        await run(_write, disk, folder, empty, front)
+        segments = 1
+    await run(disk.flush_directory, folder)
+    return Built(last_id=last_id, newest=newest, segments=segments, kept=kept)
+
+
+def _clear(disk: Disk, folder: str, pieces: Sequence[Entry], mark: int) -> None:
+    """Remove files that this log will not have, and the last segment: another cut may have been made there."""
+    whole = [piece for piece in pieces if piece.last <= mark][: len(pieces) - 1]
+    names = {name(piece.first) for piece in whole for name in (segment_name, index_name)}
+    for name in disk.names(folder):
+        if name not in names:
+            disk.remove(join(folder, name))
+
+
+# -- what is there already ---------------------------------------------------------------------------------------------
+
+
+def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, folder: str, front: bytes) -> bytes | None:
+    """The hash of its footer, where an earlier run has finished this segment: its index took its name last."""
+    data, index = (opened(disk, join(folder, name(piece.first))) for name in (segment_name, index_name))
+    try:
+        if data is None or index is None or index.size() != index_offset(piece.last - piece.first + 1):
+            return None
+        raw = data.read(0, data.size())
+        if index.read(0, HEADER_BYTES) != raw[:HEADER_BYTES]:
+            return None
+        expected = FileHeader(created_ms=0, key=key, partition=log.partition, first_id=piece.first)
+        found = piece_of(raw, b"", expected=expected, last_id=piece.last, path=data.path)
+        if (found.crc, found.record_bytes) != (piece.crc, piece.record_bytes):
+            return None
+        footer = read_footer(data) if FileHeader.decode(raw, data.path).version == BATCHES else None
+        if footer is not None and footer.before != front:
+            return None
+        return NO_HASH if footer is None else footer.hash
+    except WaltzError:  # half of a file, or one of another log
+        return None
+    finally:
+        for file in (data, index):
+            if file is not None:
+                file.close()
+
+
+# -- out of the store --------------------------------------------------------------------------------------------------
+
+
+def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
+    """The segment, or as much of it as is in front of the cut."""
+    where = f"{log.archive.where(piece)}, which holds the ids {piece.first} to {piece.last},"
+    try:
+        raw = memoryview(log.archive.bytes_of(piece, 0, piece.size + 1))
+    except ObjectAbsent as error:
+        raise ArchiveDamaged(f"{where} is not there") from error
+    if len(raw) != piece.size or sha256_of(raw) != piece.sha256:
+        raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
+    size = piece.size - piece.index_bytes
+    data, index = raw[:size], raw[size + HEADER_BYTES :]
+    source = FileHeader(created_ms=0, key=log.archive.label.cluster, partition=log.partition, first_id=piece.first)
+    try:
+        header = replace(check_header(bytes(data[:HEADER_BYTES]), where, source), key=key)
+    except HeaderDamaged as error:
+        raise ArchiveDamaged(error.message) from error
+    footer = None
+    if header.version == BATCHES:
+        length = footer_bytes(data[-12:])
+        footer = None if length is None else footer_at(Held(where, data), size - length, size)  # type: ignore[arg-type]
+        if footer is None:
+            raise ArchiveDamaged(f"{where} has no sound footer")
+        data = data[: footer.offset]
+    if mark < piece.last:
+        data, footer = data[: _end(header, footer, data, index, mark, where)], None
+    last_id = min(mark, piece.last)
+    entries: Buffer = index[: index_offset(last_id - piece.first + 1) - HEADER_BYTES]
+    if not piece.index_bytes:
+        entries = _entries(header, data, last_id, where)
+    return _copy(header, data[HEADER_BYTES:], entries, footer, last_id, piece.size)
+
+
+def _copy(header: FileHeader, records: Buffer, entries: Buffer, footer: Footer | None, last_id: int, stored: int) -> _Copy:
+    raw = header.encode()
+    if footer is not None:
+        hashing = sha256(raw)
+        hashing.update(records)
+        footer = replace(footer, digest=hashing.digest())
+    return _Copy(
+        header=header, last_id=last_id, data=(raw, records), index=(raw, entries), footer=footer, stored=stored
+    )  # fmt: skip
+
+
+def _end(header: FileHeader, footer: Footer | None, data: memoryview, index: memoryview, mark: int, where: str) -> int:
+    """Where the first byte behind the mark stands."""
+    if footer is not None:
+        found = place_of(data, BATCHES, footer.batches.tolist(), mark, where)
+        if found is None:
+            raise ArchiveDamaged(f"{where}: no batch ends at id {mark}")
+        return found
+    number = mark + 1 - header.first_id
+    known = np.frombuffer(index[8 * number : 8 * number + 8], ">i8").tolist()
+    found = place_of(data, header.version, [at for at in known if 0 <= at < len(data)], mark, where)
+    return found if found is not None else int(_places(header, data, mark + 1, where)[-1])
+
+
+def _entries(header: FileHeader, data: Buffer, last_id: int, where: str) -> bytes:
+    """A new index, where the store has none."""
+    return _places(header, data, last_id, where).astype(">i8").tobytes()
+
+
+def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The index entries of all records up to an id."""
+    found = [np.zeros(0, np.int64)]
+
+    def add(offset: int, run: Run) -> None:
+        found.append(offsets_of(offset, run))
+
+    scan(
+        Held(where, data),  # type: ignore[arg-type]
+        segment_first_id=header.first_id,
+        next_id=header.first_id,
+        offset=HEADER_BYTES,
+        end=len(data),
+        version=header.version,
+        on_run=add,
+    )
+    entries = np.concatenate(found)[: last_id - header.first_id + 1]
+    if len(entries) <= last_id - header.first_id:
+        raise ArchiveDamaged(f"{where} has no sound record {header.first_id + len(entries)}")
+    return entries
+
+
+# -- what no segment has -----------------------------------------------------------------------------------------------
+
+
+def _behind(log: ArchivedLog, mark: int, key: UUID) -> list[_Copy]:
+    """Segments of what was saved behind the sealed ones, up to the mark. Batches say where a segment ends."""
+    rest = log.rest
+    assert rest is not None
+    where = f"what was saved of partition {log.partition} behind its segments"
+    if rest.version != BATCHES:
+        header = FileHeader(created_ms=0, key=key, partition=log.partition, first_id=rest.first)
+        data = memoryview(header.encode() + rest.data)
+        entries = _places(header, data, min(mark + 1, rest.last), where)
+        end = len(data) if mark >= rest.last else int(entries[-1])
+        kept = entries[: mark - rest.first + 1].astype(">i8").tobytes()
+        return [_copy(header, data[HEADER_BYTES:end], kept, None, mark, end - HEADER_BYTES)]
+    found, own = list[_Copy](), list[tuple[int, Head]]()
+    for at in batch_places(rest.data, 0, where):
+        head = Head.decode(rest.data, at)
+        assert head is not None
+        if head.last_id > mark:
+            break
+        own.append((at, head))
+        if head.is_last:
+            found.append(_segment(log, key, memoryview(rest.data), own, where))
+            own = []
+    if own:
+        found.append(_segment(log, key, memoryview(rest.data), own, where))
+    if not found or found[-1].last_id != mark:
+        raise ArchiveDamaged(f"{where}: no batch ends at id {mark}")
+    return found
+
+
+def _segment(log: ArchivedLog, key: UUID, data: memoryview, own: Sequence[tuple[int, Head]], where: str) -> _Copy:
+    first, last = own[0][1], own[-1][1]
+    header = FileHeader(
+        created_ms=first.time // 1000, key=key, partition=log.partition, first_id=first.first_id, version=BATCHES
+    )
+    records = data[own[0][0] : own[-1][0] + last.size]
+    raw = header.encode()
+    footer = None
+    if last.is_last:
+        builder = FooterBuilder(raw)
+        for at, head in own:
+            builder.add(head, (data[at : at + head.size],))
+        footer = builder.footer(NO_HASH)
+    entries = _entries(header, raw + bytes(records), last.last_id, where)
+    return _copy(header, records, entries, footer, last.last_id, len(records))
+
+
+# -- into files --------------------------------------------------------------------------------------------------------
+
+
+def _write(disk: Disk, folder: str, copy: _Copy, front: bytes) -> bytes:
+    """Both files, flushed; the hash of the footer. The index takes its name last."""
+    first_id, after = copy.header.first_id, NO_HASH
+    with closing(disk.create(join(folder, segment_name(first_id)))) as file:
+        file.write_many(0, copy.data)
+        if copy.footer is not None:
+            footer = replace(copy.footer, before=front)
+            file.write(copy.footer.offset, footer.encode())
+            after = footer.hash
+        file.flush()
+    with closing(disk.create(join(folder, index_name(first_id)))) as file:
+        file.write_many(0, copy.index)
+        file.flush()
+    disk.flush_directory(folder)
+    return after

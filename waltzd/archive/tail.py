@@ -1,0 +1,260 @@
+"""The tail of a partition in its archive: what is committed, and in no segment that a manifest names.
+
+A segment is large, so each round uploads only what is new: records as the disk has them, into *slots*, objects that are
+written over when what they held is archived. One small object, `tail.json`, says which slots count, with the hash of each,
+and up to which moment all that was committed is there. Beside a manifest that reaches to `since`, it leaves no gap.
+
+The order of a round: the slot, read back, then `tail.json`. A slot is written over only by who has read, in `tail.json`, a
+tag that it still has; and only where `tail.json` does not count it, or a manifest holds all its ids. So whatever is killed,
+and however many write at once, `tail.json` never names what is not there, except where a manifest covers it meanwhile. A
+reader that meets other bytes in a slot reads manifest and `tail.json` again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.manifest import (
+    MANIFEST_BYTES_MAX,
+    Label,
+    Manifest,
+    checked_hash,
+    folder_of,
+    same,
+    sealed,
+    sha256_of,
+    strictly,
+    unsealed,
+    whole_number,
+)
+from waltzd.archive.store import Store, read_object
+from waltzd.errors import ArchiveDamaged, BadFrame, ForeignArchive, ObjectAbsent
+from waltzd.format.batch import End, parse_batches, why_wrong
+from waltzd.format.checksum import crc32
+from waltzd.format.layout import BATCHES, VERSIONS
+from waltzd.format.record import Run, first_bad, walk
+from waltzd.protocol.peers import Content, runs_of
+
+SLOTS_MAX = 64
+READS_MAX = 10
+"""So often a reader begins again, when an upload came between."""
+COLUMNS = ("slot", "first", "last", "format", "record_bytes", "size", "time", "crc", "sha256")
+"""Of a slot that counts, as they stand in `tail.json`."""
+
+
+def tail_name(partition: int) -> str:
+    return f"{folder_of(partition)}/tail.json"
+
+
+def slot_name(partition: int, slot: int) -> str:
+    return f"{folder_of(partition)}/tail/{slot}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """What one slot holds: records of one segment, in its format."""
+
+    slot: int
+    first: int
+    last: int
+    format: int
+    record_bytes: int
+    """Of the records, without what stands around them."""
+    size: int
+    """Of the object."""
+    time: int
+    """Of its last batch, in microseconds since 1970; 0 in format 0."""
+    crc: int
+    """CRC-32 of the records."""
+    sha256: str
+    """Of the object."""
+
+    def row(self) -> list[Any]:
+        return [getattr(self, name) for name in COLUMNS[:-2]] + [f"{self.crc:08x}", self.sha256]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """Which slots count. The slots follow each other without a gap, and the first one begins at `since` or before."""
+
+    archive: UUID
+    cluster: UUID
+    partition: int
+    number: int
+    """Of the writes, so that a reader sees which is newer."""
+    session: int
+    """The highest in which an owner had it written."""
+    since: int
+    """The first id that no manifest had."""
+    moment: int
+    """All that was committed at this time is here or in a manifest: microseconds since 1970, by an owner's clock."""
+    slots: tuple[Slot, ...] = ()
+    tags: Mapping[int, str] = field(default_factory=dict)
+    """The tag of each slot that was ever written, as far as it is known."""
+
+    @property
+    def last(self) -> int:
+        """All ids up to this one are here or in a manifest."""
+        return self.slots[-1].last if self.slots else self.since - 1
+
+    @cached_property
+    def text(self) -> bytes:
+        return sealed(
+            {
+                "kind": "tail", "archive": str(self.archive), "cluster": str(self.cluster), "partition": self.partition,
+                "number": self.number, "session": self.session, "since": self.since, "moment": self.moment,
+                "tags": {str(slot): tag for slot, tag in sorted(self.tags.items())},
+                "columns": list(COLUMNS), "slots": [slot.row() for slot in self.slots],
+            }
+        )  # fmt: skip
+
+    @staticmethod
+    def decode(text: bytes, where: str) -> Tail:
+        """Strict: whatever is not exactly as it was written is damage."""
+        value = unsealed(text, where, "tail")
+        with strictly(where):
+            found = Tail(
+                archive=UUID(value["archive"]),
+                cluster=UUID(value["cluster"]),
+                partition=whole_number(value["partition"]),
+                number=whole_number(value["number"]),
+                session=whole_number(value["session"]),
+                since=whole_number(value["since"]),
+                moment=whole_number(value["moment"]),
+                slots=tuple(map(_slot, value["slots"])),
+                tags={whole_number(int(slot)): str(tag) for slot, tag in value["tags"].items()},
+            )
+            _check_order(found)
+        return same(found, text, where)
+
+
+def _slot(row: Any) -> Slot:
+    *numbers, crc, sha256 = row
+    if len(row) != len(COLUMNS) or not isinstance(crc, str) or len(crc) != 8:
+        raise ValueError(f"{row!r} is no slot")
+    found = Slot(
+        **dict(zip(COLUMNS, map(whole_number, numbers), strict=False)), crc=int(crc, 16), sha256=checked_hash(sha256)
+    )
+    if found.first > found.last or found.format not in VERSIONS:
+        raise ValueError(f"{row!r} is no slot")
+    return found
+
+
+def _check_order(tail: Tail) -> None:
+    for one, behind in pairwise(tail.slots):
+        if behind.first != one.last + 1:
+            raise ValueError(f"the slot at id {behind.first} does not follow the one that ends at id {one.last}")
+    if tail.slots and not tail.slots[0].first <= tail.since <= tail.last + 1:
+        raise ValueError(f"there is a gap in front of id {tail.slots[0].first}")
+    if len({slot.slot for slot in tail.slots}) < len(tail.slots):
+        raise ValueError("a slot comes twice")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A slot with its bytes, whose hash is the one that `tail.json` says."""
+
+    slot: Slot
+    data: bytes
+    where: str
+
+    def content(self) -> Content:
+        """Its records, each proven: a run of format 0, or whole batches."""
+        found = self._batches() if self.slot.format == BATCHES else self._run()
+        runs, crc = runs_of(found), 0
+        for run in runs:
+            crc = crc32(run.data, crc)
+        if not runs or (runs[0].first_id, runs[-1].last_id, crc) != (self.slot.first, self.slot.last, self.slot.crc):
+            raise ArchiveDamaged(f"{self.where} holds other records than tail.json says")
+        return found
+
+    def _run(self) -> Run:
+        view = memoryview(self.data)
+        bounds = walk(view)
+        if bounds[-1] != len(view):
+            raise ArchiveDamaged(f"{self.where} has no whole record at byte {bounds[-1]}")
+        run = Run(self.slot.first, view, bounds)
+        bad = first_bad(run)
+        if bad is not None:
+            raise ArchiveDamaged(f"{self.where}: record {run.first_id + bad} fails its checks")
+        return run
+
+    def _batches(self) -> Content:
+        try:
+            found = parse_batches(self.data)
+        except BadFrame as error:
+            raise ArchiveDamaged(f"{self.where}: {error.message}") from error
+        before: End | None = None
+        for batch in found:
+            wrong = why_wrong(batch, before)
+            if wrong:
+                raise ArchiveDamaged(f"{self.where}: the batch at id {batch.first_id}: {wrong}")
+            before = batch.end(before or End())
+        return found
+
+
+def tail_at(store: Store, label: Label, partition: int) -> Tail | None:
+    """What `tail.json` says; None where there is none."""
+    name = tail_name(partition)
+    where = f"{store.place}: {name}"
+    try:
+        found = Tail.decode(read_object(store, name, MANIFEST_BYTES_MAX), where)
+    except ObjectAbsent:
+        return None
+    if (found.archive, found.cluster) != (label.archive, label.cluster):
+        raise ForeignArchive(f"{where} belongs to the archive {found.archive} of the cluster {found.cluster}")
+    if found.partition != partition:
+        raise ArchiveDamaged(f"{where} is that of partition {found.partition}")
+    return found
+
+
+def tail_of(archive: PartitionArchive, known: Manifest) -> tuple[Manifest, Tail | None, list[Part]]:
+    """The newest manifest, from one that is known on; and what is behind its last id, in order, from `tail.json` and the
+    slots that it names. The first part may begin within the manifest; nothing is missing between the two. The tail is None
+    where there is none, and it has no part where the manifest holds all of it."""
+    for _ in range(READS_MAX):
+        tail = tail_at(archive.store, archive.label, archive.partition)
+        known = archive.newest_after(known)
+        if tail is None:
+            return known, None, []
+        if tail.since > known.last + 1:
+            continue  # a manifest was made between two looks
+        parts, wrong = [], ""
+        for slot in tail.slots:
+            if slot.last > known.last:
+                part, wrong = _part(archive, slot)
+                if part is None:
+                    break
+                parts.append(part)
+        if not wrong:
+            return known, tail, parts
+        again = archive.newest_after(known)
+        if again.number == known.number and tail_at(archive.store, archive.label, archive.partition) == tail:
+            raise ArchiveDamaged(wrong)
+        known = again
+    raise ArchiveDamaged(
+        f"{archive.store.place}: {tail_name(archive.partition)} and the manifests of partition {archive.partition} do not "
+        f"fit together: the newest manifest ends at id {known.last}"
+    )
+
+
+def _part(archive: PartitionArchive, slot: Slot) -> tuple[Part | None, str]:
+    """Or what is wrong with it."""
+    name = slot_name(archive.partition, slot.slot)
+    where = f"{archive.store.place}: {name}"
+    try:
+        data = archive.store.get_range(name, 0, slot.size + 1)
+    except ObjectAbsent:
+        return None, f"{where}, which holds the ids {slot.first} to {slot.last}, is not there"
+    if sha256_of(data) != slot.sha256:
+        return None, f"{where}, which holds the ids {slot.first} to {slot.last}, has other bytes than tail.json says"
+    return Part(slot=slot, data=data, where=where), ""

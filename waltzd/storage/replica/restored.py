@@ -1,0 +1,48 @@
+"""A replica that was made from an archive: from a folder of proven segments to one that counts.
+
+The promise is written in the folder, then the folder takes the place of the replica, and the control file says last that
+there is one. Before that it is nobody's: a crash leaves a folder that the next attempt goes on with, or one that is set
+aside. The replica is a new incarnation, and stands as at the orderly end of a session that closed at its last id. That
+session is above every one that the cluster is known to have had, so whoever owned the log before is refused.
+"""
+
+from __future__ import annotations
+
+from waltzd.disk.seam import Disk, join
+from waltzd.errors import TargetNotEmpty
+from waltzd.format.layout import NEW_SUFFIX, Promise
+from waltzd.storage.replica.control import ControlFile
+from waltzd.storage.replica.directory import set_aside
+from waltzd.storage.replica.promise import PromiseFile
+
+
+def folder_for(home: str, number: int) -> str:
+    """Where a partition is put together. What is found there is proven and kept."""
+    return join(home, f"{number}{NEW_SUFFIX}")
+
+
+def give_name(
+    disk: Disk, home: str, control: ControlFile, number: int, *, session: int, last_id: int, newest: int, segments: int
+) -> None:
+    """The replica counts when this returns."""
+    if control.info(number).is_assigned:
+        raise TargetNotEmpty(f"partition {number} has a replica in {home} already")
+    folder = folder_for(home, number)
+    promise = Promise(
+        key=control.header.key,
+        partition=number,
+        incarnation=disk.fresh_id(),
+        session=session,
+        committed=last_id,
+        durable=last_id,
+        newest=newest,
+        segments=segments,
+        is_clean=True,
+        settled=last_id,
+    )
+    PromiseFile.create(disk, folder, promise)
+    disk.flush_directory(folder)
+    set_aside(disk, home, number)
+    disk.rename(folder, join(home, str(number)))
+    disk.flush_directory(home)
+    control.restore(number, session=session, mark=last_id)
