@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, sha256_of
+from waltzd.archive.contents import highest_numbers, is_manifest, label_of
+from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, sha256_of
 from waltzd.archive.piece import piece_of
-from waltzd.archive.store import Listed, Store, read_object
+from waltzd.archive.store import Listed, Store
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, UnfitSegment, UnknownVersion
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
@@ -23,7 +24,6 @@ from waltzd.protocol.descriptions import ArchiveCheck, Archived
 _OBJECT = re.compile(
     r"partition-(0|[1-9][0-9]{0,4})/(segment|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
 )
-_MANIFEST = re.compile(r"partition-(0|[1-9][0-9]{0,4})/manifest/([0-9]{10})\.json")
 CHECK_PIECES = 32
 """Looked for at once, as uploads wait meanwhile."""
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent, UnknownVersion)
@@ -60,28 +60,16 @@ class Survey:
 def survey(store: Store) -> Survey:
     """All but the segments themselves. `ForeignArchive` where there is no archive."""
     listed = store.list("")  # before any manifest: what is written meanwhile is no orphan
-    try:
-        text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
-    except ObjectAbsent:
-        raise ForeignArchive(
-            f"{store.place} holds no archive: there is no {LABEL}",
-            not_done="nothing was checked",
-            next_step="name the store as the storages do, in `archive` of their configuration",
-        ) from None
-    found = Survey(label=Label.decode(text, f"{store.place}: {LABEL}"))
-    numbers: dict[int, int] = {}
-    for one in listed:
-        if match := _MANIFEST.fullmatch(one.name):
-            numbers[int(match[1])] = max(int(match[2]), numbers.get(int(match[1]), 0))
+    found = Survey(label=label_of(store, not_done="nothing was checked"))
     named: set[str] = {LABEL}
-    for partition, number in sorted(numbers.items()):
+    for partition, number in sorted(highest_numbers(listed).items()):
         archive = PartitionArchive(store, found.label, partition)
         manifest = _newest(archive, partition, number, found.flaws)
         if manifest is not None:
             found.manifests[partition] = manifest
             found.pieces[partition] = list(_walk(archive, partition, manifest.entries, named, found.flaws))
     for one in listed:
-        if one.name not in named and not _MANIFEST.fullmatch(one.name):
+        if one.name not in named and not is_manifest(one.name):
             _sort(one, found)
     return found
 

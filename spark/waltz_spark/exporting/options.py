@@ -36,16 +36,25 @@ FILE_BYTES_MIN = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which log is meant: directories of storages, or a running cluster."""
+    """Which log is meant: directories of storages, an archive, or a running cluster."""
 
     sources: Annotated[
         tuple[str, ...],
         Option(
             "--source",
             metavar="DIR",
-            help="Read the directory of a storage, or of several of one cluster, in place of a running cluster.",
+            help="Read the directory of a storage, or of several of one cluster, or the store of an archive, in place of a "
+            "running cluster.",
         ),
     ] = ()
+    archive: Annotated[
+        str | None,
+        Option(
+            "--archive",
+            metavar="STORE",
+            help="Beside a running cluster: its archive, from which everything is read that is archived.",
+        ),
+    ] = None
     allow_uncommitted: Annotated[
         bool, Option("--allow-uncommitted", help="With --source: also what is not known to be committed.")
     ] = False
@@ -55,12 +64,14 @@ class Asked:
         from waltz_spark.exporting import opening
 
         if self.sources:
-            for option in self.cluster.typed:
+            for option in [*(["--archive"] if self.archive else []), *self.cluster.typed]:
                 raise BadArgument(
                     f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
                 )
             places = [source if "://" in source else str(Path(source).absolute()) for source in self.sources]
             options = {opening.PATHS: json.dumps(places)}
+            if len(places) == 1 and opening.is_archive(places[0]):
+                options = {opening.ARCHIVE: places[0]}
             if self.allow_uncommitted:
                 options[opening.ALLOW_UNCOMMITTED] = "true"
             return opening.open_origin(options)
@@ -72,7 +83,15 @@ class Asked:
                  "coordinator_tls": opening.COORDINATOR_TLS, "coordinator_tls_ca": opening.COORDINATOR_TLS_CA,
                  "coordinator_credentials": opening.COORDINATOR_CREDENTIALS}  # fmt: skip
         options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
+        if self.archive:
+            options[opening.ARCHIVE] = self.archive
         return opening.open_origin(options)
+
+    @property
+    def directories(self) -> list[str]:
+        """What is read of this machine."""
+        places = [*self.sources, *([self.archive] if self.archive else [])]
+        return [place for place in places if "://" not in place or place.startswith("file:")]
 
 
 Log = Annotated[Asked, From(Asked)]
