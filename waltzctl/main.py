@@ -38,6 +38,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
+        "channel": ("", "Names for sets of partitions."),
         "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
@@ -105,6 +106,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "certificate": {
         "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
+    },
+    "channel": {
+        "create": ("waltzctl.config.channel:create", "Give partitions a name."),
+        "list": ("waltzctl.config.channel:list_", "The channels and their partitions."),
+        "remove": ("waltzctl.config.channel:remove", "Take a name away; its partitions stay."),
+        "set": ("waltzctl.config.channel:set_", "Give a channel other partitions."),
     },
     "client": {
         "describe": ("waltzctl.watching.client:describe", "One application: its instances, and what it uses."),
