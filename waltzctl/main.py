@@ -39,6 +39,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "backup": ("", "Whether a cluster could be brought back."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
+        "channel": ("", "Names for sets of partitions."),
         "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
@@ -114,6 +115,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "certificate": {
         "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
+    },
+    "channel": {
+        "create": ("waltzctl.config.channel:create", "Give partitions a name."),
+        "list": ("waltzctl.config.channel:list_", "The channels and their partitions."),
+        "remove": ("waltzctl.config.channel:remove", "Take a name away; its partitions stay."),
+        "set": ("waltzctl.config.channel:set_", "Give a channel other partitions."),
     },
     "client": {
         "describe": ("waltzctl.watching.client:describe", "One application: its instances, and what it uses."),

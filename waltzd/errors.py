@@ -235,6 +235,15 @@ class NoSuchPartition(WaltzError):
     next_step = "list the partitions of the storage, or create the partition there"
 
 
+class NoSuchChannel(WaltzError):
+    """The cluster has no channel of this name: it was mistyped, removed, or never made. Nothing was done. An application is
+    not told of a channel either where the policy grants it nothing in any of its partitions."""
+
+    code, exit_code, status = "W2300", EXIT_NOT_FOUND, "NOT_FOUND"
+    not_done = "nothing was done"
+    next_step = "`waltzctl channel list` shows them; `waltzctl channel create NAME PARTITIONS` makes one"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""

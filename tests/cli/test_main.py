@@ -37,6 +37,7 @@ ELSEWHERE = {
     "cli/test_certificate_issue": [["certificate", "issue"]],
     "cli/test_client": [["client", name] for name in ("describe", "disconnect", "list")],
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
+    "cli/test_channel": [["channel", name] for name in ("create", "list", "remove", "set")],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],

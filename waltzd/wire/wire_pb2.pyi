@@ -1583,6 +1583,7 @@ class Topology(_message.Message):
     CLUSTER_KEY_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     cluster_key: _builtins.bytes
     @_builtins.property
@@ -1591,6 +1592,10 @@ class Topology(_message.Message):
 
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerAddress]: ...
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Channel]:
+        """Those that have a partition in which the caller may do something."""
+
     def __init__(
         self,
         *,
@@ -1598,14 +1603,40 @@ class Topology(_message.Message):
         cluster_key: _builtins.bytes = ...,
         places: _abc.Iterable[Global___Place] | None = ...,
         servers: _abc.Iterable[Global___ServerAddress] | None = ...,
+        channels: _abc.Iterable[Global___Channel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Topology: _TypeAlias = Topology  # noqa: Y015
+
+@_typing.final
+class Channel(_message.Message):
+    """A name for a set of partitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    partitions: _builtins.str
+    """As in 0-3,7."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partitions: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Channel: _TypeAlias = Channel  # noqa: Y015
 
 @_typing.final
 class Place(_message.Message):
