@@ -39,6 +39,7 @@ ELSEWHERE = {
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
+    "cli/test_console": [["console"]],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
     "cli/test_looking": [
         ["audit", "list"],
