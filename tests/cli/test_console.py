@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,6 +131,28 @@ def test_numbers_agree_with_the_tool_and_it_ends_when_it_is_told(waltzctl: Tool,
         code, err = console.end()
         assert code == 0, err
         assert err.splitlines() == ["The console of the cluster local runs until Ctrl-C. An address opens once:"]
+
+
+def test_a_change_is_the_one_of_the_tool(waltzctl: Tool, here: Path) -> None:
+    def drains(name: str) -> bool:
+        told = json.loads(waltzctl("server", "list", "-o", "json").out)["servers"]
+        return any(one["name"] == name and "draining" in one["state"] for one in told)
+
+    with serving(here, "--allow-changes") as console, entered(console) as client:
+        for verb, is_drained in (("drain", True), ("undrain", False)):
+            address = f"/change/server-{verb}"
+            html = client.get(f"{address}?server=server-2").text
+            form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', html))
+            done = client.post(address, data=form | {"confirm": "server-2", "reason": "a trial"}, follow_redirects=True)
+            assert str(done.url).endswith("/changes")
+            end = time.monotonic() + PATIENCE_SECONDS
+            while "begun" in client.get("/changes").text:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            assert drains("server-2") is is_drained
+            newest = json.loads(waltzctl("history", "-n", "1", "-o", "json").out)["history"][0]
+            assert (newest["verb"], newest["subject"]) == (f"server {verb}", "server-2")
+            assert (newest["outcome"], newest["reason"]) == ("done", "a trial")
 
 
 def test_where_others_would_reach_it_it_does_not_start(waltzctl: Tool, here: Path) -> None:

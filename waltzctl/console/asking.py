@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from waltzctl.console.pages import Asked, Page, Part, grids, of_partition
+from waltzctl.console.pages import Asked, Page, Part, actions, grids, of_partition
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
 from waltzctl.picture import attendance
 from waltzctl.picture.attendance import UseAt
@@ -33,6 +33,8 @@ async def clients(asked: Asked) -> Page:
         f"server {name} does not answer, and may know more: {one.code} {one.message}" for name, one in found.silent.items()
     ]
     look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
+    names = sorted({one.name for one in found.attendants if one.state != "gone"})
+    ends = [(f"end the mounts of {name}", "client-disconnect", {"name": name}) for name in names]
     return Page(
         title="Clients",
         commands=(asked.command("client", "list", *(("--all",) if with_gone else ())),),
@@ -54,6 +56,7 @@ async def clients(asked: Asked) -> Page:
                 grid("What names use, at each server", (NAME, *client.USES), found.uses, nothing="Nothing is used."),
                 notes=silent,
             ),
+            *actions(asked, ends),
         ),
     )
 

@@ -16,7 +16,7 @@ from typer import Option
 from waltzctl.console.watch import EVERY_SECONDS
 from waltzctl.shell.interruption import NUMBERS
 from waltzctl.shell.options import Output
-from waltzctl.shell.reach import Meant, Reach
+from waltzctl.shell.reach import Meant, Reach, check_operator
 from waltzctl.show.forms import JSON_VERSION
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, BadArgument, ConsoleExposed, PortInUse
@@ -33,6 +33,9 @@ def console(
     every: Annotated[
         float, Option("--every", min=0.5, max=60, metavar="SECONDS", help="Between two looks at the cluster.")
     ] = EVERY_SECONDS,
+    allow_changes: Annotated[
+        bool, Option("--allow-changes", help="Also change the cluster: each change shows its plan, and wants a name typed.")
+    ] = False,
     reach: Meant,
     output: Output = "table",
 ) -> int:
@@ -45,12 +48,14 @@ def console(
     \b
     Examples:
       waltzctl console
-      waltzctl console --listen 127.0.0.1:0 --every 5
+      waltzctl console --listen 127.0.0.1:0 --allow-changes
     """
     place = _place(listen)
     if not place.is_loopback:
         raise ConsoleExposed(f"--listen {listen}: other machines would reach it without certificates")
-    loop.run(_serve(reach, place, every, output), fast=True)
+    if allow_changes:
+        check_operator(reach.tls, "change a cluster")
+    loop.run(_serve(reach, place, every, output, allows_changes=allow_changes), fast=True)
     return EXIT_OK
 
 
@@ -61,7 +66,7 @@ def _place(listen: str) -> Address:
         raise BadArgument(f"--listen: {error}", not_done="the console did not start") from None
 
 
-async def _serve(reach: Reach, place: Address, every: float, output: str) -> None:
+async def _serve(reach: Reach, place: Address, every: float, output: str, *, allows_changes: bool) -> None:
     import uvicorn
 
     from waltzctl.console.door import Door, hosts_of
@@ -81,8 +86,9 @@ async def _serve(reach: Reach, place: Address, every: float, output: str) -> Non
                 hosts=hosts_of(here.host, here.port),
                 told=lambda token: put_address(f"http://{here}/enter?token={token}", output),
             )
+            site = Site(watch, door, allows_changes=allows_changes)
             config = uvicorn.Config(
-                Site(watch, door).app,
+                site.app,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -105,6 +111,7 @@ async def _serve(reach: Reach, place: Address, every: float, output: str) -> Non
                 door.begin()
                 await server.serve(sockets=[bound])
             finally:
+                await site.works.end()
                 for number in NUMBERS:
                     running.remove_signal_handler(number)
 

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from waltzctl.console.chart import Cursor, Line, cursors, lines
 from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
@@ -296,6 +297,13 @@ async def partition(asked: Asked) -> Page:
     rates = (
         next((one for one in asked.seen.rates.partitions if one.partition == number), None) if asked.seen.rates else None
     )
+    moves = [
+        (f"move it to {one.meta.name}", "partition-transfer", {"partitions": text, "to": one.meta.name})
+        for one in picture.servers
+        if one.meta.name != view.owner and not one.meta.is_draining
+    ]
+    if number in picture.moves:
+        moves.append(("take the move of its replicas back", "moves-cancel", {"partitions": text}))
     return Page(
         title=f"Partition {number}",
         commands=(asked.command("partition", "describe", number),),
@@ -330,6 +338,7 @@ async def partition(asked: Asked) -> Page:
                     "trouble": trouble,
                 },
             ),
+            *actions(asked, moves),
         ),
     )
 
@@ -357,11 +366,25 @@ async def storages(asked: Asked) -> Page:
 async def servers(asked: Asked) -> Page:
     look = Look(tones={"state": tone_of}, wide={"version", "error"})
     found = listed("Servers", cluster.servers(asked.picture), look)
+    drains = [
+        (f"let {view.meta.name} take partitions again", "server-undrain", {"server": view.meta.name})
+        if view.meta.is_draining
+        else (f"drain {view.meta.name}", "server-drain", {"server": view.meta.name})
+        for view in asked.picture.servers
+    ]
     return Page(
         title="Servers",
         commands=(asked.command("server", "list"),),
-        parts=(grids("servers", found, notes=answers(asked.picture)),),
+        parts=(grids("servers", found, notes=answers(asked.picture)), *actions(asked, drains)),
     )
+
+
+def actions(asked: Asked, found: Sequence[tuple[str, str, Mapping[str, str]]]) -> tuple[Part, ...]:
+    """Links to plans, where this console may change something: what is said, the change, and what it is told."""
+    if not asked.allows_changes or not found:
+        return ()
+    links = [(said, f"/change/{verb}?{urlencode(given)}") for said, verb, given in found]
+    return (Part(name="actions", template="actions.html", given={"actions": links}),)
 
 
 def answers(picture: Picture) -> list[str]:

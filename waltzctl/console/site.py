@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from waltzctl.console import asking, browsing, pages
+from waltzctl.console.changes import Works, begin, changes_page, plan_page
 from waltzctl.console.door import HEADERS, Door, Session
 from waltzctl.console.pages import Asked, Make, Page, Part
 from waltzctl.console.table import tone_of
@@ -130,12 +131,19 @@ class Site:
     def __init__(self, watch: Watch, door: Door, *, is_secure: bool = False, allows_changes: bool = False) -> None:
         self.watch, self.door, self.paper = watch, door, Paper()
         self.allows_changes = allows_changes
+        self.works = Works()
+        self.entries = (
+            *ENTRIES,
+            Entry("/changes", changes_page(self.works), "Changes" if allows_changes else ""),
+            Entry("/change/{name}", plan_page),
+        )
         self.is_secure = is_secure
         port = next(iter(sorted(door.hosts))).rpartition(":")[2]
         self.cookie = f"waltz-console-{port}"
         """A browser sends a cookie to all ports of a host."""
-        routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in ENTRIES]
+        routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in self.entries]
         routes += [
+            Route("/change/{name}", self._change, methods=["POST"]),
             Route("/static/{name}", self._static, methods=["GET"]),
             Route("/enter", self._enter, methods=["GET"]),
             Route("/favicon.ico", self._no_icon, methods=["GET"]),
@@ -202,7 +210,7 @@ class Site:
             head=self.paper.part(pages.head(asked)),
             parts=[(part.name, self.paper.part(part, session)) for part in page.parts],
             commands=page.commands,
-            entries=[(one.path, one.name, one.path == top) for one in ENTRIES if one.name],
+            entries=[(one.path, one.name, one.path == top) for one in self.entries if one.name],
             is_live=bool(page.looks),
             allows_changes=self.allows_changes,
             every=self.watch.every,
@@ -210,6 +218,23 @@ class Site:
         response = HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})
         self._give(response, session)
         return response
+
+    async def _change(self, request: Request) -> Response:
+        session = self.session(request)
+        if session is None:
+            return self._closed()
+        asked = self._asked(request, session, await self.watch.now())
+        try:
+            said = await form_of(request)
+            self.door.check_form(session, request.headers, said.get("secret", ""))
+            asked = replace(asked, query=said)
+            found = await begin(asked, self.works)
+        except WaltzError as error:
+            page, status = Page(title="Not done", commands=(), parts=(error_part(error),), looks=0), status_of(error)
+            return self.answer(asked, page, "/changes", session, status)
+        if isinstance(found, Page):
+            return self.answer(asked, found, "/changes", session, 400)
+        return RedirectResponse("/changes", status_code=303)
 
     async def _made(self, entry: Entry, asked: Asked) -> tuple[Page, int]:
         try:
