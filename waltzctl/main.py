@@ -43,6 +43,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
+        "console": ("waltzctl.console.command:console", "The cluster in a browser."),
         "context": ("", "Give clusters names."),
         "create-cluster": ("waltzctl.placement.creation:create", "Make a cluster of storages that run."),
         "doctor": ("waltzctl.watching.doctor:doctor", "Look for what will go wrong next, with the cure."),
@@ -314,7 +315,7 @@ def run(arguments: Sequence[str]) -> int:
             with cli.make_context("waltzctl", list(arguments)) as context:
                 result = cli.invoke(context)
         except ModuleNotFoundError as error:  # a storage node does not have what exports and analyses need
-            raise not_installed(error, "tools", "spark") from error
+            raise not_installed(error, "tools", "spark", "console") from error
     except ClickException as error:
         error.show()
         return EXIT_USAGE

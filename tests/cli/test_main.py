@@ -40,6 +40,7 @@ ELSEWHERE = {
     "cli/test_channel": [["channel", name] for name in ("create", "list", "remove", "set")],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
+    "cli/test_console": [["console"]],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
     "cli/test_looking": [
         ["audit", "list"],

@@ -27,6 +27,7 @@ from waltzctl.show.terminal import size
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, Unsafe
 
 if TYPE_CHECKING:
+    from waltzctl.picture.picture import Picture
     from waltzctl.show.archive import Reaching
     from waltzd.archive.manifest import Entry, Label
     from waltzd.archive.store import Store
@@ -61,10 +62,15 @@ def status(*, reach: Meant, output: AnyForm = "table") -> int:
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
     from waltzctl.picture.look import look
+
+    return await reached(cluster, await look(cluster.coordinator, tls=reach.tls))
+
+
+async def reached(cluster: Cluster, picture: Picture) -> list[Reaching]:
+    """What the documents say, beside what the owners of a picture say."""
     from waltzctl.show.archive import Reaching
     from waltzd.cluster.archives import all_archived
 
-    picture = await look(cluster.coordinator, tls=reach.tls)
     documents = await all_archived(cluster.coordinator)
     found = []
     for view in picture.partitions:
