@@ -13,7 +13,7 @@ from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
 
 Tool = Callable[..., Any]
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 60
 KEPT = 2 << 20
 BATCH = [b"x" * 1000] * 100
 
@@ -99,7 +99,7 @@ def test_what_is_not_kept_leaves_the_disks(waltzctl: Tool, cluster: LocalCluster
                 and max(sizes.values()) <= KEPT * 1.1 + (1 << 20) + 200_000
             )
 
-        until(is_level, lambda: (files(cluster), waltzctl("archive", "status", *where).out))
+        until(is_level, lambda: (files(cluster), told(waltzctl, cluster, "archive", "status")))
     described = told(waltzctl, cluster, "partition", "describe", "0")
     assert described["is_open"], described
     assert waltzctl("archive", "status", *where).code == 0
