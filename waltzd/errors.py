@@ -1060,6 +1060,38 @@ class Trimmed(WaltzError):
     next_step = "read these ids from the archive, or begin at the id that the message names"
 
 
+class OnlyInArchive(WaltzError):
+    """These ids have left the storages: they stand in the archive, and this server has no `archive` in its configuration,
+    so it cannot read them. Newer ids are read as ever. `waltzctl archive status` shows where the archive is and how far it
+    reaches."""
+
+    code, exit_code, status = "W2270", EXIT_NOT_FOUND, "FAILED_PRECONDITION"
+    not_done = "nothing was read"
+    next_step = (
+        "set `archive` in the configuration of each server, with the store of the storages, and start them again; or read "
+        "the archive itself: `waltzctl spark-export --source STORE`"
+    )
+
+
+class ArchiveAway(WaltzError):
+    """These ids have left the storages, and the store of the archive cannot be read just now; the message has the store's
+    own words. Mounts wait for it, with a longer pause each time, and nothing else waits with them: reads of newer ids and
+    appends go on."""
+
+    code, exit_code, retry = "W2271", EXIT_TIMEOUT, Retry.LATER
+    not_done = "nothing was read"
+    next_step = "check that the store is up and that the server may read it; nothing has to be started again"
+
+
+class CacheFailed(WaltzError):
+    """What is read from the archive is kept in files for a while, and such a file could not be made or written: the disk is
+    full, or the directory is not there or not writable. It is tried again with the next read."""
+
+    code, exit_code, retry = "W2272", EXIT_ERROR, Retry.LATER
+    not_done = "nothing was read from the archive"
+    next_step = "make room, lower `archive_cache_bytes`, or name another directory in `archive_cache`"
+
+
 class ArchiveUnfit(WaltzError):
     """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
     `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or

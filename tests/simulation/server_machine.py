@@ -69,6 +69,7 @@ class ServerMachine(Machine):
                 hand_over_seconds=0.5,
                 lease_seconds=setup.lease_seconds,
                 trim_seconds=0.5,
+                archive=world.archive_lane(),
                 clock=world.loop.time,
             ),
             pipeline=PipelineSettings(

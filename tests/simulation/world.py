@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.simulation.clients import ClientMachine
 from tests.simulation.coordinator import ZooKeeper
 from tests.simulation.events import happen
 from tests.simulation.faulty_store import Faults, FaultyStore
-from tests.simulation.files import batch_files, broken_chain, differences
+from tests.simulation.files import archived_runs, batch_files, broken_chain, differences
 from tests.simulation.loop import Life, SimLoop, run
 from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
@@ -35,23 +36,23 @@ from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import Entry, Label, pieces_of
+from waltzd.archive.reading import ArchiveReader, PieceCache
 from waltzd.archive.verification import check_piece
 from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
-from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
-from waltzd.format.layout import FileHeader, index_name, segment_name
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
+from waltzd.server.session.archive_lane import ArchiveLane
 from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
-from waltzd.storage.replica.segment import Segment
 
+T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
 STEPS_MAX = 3_000_000
@@ -166,6 +167,13 @@ class Simulation:
         self._replicas = {number: set(names("storage", self.setup.storages)) for number in range(self.setup.partitions)}
         self._lost: tuple[str, ...] = ()
         """Who will never be well again."""
+
+    def archive_lane(self) -> ArchiveLane | None:
+        """Of a server that starts: how it reads what storages have trimmed."""
+        if self.store is None:
+            return None
+        reader = ArchiveReader(self.store, self.meta.key, PieceCache(20_000))
+        return ArchiveLane(reader, bring=_elsewhere, read=_elsewhere)
 
     # -- what all machines use
 
@@ -545,7 +553,11 @@ class Simulation:
                 pipeline = self._pipeline(partition)
                 committed = pipeline.committed
                 floor = await self._check_floor(partition)
-                runs = self._archived(partition, floor - 1, await self._pieces(partition))
+                runs: list[Run] = []
+                if self.store is not None:
+                    runs = archived_runs(self.store, self.meta.key, partition, await self._pieces(partition), floor - 1)
+                if floor and (not runs or runs[-1].last_id != floor - 1):
+                    raise Broken(f"partition {partition} is trimmed up to {floor - 1}, and its archive does not reach that")
                 if committed >= floor:
                     runs += [found async for found in pipeline.read(floor, committed, with_locks=True)]
                 await self._check_times(pipeline, runs, floor)
@@ -567,29 +579,6 @@ class Simulation:
         store = FaultyStore(objects=self.store.objects)
         archive = PartitionArchive(store, Label(archive=known.archive, cluster=self.meta.key), partition)
         return list(pieces_of(archive.newest(said(known)).entries, archive.chunk))
-
-    def _archived(self, partition: int, last_id: int, pieces: Sequence[Entry]) -> list[Run]:
-        """What only the archive has."""
-        runs: list[Run] = []
-        disk = SimDisk()
-        disk.make_directory("archive")
-        for piece in pieces:
-            if piece.first > last_id:
-                break
-            assert self.store is not None
-            data = self.store.objects[piece.name(partition)].data
-            size = piece.size - piece.index_bytes
-            for name, raw in ((segment_name, data[:size]), (index_name, data[size:])):
-                disk.create(f"archive/{name(piece.first)}").write(0, raw)
-            expected = FileHeader(created_ms=0, key=self.meta.key, partition=partition, first_id=piece.first)
-            segment = Segment.open(disk, "archive", expected=expected, next_id=piece.last + 1)
-            at = piece.first
-            while at <= min(piece.last, last_id):
-                runs.append(segment.read(at, min(piece.last, last_id), 1 << 20, with_locks=True))
-                at = runs[-1].last_id + 1
-        if last_id >= 0 and (not runs or runs[-1].last_id != last_id):
-            raise Broken(f"partition {partition} is trimmed up to {last_id}, and its archive does not reach that")
-        return runs
 
     async def _check_floor(self, partition: int) -> int:
         """The first id that storages have to have: no storage begins above it, and what is below is archived."""
@@ -684,6 +673,12 @@ class Simulation:
         ]
         if wrong:
             raise Broken(f"partition {partition}: {'; '.join(wrong)}")
+
+
+async def _elsewhere(function: Callable[..., T], *arguments: Any) -> T:
+    """As on another thread."""
+    await asyncio.sleep(0)
+    return function(*arguments)
 
 
 class _Listener(logging.Handler):

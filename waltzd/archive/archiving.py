@@ -73,14 +73,21 @@ class PartitionArchive:
         """By its number and hash; the empty one has the number 0."""
         if number == 0:
             return Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition)
-        if self._newest is not None and (self._newest.number, self._newest.sha256) == (number, sha256):
-            return self._newest
+        newest = self._newest
+        if newest is not None and (newest.number, newest.sha256) == (number, sha256):
+            return newest
         name = manifest_name(self.partition, number)
         text = read_object(self._store, name, MANIFEST_BYTES_MAX)
         if sha256_of(text) != sha256:
             raise ArchiveDamaged(f"{self._where(name)} is not the manifest that the cluster knows")
         self._newest = self._decoded(text, number)
         return self._newest
+
+    def known(self, wanted: Archived) -> Manifest | None:
+        """The manifest that is wanted, where it is the one that was read last."""
+        newest = self._newest
+        is_it = newest is not None and (newest.number, newest.sha256) == (wanted.number, wanted.sha256)
+        return newest if is_it else None
 
     def name_at(self, number: int) -> str:
         return manifest_name(self.partition, number)

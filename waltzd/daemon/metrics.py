@@ -20,6 +20,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from waltzd.archive.reading import ReadCounters
 from waltzd.protocol.descriptions import (
     OwnedPartition,
     OwnedReplica,
@@ -70,8 +71,10 @@ def of_server(
     unready: Sequence[str],
     commit: Histogram,
     certificate_seconds: float | None,
+    archive: ReadCounters | None,
 ) -> Iterator[Metric]:
-    """`commit`: of all partitions that this process owned since it started. `certificate_seconds`: see `_certificate`."""
+    """`commit`: of all partitions that this process owned since it started. `certificate_seconds`: see `_certificate`.
+    `archive`: None where it reads from none."""
     yield InfoMetricFamily(
         "waltz_server",
         "Which server this is.",
@@ -103,6 +106,8 @@ def of_server(
         "From the arrival of a batch to the outcome, of each committed transaction, over all partitions.",
         commit,
     )
+    if archive is not None:
+        yield from _archive_reads(archive)
     for name, about, value_of in _OF_PARTITION:
         values = (((str(owned.partition),), float(value_of(owned))) for owned in found.partitions)
         yield _family(GaugeMetricFamily, f"waltz_server_partition_{name}", about, ("partition",), values)
@@ -133,6 +138,17 @@ def of_server(
         ("partition", "storage", "state"),
         (((str(o.partition), r.storage, r.state), 1.0) for o in found.partitions for r in o.replicas),
     )
+
+
+def _archive_reads(found: ReadCounters) -> Iterator[Metric]:
+    for name, about, value in (
+        ("archive_fetched_bytes", "Bytes of archived segments that were fetched from the store.", found.fetched_bytes),
+        ("archive_cache_hits", "Reads of archived segments that were in the cache.", found.hits),
+        ("archive_cache_misses", "Reads of archived segments that had to be fetched.", found.misses),
+        ("archive_read_failures", "Reads from the archive that failed or have to wait.", found.failures),
+    ):
+        yield _family(CounterMetricFamily, f"waltz_server_{name}", about, (), [((), float(value))])
+    yield _gauge("waltz_server_archive_cache_bytes", "Archived segments in the cache.", found.cached_bytes)
 
 
 def members(owned: OwnedPartition) -> list[OwnedReplica]:

@@ -302,6 +302,8 @@ class ClientInstance:
     appended_bytes: int = 0
     fed: int = 0
     fed_bytes: int = 0
+    waiting: str = ""
+    """Why it is not fed, where that is not its own doing: the archive is away."""
 
 
 @dataclass(frozen=True, kw_only=True)

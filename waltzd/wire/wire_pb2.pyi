@@ -1999,6 +1999,7 @@ class ClientInstance(_message.Message):
     APPENDED_BYTES_FIELD_NUMBER: _builtins.int
     FED_FIELD_NUMBER: _builtins.int
     FED_BYTES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """In the certificate; without one, anonymous."""
     role: _builtins.str
@@ -2015,6 +2016,8 @@ class ClientInstance(_message.Message):
     appended_bytes: _builtins.int
     fed: _builtins.int
     fed_bytes: _builtins.int
+    waiting: _builtins.str
+    """Why it is not fed, where that is not its own doing."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -2034,10 +2037,11 @@ class ClientInstance(_message.Message):
         appended_bytes: _builtins.int = ...,
         fed: _builtins.int = ...,
         fed_bytes: _builtins.int = ...,
+        waiting: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "appended", b"appended", "appended_bytes", b"appended_bytes", "epoch", b"epoch", "fed", b"fed", "fed_bytes", b"fed_bytes", "instance", b"instance", "name", b"name", "partitions", b"partitions", "peer", b"peer", "quiet_ms", b"quiet_ms", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "appended", b"appended", "appended_bytes", b"appended_bytes", "epoch", b"epoch", "fed", b"fed", "fed_bytes", b"fed_bytes", "instance", b"instance", "name", b"name", "partitions", b"partitions", "peer", b"peer", "quiet_ms", b"quiet_ms", "role", b"role", "state", b"state", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

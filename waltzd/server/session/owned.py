@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import (
@@ -24,11 +25,11 @@ from waltzd.errors import (
     SessionEnded,
     WaltzError,
 )
-from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics
+from waltzd.protocol.descriptions import Archived, OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.membership import acknowledging
-from waltzd.server.session.archiving import Archiving
+from waltzd.server.session.archiving import Archiving, said
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.session import Session
@@ -162,6 +163,7 @@ class OwnedLog(Generic[P]):
             say=self._note,
             lease_before=lease_before,
         )
+        session.log.ask_archived = self._ask_archived
         following = asyncio.create_task(self._follow_replicas(session, token))
         tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
@@ -196,6 +198,10 @@ class OwnedLog(Generic[P]):
             session.abandon()
             await asyncio.gather(*aside, return_exceptions=True)
             await session.close()
+
+    async def _ask_archived(self) -> Archived | None:
+        meta, _ = await archived(self._cluster.coordinator, self.partition)
+        return None if meta is None else said(meta)
 
     def _drop_pipeline(self, error: WaltzError) -> None:
         pipeline, self._pipeline = self._pipeline, None

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from waltzd.server.session.archive_lane import ArchiveLane
+
 PATIENCE_SECONDS = 0.3
 """How long a session that could open waits for replicas that are nearly level."""
 RENEWAL_PATIENCE_SECONDS = 0.1
@@ -83,3 +85,5 @@ class SessionSettings:
     trim_seconds: float = 10.0
     """Between two looks whether storages need not keep something any more: policies are days, or many segments."""
     turns: Turns = field(default_factory=Turns)
+    archive: ArchiveLane | None = None
+    """Where readers find what storages have trimmed."""
