@@ -68,6 +68,8 @@ class ServerMachine(Machine):
                 retry_seconds=0.05,
                 hand_over_seconds=0.5,
                 lease_seconds=setup.lease_seconds,
+                trim_seconds=0.5,
+                archive=world.archive_lane(),
                 clock=world.loop.time,
             ),
             pipeline=PipelineSettings(
