@@ -22,9 +22,11 @@ def batch_files(disk: SimDisk, folder: str) -> Files:
 
 
 def differences(replicas: Mapping[str, Files]) -> Iterator[str]:
-    """What is not equal, file by file; the footer of a newest segment may be on its way."""
+    """What is not equal, file by file; the footer of a newest segment may be on its way, and so may be a trim."""
     if not replicas:
         return
+    begin = max((min(files) for files in replicas.values() if files), default="")
+    replicas = {each: {name: raw for name, raw in files.items() if name >= begin} for each, files in replicas.items()}
     first, *others = replicas
     model = replicas[first]
     for other in others:
@@ -49,9 +51,9 @@ def data_end(raw: bytes) -> int:
     return at
 
 
-def broken_chain(files: Files) -> Iterator[str]:
+def broken_chain(files: Files, *, is_trimmed: bool = False) -> Iterator[str]:
     """What is wrong with the footers of a replica, whose newest segment needs none."""
-    before = NO_HASH
+    before: bytes | None = None if is_trimmed else NO_HASH
     for name, raw in files.items():
         end = data_end(raw)
         if name == max(files) and end == len(raw):
@@ -60,7 +62,7 @@ def broken_chain(files: Files) -> Iterator[str]:
         if footer is None:
             yield f"{name} has no footer behind its {end} bytes"
             return
-        if footer.before != before:
+        if before is not None and footer.before != before:
             yield f"the footer of {name} does not follow that of the segment before"
         if footer.digest != sha256(raw[:end]).digest():
             yield f"the footer of {name} is not that of its data"

@@ -68,6 +68,7 @@ class ServerMachine(Machine):
                 retry_seconds=0.05,
                 hand_over_seconds=0.5,
                 lease_seconds=setup.lease_seconds,
+                trim_seconds=0.5,
                 clock=world.loop.time,
             ),
             pipeline=PipelineSettings(

@@ -24,9 +24,6 @@ from waltzd.protocol.retention import Keep, keep_of
 from waltzd.server.core.retention import Sealed, next_floor, reach_of
 from waltzd.server.session.replica import Log
 
-LOOK_SECONDS = 10.0
-"""Between two looks whether something may go: policies are days, or many segments."""
-
 
 def microseconds() -> int:
     """Since 1970: batches have their times so."""
@@ -53,7 +50,7 @@ class Trimming:
         now = asyncio.get_running_loop().time()
         if now < self._next_look:
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_look = now + self._log.settings.trim_seconds
         try:
             await self._step()
             self._tell("")
