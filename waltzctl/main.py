@@ -100,7 +100,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "backup": {
         "drill": (
-            "waltzctl.records.backup:drill",
+            "waltzctl.records.drill:drill",
             "Restore into a scratch directory, and check it all.",
         ),
     },
