@@ -36,6 +36,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "analysis": ("", "What a log says when all of it is looked at."),
         "audit": ("", "Who asked the daemons for what, and was refused what."),
         "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
+        "backup": ("", "How much would be lost now, if the cluster were."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
         "client": ("", "Which applications are connected, and who is slowed."),
@@ -95,6 +96,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "audit": {
         "list": ("waltzctl.watching.audit:list_", "What daemons were asked lately, and by whom."),
         "verify": ("waltzctl.watching.audit:verify", "Whether the audit file of a daemon is whole."),
+    },
+    "backup": {
+        "status": ("waltzctl.records.backup:status", "How far each partition is backed up."),
     },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),

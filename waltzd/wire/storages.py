@@ -55,6 +55,7 @@ CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
 ARCHIVE_SECONDS = 600.0
+METADATA_SECONDS = 60.0
 """A segment is read, proven, sent to a store and read back, one at a time on each storage."""
 
 
@@ -203,7 +204,7 @@ class ReplicaClient(Caller):
         request = wire.MetadataRequest(
             cluster_key=self._key.bytes, text=zlib.compress(text), archive=None if archive is None else archive.bytes
         )
-        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, ARCHIVE_SECONDS)
+        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, METADATA_SECONDS)
         return reply.number
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
