@@ -20,6 +20,7 @@ from waltzd.archive.tail import tail_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.metadata import read
 from waltzd.errors import StoreUnavailable
+from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import runs_of
 from waltzd.server.metadata import MetadataSaver
 from waltzd.server.session.owned import OwnedLog
@@ -129,6 +130,41 @@ async def test_whatever_fails_the_backup_is_the_log(seed: int) -> None:
         store.faults = Faults()
         await asyncio.sleep(120)
         assert check(c, store, mark) == mark + 1
+
+
+@story
+async def test_only_what_is_committed_is_backed_up() -> None:
+    """Also on a replica that holds more, and on one that has not begun the session and may still be cut."""
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        owned, pipeline = await c.holding(20)
+        await c.all_hold(19)
+        port = owned._session.log.links["s0"].port  # type: ignore[union-attr]
+        session = pipeline.session.session
+        found = await port.back_up(0, Archived(), session=session, committed=11, moment=5)
+        assert (found.last_id, found.moment) == (11, 5)
+        for name in ("s1", "s2"):
+            c.storages[name].hang()
+        pipeline.append(20)
+        await c.until(lambda: c.last_id("s0") == 39)
+        await owned.close(hand_over=False)
+        newer = c.storages["s0"].port()
+        await newer.open(0, session + 7, partitions=1)
+        found = await newer.back_up(0, Archived(), session=session + 7, committed=10**6, moment=9)
+        assert (found.last_id <= 19, found.moment) == (True, 5)
+        for name in ("s1", "s2"):
+            c.storages[name].go_on()
+
+
+@story
+async def test_a_replica_that_holds_less_does_not_say_that_all_is_there() -> None:
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        owned, pipeline = await c.holding(20)
+        port = owned._session.log.links["s0"].port  # type: ignore[union-attr]
+        await c.all_hold(19)
+        found = await port.back_up(0, Archived(), session=pipeline.session.session, committed=30, moment=7)
+        assert (found.last_id, found.moment) == (19, 0)
 
 
 @story
