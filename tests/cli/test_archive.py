@@ -14,6 +14,7 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
+from waltzd.cluster.metadata import read
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
@@ -31,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[L
     settings: dict[str, dict[str, object]] = {
         **lasting,
         "storage": {**lasting.get("storage", {}), "archive": str(store)},
-        "server": {**lasting.get("server", {}), "segment_bytes_max": 20_000},
+        "server": {**lasting.get("server", {}), "segment_bytes_max": 20_000, "backup_seconds": 1},
     }
     made = LocalCluster.make(tmp_path_factory.mktemp("cluster") / "cluster", partitions=2, settings=settings)
     try:
@@ -82,7 +83,17 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
     assert (found.code, as_json(found)["result"]) == (0, "clean"), found.out
     sums = as_json(found)["partitions"]
     assert [one["last"] >= row["archived_to"] for one, row in zip(sums, rows, strict=True)] == [True, True]
+    backed_up = check_backup(waltzctl, cluster, archived)
     cluster.stop()  # an archive outlives its cluster
+    told = as_json(waltzctl("backup", "status", str(archived), "-o", "json"))
+    assert [one["backed_up_to"] for one in told["partitions"]] == backed_up
+    assert all(one["complete_to"] for one in told["partitions"])
+    assert told["metadata"]["moment"]
+    slot = next((archived / "partition-1" / "tail").iterdir())
+    flip(slot)
+    bad = waltzctl("archive", "verify", str(archived), "--partitions", "1")
+    assert (bad.code, f"tail/{slot.name}" in bad.out) == (8, True), bad.out
+    flip(slot)
     segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
     orphan = segment.with_name(segment.name[:-16] + 16 * "0")
     orphan.write_bytes(b"of an upload that was cut short")
@@ -104,6 +115,26 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
     assert (refused.code, "W2100" in refused.err, "nothing was removed" in refused.err) == (5, True, True)
 
 
+def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int]:
+    """How far all partitions are backed up, once that is all."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        told = waltzctl("backup", "status", *where(cluster), "-o", "json")
+        found = as_json(told)
+        if found["metadata"] and found["metadata"]["number"] and all(
+            row["lost_transactions"] == 0 and row["complete_to"] for row in found["partitions"]
+        ):  # fmt: skip
+            break
+        assert time.monotonic() < ends, told.out
+        time.sleep(0.2)
+    assert told.code == 0, told.err
+    assert [row["lost_seconds"] for row in found["partitions"]] == [0, 0]
+    assert "Documents of the cluster: number" in waltzctl("backup", "status", *where(cluster)).out
+    newest = sorted((store / "metadata").iterdir())[-1]
+    assert read(newest.read_bytes(), "here").meta.partitions == 2
+    return [row["backed_up_to"] for row in found["partitions"]]
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -123,3 +154,4 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 def test_examples(waltzctl: Tool) -> None:
     for command in ("status", "verify", "clean"):
         assert examples(waltzctl, ["archive", command])
+    assert examples(waltzctl, ["backup", "status"])

@@ -19,7 +19,7 @@ from waltzctl.main import COMMANDS
 from waltzd.daemon import metrics
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.errors import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE
-from waltzd.protocol.descriptions import ServerDescription, Statistics, StorageDescription
+from waltzd.protocol.descriptions import MetadataBackup, ServerDescription, Statistics, StorageDescription
 from waltzd.protocol.histogram import Histogram
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -45,6 +45,7 @@ def names() -> set[str]:
         is_draining=False,
         is_leader=True,
         partitions=(),
+        metadata_backup=MetadataBackup(),
     )
     storage = StorageDescription(
         cluster_key=UUID(int=1),

@@ -20,6 +20,7 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.testing.server import LocalServer
 
 STOP_SECONDS = 2.0
+BACKUP_SECONDS = 1.0
 FIRST_SECOND = 1_800_000_000
 """When all runs begin."""
 
@@ -69,6 +70,8 @@ class ServerMachine(Machine):
                 hand_over_seconds=0.5,
                 lease_seconds=setup.lease_seconds,
                 clock=world.loop.time,
+                backup_seconds=BACKUP_SECONDS if "backup" in setup.faults else 0.0,
+                wall=self.microseconds,
             ),
             pipeline=PipelineSettings(
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),

@@ -34,7 +34,8 @@ from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.manifest import Label, pieces_of
+from waltzd.archive.manifest import LABEL, Label, pieces_of
+from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import check_piece
 from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
@@ -44,6 +45,7 @@ from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.protocol.peers import runs_of
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.session.archiving import said
@@ -153,7 +155,7 @@ class Simulation:
         }
         self.store: FaultyStore | None = None
         """Of the archive."""
-        if "archive" in self.setup.faults:
+        if {"archive", "backup"} & {*self.setup.faults}:
             self.store = FaultyStore(random.Random(f"store {plan.seed}"), STORE_FAULTS)
         self.committed = 0
         self.ended = 0.0
@@ -543,6 +545,7 @@ class Simulation:
                 runs = [found async for found in pipeline.read(0, committed, with_locks=True)] if committed >= 0 else []
                 await self._check_times(pipeline, runs)
                 await self._check_archive(partition, runs)
+                self._check_tail(partition, runs)
                 break
             except WaltzError as error:
                 if self.loop.now > end:
@@ -585,6 +588,25 @@ class Simulation:
             start, end = (int(log.bounds[id_ - log.first_id]) for id_ in (piece.first, piece.last + 1))
             if flaw is not None or crc32(log.data[start:end]) != piece.crc:
                 raise Broken(f"the archive of partition {partition} has other ids {piece.first} to {piece.last}: {flaw}")
+
+    def _check_tail(self, partition: int, runs: Sequence[Run]) -> None:
+        """All that `tail.json` counts is in the store, and is the log, without a gap behind the newest manifest."""
+        if self.store is None or LABEL not in self.store.objects:
+            return
+        store = FaultyStore(objects=self.store.objects)
+        label = Label.decode(store.objects[LABEL].data, "the store")
+        archive = PartitionArchive(store, label, partition)
+        manifest, _, parts = tail_of(archive, archive.manifest(0, ""))
+        reached, log = manifest.last, join_runs(runs) if runs else None
+        for part in parts:
+            slot = part.slot
+            if log is None or slot.last > log.last_id or slot.first > reached + 1:
+                raise Broken(f"the tail of partition {partition} has ids {slot.first} to {slot.last} behind id {reached}")
+            start, end = (int(log.bounds[id_ - log.first_id]) for id_ in (slot.first, slot.last + 1))
+            found = b"".join(bytes(run.data) for run in runs_of(part.content()))
+            if found != bytes(log.data[start:end]):
+                raise Broken(f"the tail of partition {partition} has other records {slot.first} to {slot.last}")
+            reached = slot.last
 
     def _pipeline(self, partition: int) -> Pipeline:
         for machine in self.servers.values():

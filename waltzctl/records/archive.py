@@ -97,7 +97,7 @@ def verify(
     """
     from waltzctl.show import archive
     from waltzd.archive.place import open_store
-    from waltzd.archive.verification import check_piece, survey
+    from waltzd.archive.verification import check_piece, check_tail, survey
 
     opened, started = open_store(store), time.monotonic()
     found = survey(opened)
@@ -114,6 +114,10 @@ def verify(
             flaws += [flaw] if flaw is not None else []
             done += piece.size
             course.update(done, total)
+    for number in found.tails if not quick else ():
+        if partitions is None or number in found.manifests:
+            flaw = check_tail(opened, found, number)
+            flaws += [flaw] if flaw is not None else []
     put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK

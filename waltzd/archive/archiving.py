@@ -182,22 +182,23 @@ class PartitionArchive:
         try:
             self.store.put_new(name, data)
         except ObjectExists:
-            if self._has(name, data):
+            if has(self.store, name, data):
                 return
             self.store.put_if(name, data, self.store.head(name).tag)
-        if not self._has(name, data):
+        if not has(self.store, name, data):
             raise ArchiveDamaged(f"{self._where(name)} has other bytes than were written there")
 
-    def _has(self, name: str, data: Buffer) -> bool:
-        """Read back, up to one byte more."""
-        whole, offset = memoryview(data).cast("B"), 0
-        while offset < len(whole):
-            wanted = whole[offset : offset + READ_BYTES]
-            offset += len(wanted)
-            is_last = offset == len(whole)
-            if not _are_same(self.store.get_range(name, offset - len(wanted), len(wanted) + is_last), wanted):
-                return False
-        return True
+
+def has(store: Store, name: str, data: Buffer) -> bool:
+    """Whether an object has these bytes and no more: read back, up to one byte more."""
+    whole, offset = memoryview(data).cast("B"), 0
+    while offset < len(whole):
+        wanted = whole[offset : offset + READ_BYTES]
+        offset += len(wanted)
+        is_last = offset == len(whole)
+        if not _are_same(store.get_range(name, offset - len(wanted), len(wanted) + is_last), wanted):
+            return False
+    return True
 
 
 def _are_same(found: bytes, wanted: memoryview) -> bool:

@@ -418,6 +418,13 @@ class ServerConfig(DaemonConfig):
         bounds=(1 << 20, 1 << 50),
         unit="bytes",
     )
+    backup_seconds: int = setting(
+        "Where storages have an `archive`: how often what is committed and not archived yet is uploaded to it, and how "
+        "often the leader looks whether the documents of the cluster have to be. 0: never.",
+        default=10,
+        bounds=(0, 86_400),
+        unit="seconds",
+    )
     storage_seconds: int = setting(
         "How long a call to a storage may take before the storage counts as silent.",
         default=5,

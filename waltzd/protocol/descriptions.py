@@ -282,6 +282,29 @@ class Restoring:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BackedUp:
+    """How far a partition is backed up: archive and tail together."""
+
+    last_id: int = -1
+    moment: int = 0
+    """All that was committed at this time is in the store: microseconds since 1970, by an owner's clock. 0: it is not
+    known."""
+    archives_first: bool = False
+    """Nothing was uploaded: a sealed segment waits for the archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetadataBackup:
+    """The documents of the cluster in the archive, as the leader knows it."""
+
+    number: int = 0
+    """Of the newest object; 0 before there is one."""
+    age_ms: int = -1
+    """Since they were last seen to be there as they are; -1: never by this server."""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnedPartition:
     partition: int
     generation: int
@@ -305,6 +328,24 @@ class OwnedPartition:
     """None where none of its storages archives, and none ever did."""
     archive_trouble: str = ""
     """Why its archive does not go on."""
+    backed_up: BackedUp | None = None
+    """None where nothing was backed up in this session."""
+    backup_lag_ms: int = 0
+    """For how long something that is committed is not backed up; 0: all is."""
+    backup_trouble: str = ""
+    """Why its backup does not go on."""
+
+    @property
+    def backed_up_to(self) -> int | None:
+        """The last id in the store, of a segment or of the tail; None where nothing is archived."""
+        found = [one.last_id for one in (self.archived, self.backed_up) if one is not None]
+        return max(found, default=None)
+
+    @property
+    def lost_now(self) -> int:
+        """Committed transactions that would be lost with the cluster, where it is archived at all."""
+        reached = self.backed_up_to
+        return 0 if reached is None else max(0, self.committed - reached)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,3 +428,5 @@ class ServerDescription:
     vitals: Vitals | None = None
     """None where there is no process, as in a simulation."""
     clients: ClientTotals = field(default_factory=ClientTotals)
+    metadata_backup: MetadataBackup | None = None
+    """Only of the leader, where storages archive."""

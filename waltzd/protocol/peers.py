@@ -11,6 +11,7 @@ import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
+from uuid import UUID
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.protocol.descriptions import Archived, ReplicaStatus
+from waltzd.protocol.descriptions import Archived, BackedUp, ReplicaStatus
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -206,6 +207,15 @@ class ReplicaPort(Protocol):
     async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
         """Have the sealed segment behind `known` uploaded, and the manifest that names it. What comes back is `known`
         again where there is none yet."""
+        ...
+
+    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+        """Have what is committed and in no archived segment uploaded. `known`: how far the archive reaches. `moment`: all
+        that was committed then is not behind `committed`."""
+        ...
+
+    async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
+        """Have the documents of the cluster put into the archive; the number of the object."""
         ...
 
     async def close(self) -> None: ...

@@ -86,6 +86,8 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/FindTime": _SERVERS,
     "/waltz.v1.Replica/ListSegments": _READERS | _LOOKING,
     "/waltz.v1.Replica/Archive": _SERVERS,
+    "/waltz.v1.Replica/BackUp": _SERVERS,
+    "/waltz.v1.Replica/SaveMetadata": _SERVERS,
     "/waltz.v1.StorageAdmin/Describe": _LOOKING | _SERVERS,
     "/waltz.v1.StorageAdmin/CreatePartitions": _OPERATORS,
     "/waltz.v1.StorageAdmin/RemovePartitions": _OPERATORS,

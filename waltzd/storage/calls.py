@@ -114,7 +114,7 @@ class StorageCalls:
         """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
         """What calls have done, and what streams and lanes have: each is counted on its own loop."""
-        self.archiver = Archiver(self, disk, store, run_archiving or run_reading)
+        self.archiver = Archiver(self, directory.control.header.key, disk, store, run_archiving or run_reading)
         self.restorer = Restorer(self, disk, run_restoring or run_reading, on_fatal)
         self.is_draining = False
 

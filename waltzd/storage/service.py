@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from uuid import UUID
 
 import grpc.aio
 
+from waltzd.archive.metadata import METADATA_BYTES_MAX
 from waltzd.daemon import logs
 from waltzd.daemon.audit import AuditLog
 from waltzd.daemon.health_service import add_health, add_reflection
@@ -225,6 +227,33 @@ class ReplicaService(_Service, ReplicaServicer):
             target.partition, _session(target), to_value(Archived, request.known), contact=_contact(target)
         )
         return to_message(wire.Archived, found)
+
+    @_answered
+    async def BackUp(self, request: wire.BackUpRequest, context: Context) -> wire.BackedUp:
+        target, known = request.target, to_value(Archived, request.known)
+        self._check(target.cluster_key, context)
+        found = await self._calls.archiver.back_up(
+            target.partition, _session(target), known, request.committed, request.moment, contact=_contact(target)
+        )
+        return to_message(wire.BackedUp, found)
+
+    @_answered
+    async def SaveMetadata(self, request: wire.MetadataRequest, context: Context) -> wire.MetadataSaved:
+        self._check(request.cluster_key, context)
+        archive = uuid_of(request.archive, "an archive") if request.HasField("archive") else None
+        return wire.MetadataSaved(number=await self._calls.archiver.save_metadata(_inflated(request.text), archive))
+
+
+def _inflated(data: bytes) -> bytes:
+    """A text that was compressed, as long as it may be and no longer."""
+    inflating = zlib.decompressobj()
+    try:
+        text = inflating.decompress(data, METADATA_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise BadFrame(f"the metadata of a cluster cannot be inflated: {error}") from error
+    if len(text) <= METADATA_BYTES_MAX and not inflating.eof:
+        raise BadFrame("the metadata of a cluster ends in the middle")
+    return text
 
 
 class StorageAdminService(_Service, StorageAdminServicer):

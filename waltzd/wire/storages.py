@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from uuid import UUID
@@ -22,6 +23,7 @@ from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.descriptions import (
     Archived,
+    BackedUp,
     Events,
     ReplicaStatus,
     RestoreOrder,
@@ -55,6 +57,7 @@ CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
 ARCHIVE_SECONDS = 600.0
+METADATA_SECONDS = 60.0
 """A segment is read, proven, sent to a store and read back, one at a time on each storage."""
 
 
@@ -191,6 +194,20 @@ class ReplicaClient(Caller):
     async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
         request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
         return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
+
+    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+        request = wire.BackUpRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), committed=committed,
+            moment=moment,
+        )  # fmt: skip
+        return to_value(BackedUp, await self._call(self._stub.BackUp, request, ARCHIVE_SECONDS))
+
+    async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
+        request = wire.MetadataRequest(
+            cluster_key=self._key.bytes, text=zlib.compress(text), archive=None if archive is None else archive.bytes
+        )
+        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, METADATA_SECONDS)
+        return reply.number
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""

@@ -311,6 +311,117 @@ class ArchiveRequest(_message.Message):
 Global___ArchiveRequest: _TypeAlias = ArchiveRequest  # noqa: Y015
 
 @_typing.final
+class BackUpRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    MOMENT_FIELD_NUMBER: _builtins.int
+    committed: _builtins.int
+    moment: _builtins.int
+    """All that was committed at this time is not behind `committed`: microseconds since 1970."""
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived:
+        """As the coordinator knows it."""
+
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+        committed: _builtins.int = ...,
+        moment: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "known", b"known", "moment", b"moment", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackUpRequest: _TypeAlias = BackUpRequest  # noqa: Y015
+
+@_typing.final
+class BackedUp(_message.Message):
+    """How far a partition is backed up: archive and tail together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    MOMENT_FIELD_NUMBER: _builtins.int
+    ARCHIVES_FIRST_FIELD_NUMBER: _builtins.int
+    last_id: _builtins.int
+    moment: _builtins.int
+    """All that was committed at this time is in the store: microseconds since 1970; 0: it is not known."""
+    archives_first: _builtins.bool
+    """Nothing was uploaded: a sealed segment waits for the archive."""
+    def __init__(
+        self,
+        *,
+        last_id: _builtins.int = ...,
+        moment: _builtins.int = ...,
+        archives_first: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives_first", b"archives_first", "last_id", b"last_id", "moment", b"moment"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackedUp: _TypeAlias = BackedUp  # noqa: Y015
+
+@_typing.final
+class MetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    archive: _builtins.bytes
+    """The archive that the cluster has; absent where none was begun."""
+    text: _builtins.bytes
+    """What `waltzctl cluster save-metadata` writes, compressed (zlib): a request is small."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        archive: _builtins.bytes | None = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive", "cluster_key", b"cluster_key", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archive: _TypeAlias = _typing.Literal["archive"]  # noqa: Y015
+    _WhichOneofArgType__archive: _TypeAlias = _typing.Literal["_archive", b"_archive"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archive) -> _WhichOneofReturnType__archive | None: ...
+
+Global___MetadataRequest: _TypeAlias = MetadataRequest  # noqa: Y015
+
+@_typing.final
+class MetadataSaved(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Of the object."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataSaved: _TypeAlias = MetadataSaved  # noqa: Y015
+
+@_typing.final
 class Finding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2230,6 +2341,7 @@ class ServerDescription(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     VITALS_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
+    METADATA_BACKUP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -2245,6 +2357,10 @@ class ServerDescription(_message.Message):
     def vitals(self) -> Global___Vitals: ...
     @_builtins.property
     def clients(self) -> Global___ClientTotals: ...
+    @_builtins.property
+    def metadata_backup(self) -> Global___MetadataBackup:
+        """Only of the leader, where storages archive."""
+
     def __init__(
         self,
         *,
@@ -2259,12 +2375,15 @@ class ServerDescription(_message.Message):
         partitions: _abc.Iterable[Global___OwnedPartition] | None = ...,
         vitals: Global___Vitals | None = ...,
         clients: Global___ClientTotals | None = ...,
+        metadata_backup: Global___MetadataBackup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "vitals", b"vitals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "metadata_backup", b"metadata_backup", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__metadata_backup: _TypeAlias = _typing.Literal["metadata_backup"]  # noqa: Y015
+    _WhichOneofArgType__metadata_backup: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metadata_backup) -> _WhichOneofReturnType__metadata_backup | None: ...
 
 Global___ServerDescription: _TypeAlias = ServerDescription  # noqa: Y015
 
@@ -2288,6 +2407,9 @@ class OwnedPartition(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     ARCHIVED_FIELD_NUMBER: _builtins.int
     ARCHIVE_TROUBLE_FIELD_NUMBER: _builtins.int
+    BACKED_UP_FIELD_NUMBER: _builtins.int
+    BACKUP_LAG_MS_FIELD_NUMBER: _builtins.int
+    BACKUP_TROUBLE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -2306,6 +2428,10 @@ class OwnedPartition(_message.Message):
     """Of the segments that the session writes."""
     archive_trouble: _builtins.str
     """Why its archive does not go on."""
+    backup_lag_ms: _builtins.int
+    """For how long something that is committed is not backed up; 0: all is."""
+    backup_trouble: _builtins.str
+    """Why its backup does not go on."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
     @_builtins.property
@@ -2313,6 +2439,10 @@ class OwnedPartition(_message.Message):
     @_builtins.property
     def archived(self) -> Global___Archived:
         """Absent where none of its storages archives, and none ever did."""
+
+    @_builtins.property
+    def backed_up(self) -> Global___BackedUp:
+        """Absent where nothing was backed up in this session."""
 
     def __init__(
         self,
@@ -2333,16 +2463,52 @@ class OwnedPartition(_message.Message):
         format: _builtins.int = ...,
         archived: Global___Archived | None = ...,
         archive_trouble: _builtins.str = ...,
+        backed_up: Global___BackedUp | None = ...,
+        backup_lag_ms: _builtins.int = ...,
+        backup_trouble: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived", "statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_backed_up", b"_backed_up", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archive_trouble", b"archive_trouble", "archived", b"archived", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_backed_up", b"_backed_up", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
     _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
+    _WhichOneofReturnType__backed_up: _TypeAlias = _typing.Literal["backed_up"]  # noqa: Y015
+    _WhichOneofArgType__backed_up: _TypeAlias = _typing.Literal["_backed_up", b"_backed_up"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backed_up) -> _WhichOneofReturnType__backed_up | None: ...
 
 Global___OwnedPartition: _TypeAlias = OwnedPartition  # noqa: Y015
+
+@_typing.final
+class MetadataBackup(_message.Message):
+    """Of the leader: the documents of the cluster in the archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    age_ms: _builtins.int
+    """Since they were last seen to be there as they are; -1: never by this server."""
+    trouble: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "number", b"number", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataBackup: _TypeAlias = MetadataBackup  # noqa: Y015
 
 @_typing.final
 class PartitionStatistics(_message.Message):

@@ -81,6 +81,16 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
                 _registered_method=True)
+        self.BackUp = channel.unary_unary(
+                '/waltz.v1.Replica/BackUp',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.BackUpRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.BackedUp.FromString,
+                _registered_method=True)
+        self.SaveMetadata = channel.unary_unary(
+                '/waltz.v1.Replica/SaveMetadata',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -149,6 +159,20 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BackUp(self, request, context):
+        """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveMetadata(self, request, context):
+        """Put the documents of the cluster into the archive. Servers have no right to write there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -196,6 +220,16 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Archive,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.Archived.SerializeToString,
+            ),
+            'BackUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.BackUp,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.BackUpRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.BackedUp.SerializeToString,
+            ),
+            'SaveMetadata': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveMetadata,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -443,6 +477,60 @@ class Replica:
             '/waltz.v1.Replica/Archive',
             waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BackUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/BackUp',
+            waltzd_dot_wire_dot_wire__pb2.BackUpRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.BackedUp.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/SaveMetadata',
+            waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
             options,
             channel_credentials,
             insecure,

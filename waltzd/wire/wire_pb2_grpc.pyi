@@ -56,6 +56,10 @@ class ReplicaStub:
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
+    BackUp: _grpc.UnaryUnaryMultiCallable[_wire_pb2.BackUpRequest, _wire_pb2.BackedUp]
+    """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first."""
+    SaveMetadata: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MetadataRequest, _wire_pb2.MetadataSaved]
+    """Put the documents of the cluster into the archive. Servers have no right to write there."""
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -81,6 +85,10 @@ class ReplicaAsyncStub(ReplicaStub):
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
+    BackUp: _aio.UnaryUnaryMultiCallable[_wire_pb2.BackUpRequest, _wire_pb2.BackedUp]  # type: ignore[assignment]
+    """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first."""
+    SaveMetadata: _aio.UnaryUnaryMultiCallable[_wire_pb2.MetadataRequest, _wire_pb2.MetadataSaved]  # type: ignore[assignment]
+    """Put the documents of the cluster into the archive. Servers have no right to write there."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
@@ -157,6 +165,22 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
         owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
         """
+
+    @_abc_1.abstractmethod
+    def BackUp(
+        self,
+        request: _wire_pb2.BackUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.BackedUp, _abc.Awaitable[_wire_pb2.BackedUp]]:
+        """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first."""
+
+    @_abc_1.abstractmethod
+    def SaveMetadata(
+        self,
+        request: _wire_pb2.MetadataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MetadataSaved, _abc.Awaitable[_wire_pb2.MetadataSaved]]:
+        """Put the documents of the cluster into the archive. Servers have no right to write there."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

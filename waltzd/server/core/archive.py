@@ -46,6 +46,10 @@ class Turns:
             self.pause = IDLE_SECONDS
         return name
 
+    def hurry(self) -> None:
+        """A segment is known to wait: who had none before is asked again."""
+        self._nothing.clear()
+
     def uploaded(self, name: str) -> None:
         self.trouble, self.pause, self._retry = "", 0.0, RETRY_SECONDS
         self._failed.clear()

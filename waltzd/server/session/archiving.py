@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from waltzd.cluster.archives import archived, save_archived
 from waltzd.cluster.coordinator import Coordinator
@@ -17,6 +18,7 @@ from waltzd.errors import BadFrame, ChangedMeanwhile, WaltzError
 from waltzd.protocol.descriptions import Archived
 from waltzd.server.core.archive import IDLE_SECONDS, Turns
 from waltzd.server.session.replica import Log
+from waltzd.server.session.wake import Bell
 
 log = logging.getLogger("waltz.server")
 
@@ -30,6 +32,7 @@ class Archiving:
         self._say = say
         self._turns = Turns()
         self._told = ""
+        self._bell = Bell()
         self.known: Archived | None = None
         """As the coordinator says; None before it was asked, and where nothing is archived."""
         self.trouble = ""
@@ -51,9 +54,17 @@ class Archiving:
             except WaltzError as error:
                 self._tell(f"{error.code} {error.message}")
                 pause = IDLE_SECONDS
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._bell.wait(self._bell.rings)
 
-    def _archives(self, name: str) -> bool:
+    def hurry(self) -> None:
+        """A segment waits: no pause, but after a failure."""
+        if not self.trouble:
+            self._turns.hurry()
+            self._bell.ring()
+
+    def archives(self, name: str) -> bool:
         status = self._log.core.status(name)
         return status is not None and status.archives
 
@@ -68,7 +79,7 @@ class Archiving:
 
     async def _step(self) -> float:
         owned, turns, committed = self._log, self._turns, self._log.committed
-        able = [name for name, link in sorted(owned.links.items()) if link.is_readable and self._archives(name)]
+        able = [name for name, link in sorted(owned.links.items()) if link.is_readable and self.archives(name)]
         name = turns.choose(able, committed)
         if name is None:
             return turns.pause

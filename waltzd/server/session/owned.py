@@ -29,6 +29,7 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.membership import acknowledging
 from waltzd.server.session.archiving import Archiving
+from waltzd.server.session.backup import Backup
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.session import Session
@@ -88,6 +89,7 @@ class OwnedLog(Generic[P]):
         self._marks: tuple[int, Mapping[str, int]] = 0, {}
         """The last session that was open, and how far each replica had acknowledged in it: the coordinator may not know."""
         self._archiving: Archiving | None = None
+        self._backup: Backup | None = None
         """Of the present session, or the last one."""
         self._trouble = ""
         self._was_open = False
@@ -166,13 +168,16 @@ class OwnedLog(Generic[P]):
         tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
         tell_failure(others, session.log.end)
-        self._archiving = Archiving(session.log, cluster.coordinator, self._note)
-        archiving: asyncio.Task[None] | None = None
+        archiving = self._archiving = Archiving(session.log, cluster.coordinator, self._note)
+        backup = self._backup = Backup(session.log, cluster.coordinator, archiving, self._note)
+        uploading: list[asyncio.Task[None]] = []
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
             self._pipeline = pipeline = self._make_pipeline(session.log)
-            archiving = asyncio.create_task(self._archiving.run(), name=f"archive of partition {self.partition}")
+            uploading.append(asyncio.create_task(archiving.run(), name=f"archive of partition {self.partition}"))
+            if self._settings.backup_seconds:
+                uploading.append(asyncio.create_task(backup.run(), name=f"backup of partition {self.partition}"))
             self.bell.ring()
             await session.serve()
             self._note("the session ends: it is handed over")
@@ -190,7 +195,7 @@ class OwnedLog(Generic[P]):
                 self._marks = session.log.session, session.log.marks.acknowledged
             self._session = None
             # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
-            aside = [following, others, *([] if archiving is None else [archiving])]
+            aside = [following, others, *uploading]
             for task in aside:
                 task.cancel()
             session.abandon()
@@ -333,4 +338,7 @@ class OwnedLog(Generic[P]):
             trouble=session.documents.trouble,
             archived=None if self._archiving is None else self._archiving.known,
             archive_trouble="" if self._archiving is None else self._archiving.trouble,
+            backed_up=None if self._backup is None else self._backup.known,
+            backup_lag_ms=0 if self._backup is None else round(1000 * self._backup.lag),
+            backup_trouble="" if self._backup is None else self._backup.trouble,
         )

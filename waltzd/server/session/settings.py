@@ -56,6 +56,10 @@ def since_boot() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+def wall_clock() -> int:
+    return time.time_ns() // 1000
+
+
 def unbounded() -> int:
     return 0
 
@@ -81,3 +85,7 @@ class SessionSettings:
     catch_up_bytes_per_second: Callable[[], int] = unbounded
     """How fast one replica copies from another just now; 0 for as fast as it can."""
     turns: Turns = field(default_factory=Turns)
+    backup_seconds: float = 0.0
+    """How often a storage is asked to upload what is committed and not archived yet; 0: never."""
+    wall: Callable[[], int] = wall_clock
+    """For what people read of backups: microseconds since 1970."""

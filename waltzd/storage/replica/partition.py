@@ -574,6 +574,11 @@ class Partition:
         """The highest id for a reader without a session: never above the known committed mark."""
         return max(self.committed, min(self._site.info.low_mark, self.last_id))
 
+    def decided_to(self, session: int, committed: int) -> int:
+        """The last id here of those that are committed, when the owner of this session says up to which id they are: before
+        its session begins, what this replica holds may still be cut."""
+        return min(committed, self.readable_to(session if self._site.info.session == session else None))
+
     def read_examined(self, first_id: int, last_id: int, bytes_max: int) -> Run:
         """`read` for callers that hold the lane."""
         try:

@@ -28,7 +28,7 @@ from waltzd.archive.cutting import (
     spelled,
 )
 from waltzd.archive.manifest import Label, sha256_of
-from waltzd.archive.tail import Slot, Tail, slot_name, tail_name
+from waltzd.archive.tail import UNIQUE_BYTES, Slot, Tail, slot_name, tail_name
 from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes
 from waltzd.format.batch import Batch
 from waltzd.format.checksum import crc32
@@ -183,7 +183,7 @@ def test_marks_are_those_of_all_partitions_and_batches_stay_whole() -> None:
 
 
 def with_tail(store: FaultyStore, batches: list[Batch], *, since: int, moment: int, session: int = 9) -> None:
-    data = b"".join(bytes(piece) for batch in batches for piece in batch.pieces)
+    data = b"".join(bytes(piece) for batch in batches for piece in batch.pieces) + bytes(UNIQUE_BYTES)
     crc = size = 0
     for batch in batches:
         crc, size = crc32(batch.run.data, crc), size + len(batch.run.data)

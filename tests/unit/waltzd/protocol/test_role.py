@@ -17,6 +17,8 @@ Replica/Read                       server operator
 Replica/ReadLocks                  server
 Replica/FindTime                   server
 Replica/Archive                    server
+Replica/BackUp                     server
+Replica/SaveMetadata               server
 Replica/ListSegments               server operator observer
 StorageAdmin/Describe              server operator observer
 StorageAdmin/CreatePartitions      operator

@@ -1,0 +1,179 @@
+"""`waltzctl backup`: how much would be lost if all storages were, as owners say, or by the store alone."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from waltzctl.shell.options import Bare
+from waltzctl.shell.reach import ClusterOptions, Reach, using
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import Screen, printable
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
+
+if TYPE_CHECKING:
+    from waltzctl.show.backup import Backups
+    from waltzd.cluster.cluster import Cluster
+
+WATCH_SECONDS = 2.0
+LATE_SECONDS = 60.0
+"""More than is usual: the exit code says so."""
+
+
+def status(
+    *,
+    store: Annotated[
+        str | None,
+        Argument(
+            metavar="[STORE]",
+            help="Ask this store, and no cluster: a directory, or s3://bucket/folder. Without it, owners are asked.",
+        ),
+    ] = None,
+    watch: Annotated[
+        float | None,
+        Option(
+            "--watch",
+            min=0.2,
+            max=3600,
+            metavar="[SECONDS]",
+            help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.",
+        ),
+        Bare(f"{WATCH_SECONDS:g}"),
+    ] = None,
+    given: ClusterOptions,
+    output: AnyForm = "table",
+) -> int:
+    """Show for each partition how much would be lost now if all storages were: transactions, and for how long something
+    that is committed is not in the store. And how old the documents of the cluster are there.
+
+    Owners know that exactly. With a STORE nobody else is asked, as when the cluster is gone: it says up to which moment all
+    that was committed is there. An owner says so again after at most five minutes where nothing is committed. The exit code
+    is 8 where the backup does not go on, or is a minute behind.
+
+    \b
+    Examples:
+      waltzctl backup status
+      waltzctl backup status --watch 5
+      waltzctl backup status /mnt/archive -o json
+    """
+    reach = given.reach() if store is None else None
+    if watch is None:
+        found = _look(store, reach)
+        put(found.page(), output)
+        return _code(found)
+    return _watch(store, reach, watch, output)
+
+
+def _code(found: Backups) -> int:
+    return EXIT_FINDINGS if found.is_behind(LATE_SECONDS) else EXIT_OK
+
+
+def _look(store: str | None, reach: Reach | None) -> Backups:
+    if store is not None:
+        return _in_store(store)
+    assert reach is not None
+    return using(reach, lambda cluster: _said(cluster, reach))
+
+
+def _watch(store: str | None, reach: Reach | None, every: float, output: str) -> int:
+    """The exit code is that of the last look."""
+    code = EXIT_FINDINGS
+
+    def look(screen: Screen | None) -> None:
+        nonlocal code
+        found: Backups | WaltzError
+        try:
+            found = _look(store, reach)
+            code = _code(found)
+        except WaltzError as error:
+            found, code = error, error.exit_code
+        if screen is not None:
+            screen.put(found if isinstance(found, WaltzError) else found.page().draw, every)
+        elif isinstance(found, WaltzError):
+            for line in found.lines():
+                typer.echo(printable(line), err=True)
+        else:
+            put(found.page(), output)
+
+    with suppress(KeyboardInterrupt):
+        if output != "table":
+            while True:
+                look(None)
+                time.sleep(every)
+        with Screen() as screen:
+            while True:
+                look(screen)
+                time.sleep(every)
+    return code
+
+
+async def _said(cluster: Cluster, reach: Reach) -> Backups:
+    """As owners and the leader say."""
+    from waltzctl.picture.look import look
+    from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
+
+    picture = await look(cluster.coordinator, tls=reach.tls)
+    rows = []
+    for view in picture.partitions:
+        said = view.said
+        is_kept = said is not None and said.backed_up_to is not None
+        rows.append(
+            BackedUpPartition(
+                partition=view.partition,
+                committed=None if said is None else said.committed,
+                backed_up=None if said is None else said.backed_up_to,
+                transactions=said.lost_now if said is not None and is_kept else None,
+                seconds=said.backup_lag_ms / 1000 if said is not None and is_kept else None,
+                moment=0 if said is None or said.backed_up is None else said.backed_up.moment,
+                trouble="its owner does not say" if said is None else said.backup_trouble or said.archive_trouble,
+            )
+        )
+    metadata = None
+    for server in picture.servers:
+        saved = None if server.said is None else server.said.metadata_backup
+        if saved is not None:
+            age = saved.age_ms / 1000 if saved.age_ms >= 0 else None
+            metadata = SavedMetadata(number=saved.number, seconds=age, moment="", trouble=saved.trouble)
+    return Backups(place="", partitions=rows, metadata=metadata)
+
+
+def _in_store(place: str) -> Backups:
+    """As the store says, and nobody else."""
+    from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
+    from waltzd.archive.metadata import newest_metadata
+    from waltzd.archive.place import open_store
+    from waltzd.archive.tail import tail_at
+    from waltzd.archive.verification import survey
+    from waltzd.cluster.metadata import read
+
+    store = open_store(place)
+    found, now = survey(store), time.time_ns() // 1000
+    rows = []
+    for number in sorted({*found.manifests, *found.tails}):
+        trouble = next((flaw.detail for flaw in found.flaws if flaw.partition == number), "")
+        tail, last = None, found.manifests[number].last if number in found.manifests else -1
+        try:
+            tail = tail_at(store, found.label, number)
+        except WaltzError as error:
+            trouble = trouble or f"{error.code} {error.message}"
+        moment = 0 if tail is None else tail.moment
+        rows.append(
+            BackedUpPartition(
+                partition=number,
+                committed=None,
+                backed_up=max(last, -1 if tail is None else tail.last),
+                transactions=None,
+                seconds=max(0.0, (now - moment) / 1e6) if moment else None,
+                moment=moment,
+                trouble=trouble,
+            )
+        )
+    metadata, newest = None, newest_metadata(store)
+    if newest is not None:
+        number, text = newest
+        metadata = SavedMetadata(number=number, seconds=None, moment=read(text, f"metadata {number}").moment, trouble="")
+    return Backups(place=store.place, partitions=rows, metadata=metadata)
