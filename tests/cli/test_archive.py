@@ -17,6 +17,7 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
+from waltzd.cluster.metadata import read
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
@@ -36,7 +37,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[L
     settings: dict[str, dict[str, object]] = {
         **lasting,
         "storage": {**lasting.get("storage", {}), "archive": str(store)},
-        "server": {**lasting.get("server", {}), "segment_bytes_max": 20_000, "session_bytes_max": 1 << 20, **reads},
+        "server": {
+            **lasting.get("server", {}),
+            "segment_bytes_max": 20_000,
+            "session_bytes_max": 1 << 20,
+            "backup_seconds": 1,
+            **reads,
+        },
     }
     made = LocalCluster.make(tmp_path_factory.mktemp("cluster") / "cluster", partitions=2, settings=settings)
     try:
@@ -137,7 +144,17 @@ def test_an_archive_is_told_verified_and_cleaned(
     monkeypatch.setenv("WALTZ_DIRECTORY", str(cluster.directory))
     for page in ("archive", "watch-the-archive"):
         follow(waltzctl, cluster, archived, page)
+    backed_up = check_backup(waltzctl, cluster, archived)
     cluster.stop()  # an archive outlives its cluster
+    told = as_json(waltzctl("backup", "status", str(archived), "-o", "json"))
+    assert [one["backed_up_to"] for one in told["partitions"]] == backed_up
+    assert all(one["complete_to"] for one in told["partitions"])
+    assert told["metadata"]["moment"]
+    slot = next((archived / "partition-1" / "tail").iterdir())
+    flip(slot)
+    bad = waltzctl("archive", "verify", str(archived), "--partitions", "1")
+    assert (bad.code, f"tail/{slot.name}" in bad.out) == (8, True), bad.out
+    flip(slot)
     segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
     orphan = segment.with_name(segment.name[:-16] + 16 * "0")
     orphan.write_bytes(b"of an upload that was cut short")
@@ -177,6 +194,26 @@ def test_an_archive_is_told_verified_and_cleaned(
     assert (refused.code, "W2100" in refused.err, "nothing was removed" in refused.err) == (5, True, True)
 
 
+def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int]:
+    """How far all partitions are backed up, once that is all."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        told = waltzctl("backup", "status", *where(cluster), "-o", "json")
+        found = as_json(told)
+        if found["metadata"] and found["metadata"]["number"] and all(
+            row["lost_transactions"] == 0 and row["complete_to"] for row in found["partitions"]
+        ):  # fmt: skip
+            break
+        assert time.monotonic() < ends, told.out
+        time.sleep(0.2)
+    assert told.code == 0, told.err
+    assert [row["lost_seconds"] for row in found["partitions"]] == [0, 0]
+    assert "Documents of the cluster: number" in waltzctl("backup", "status", *where(cluster)).out
+    newest = sorted((store / "metadata").iterdir())[-1]
+    assert read(newest.read_bytes(), "here").meta.partitions == 2
+    return [row["backed_up_to"] for row in found["partitions"]]
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -196,3 +233,4 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 def test_examples(waltzctl: Tool) -> None:
     for command in ("status", "verify", "clean", "heal"):
         assert examples(waltzctl, ["archive", command])
+    assert examples(waltzctl, ["backup", "status"])

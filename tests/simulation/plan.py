@@ -45,6 +45,7 @@ FAULTS = (
     "instances",
     "archive",
     "trim",
+    "backup",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -59,8 +60,8 @@ groups of transactions. `suspicion`: servers look out for each other, and replac
 session ends; ports refuse for a while though the process lives; leader and owner are killed together. `here`:
 storages write small appends in the moment in which they come. `forge`: somebody with the key of a server tries to write
 into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
-other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may.
-`trim`: the same, and storages keep little of what is archived."""
+other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `trim`: the
+same, and storages keep little of what is archived. `backup`: also what is not sealed yet."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
@@ -75,6 +76,7 @@ LATEST = ("instances",)
 ARCHIVED = ("archive",)
 """Likewise."""
 TRIMMED = ("trim",)
+BACKED_UP = ("backup",)
 """Likewise."""
 OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
@@ -181,7 +183,7 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + TRIMMED
+    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + TRIMMED + BACKED_UP
     chosen = tuple(fault for fault in FAULTS if fault not in beside and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
@@ -198,6 +200,8 @@ def make_plan(
     chosen += tuple(fault for fault in ARCHIVED if seed >= OLD_SEEDS and archive.random() < 0.3)
     trim = random.Random(f"trim {seed}")
     chosen += tuple(fault for fault in TRIMMED if seed >= OLD_SEEDS and trim.random() < 0.3)
+    backup = random.Random(f"backup {seed}")
+    chosen += tuple(fault for fault in BACKED_UP if seed >= OLD_SEEDS and backup.random() < 0.3)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -649,5 +653,5 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim")
+_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup")
 assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *_WITHOUT_EVENTS} == set(FAULTS)

@@ -26,6 +26,7 @@ from waltzd.testing.server import LocalServer
 STOP_SECONDS = 2.0
 CACHE_BYTES = 20_000
 """Of what a server has read from the archive: a few segments."""
+BACKUP_SECONDS = 1.0
 FIRST_SECOND = 1_800_000_000
 """When all runs begin."""
 
@@ -75,9 +76,10 @@ class ServerMachine(Machine):
                 hand_over_seconds=0.5,
                 lease_seconds=setup.lease_seconds,
                 trim_seconds=0.5,
-                archive=world.archive_lane(),
                 clock=world.loop.time,
                 archive=self._archive(),
+                backup_seconds=BACKUP_SECONDS if "backup" in setup.faults else 0.0,
+                wall=self.microseconds,
             ),
             pipeline=PipelineSettings(
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -35,8 +35,8 @@ from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.manifest import Entry, Label, pieces_of
-from waltzd.archive.reading import ArchiveReader, PieceCache
+from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
+from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import check_piece
 from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
@@ -46,9 +46,9 @@ from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.protocol.peers import runs_of
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
-from waltzd.server.session.archive_lane import ArchiveLane
 from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
 
@@ -158,7 +158,7 @@ class Simulation:
         }
         self.store: FaultyStore | None = None
         """Of the archive."""
-        if {"archive", "trim"} & {*self.setup.faults}:
+        if {"archive", "trim", "backup"} & {*self.setup.faults}:
             self.store = FaultyStore(random.Random(f"store {plan.seed}"), STORE_FAULTS)
         self.committed = 0
         self.ended = 0.0
@@ -167,13 +167,6 @@ class Simulation:
         self._replicas = {number: set(names("storage", self.setup.storages)) for number in range(self.setup.partitions)}
         self._lost: tuple[str, ...] = ()
         """Who will never be well again."""
-
-    def archive_lane(self) -> ArchiveLane | None:
-        """Of a server that starts: how it reads what storages have trimmed."""
-        if self.store is None:
-            return None
-        reader = ArchiveReader(self.store, self.meta.key, PieceCache(20_000))
-        return ArchiveLane(reader, bring=_elsewhere, read=_elsewhere)
 
     # -- what all machines use
 
@@ -562,6 +555,7 @@ class Simulation:
                     runs += [found async for found in pipeline.read(floor, committed, with_locks=True)]
                 await self._check_times(pipeline, runs, floor)
                 await self._check_archive(partition, runs)
+                self._check_tail(partition, runs)
                 break
             except WaltzError as error:
                 if self.loop.now > end:
@@ -628,6 +622,25 @@ class Simulation:
             if flaw is not None or crc32(log.data[start:end]) != piece.crc:
                 raise Broken(f"the archive of partition {partition} has other ids {piece.first} to {piece.last}: {flaw}")
 
+    def _check_tail(self, partition: int, runs: Sequence[Run]) -> None:
+        """All that `tail.json` counts is in the store, and is the log, without a gap behind the newest manifest."""
+        if self.store is None or LABEL not in self.store.objects:
+            return
+        store = FaultyStore(objects=self.store.objects)
+        label = Label.decode(store.objects[LABEL].data, "the store")
+        archive = PartitionArchive(store, label, partition)
+        manifest, _, parts = tail_of(archive, archive.manifest(0, ""))
+        reached, log = manifest.last, join_runs(runs) if runs else None
+        for part in parts:
+            slot = part.slot
+            if log is None or slot.last > log.last_id or slot.first > reached + 1:
+                raise Broken(f"the tail of partition {partition} has ids {slot.first} to {slot.last} behind id {reached}")
+            start, end = (int(log.bounds[id_ - log.first_id]) for id_ in (slot.first, slot.last + 1))
+            found = b"".join(bytes(run.data) for run in runs_of(part.content()))
+            if found != bytes(log.data[start:end]):
+                raise Broken(f"the tail of partition {partition} has other records {slot.first} to {slot.last}")
+            reached = slot.last
+
     def _pipeline(self, partition: int) -> Pipeline:
         for machine in self.servers.values():
             if machine.server is not None and machine.name not in self._lost:
@@ -673,12 +686,6 @@ class Simulation:
         ]
         if wrong:
             raise Broken(f"partition {partition}: {'; '.join(wrong)}")
-
-
-async def _elsewhere(function: Callable[..., T], *arguments: Any) -> T:
-    """As on another thread."""
-    await asyncio.sleep(0)
-    return function(*arguments)
 
 
 class _Listener(logging.Handler):

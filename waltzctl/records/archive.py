@@ -113,7 +113,7 @@ def verify(
     """
     from waltzctl.show import archive
     from waltzd.archive.place import open_store
-    from waltzd.archive.verification import survey
+    from waltzd.archive.verification import check_tail, survey
 
     opened, started = open_store(store), time.monotonic()
     found = survey(opened)
@@ -124,6 +124,10 @@ def verify(
     flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flaws += [flaw for *_, flaw in _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)]
+    for number in found.tails if not quick else ():
+        if partitions is None or number in found.manifests:
+            flaw = check_tail(opened, found, number)
+            flaws += [flaw] if flaw is not None else []
     put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK

@@ -58,6 +58,7 @@ CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
 ARCHIVE_SECONDS = 600.0
+METADATA_SECONDS = 60.0
 """A segment is read, proven, sent to a store and read back, one at a time on each storage."""
 TRIM_SECONDS = 120.0
 """To look for objects in a store, or to remove files: what was not done in time is asked for again."""
@@ -222,7 +223,7 @@ class ReplicaClient(Caller):
         request = wire.MetadataRequest(
             cluster_key=self._key.bytes, text=zlib.compress(text), archive=None if archive is None else archive.bytes
         )
-        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, ARCHIVE_SECONDS)
+        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, METADATA_SECONDS)
         return reply.number
 
     async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
