@@ -58,14 +58,10 @@ class Uploads:
         entries = (run.bounds[:-1] + HEADER_BYTES).astype(">i8").tobytes()
         self._add(header + bytes(run.data), header + entries if has_index else b"", run.first_id, run.last_id)
 
-    def log(self, rest: Unsealed | None = None) -> ArchivedLog:
-        return ArchivedLog(self._archive, self.manifest, rest)
+    def log(self, *rest: Unsealed, complete_to: int | None = None) -> ArchivedLog:
+        return ArchivedLog(self._archive, self.manifest, rest, complete_to=complete_to)
 
 
-def unsealed(batches: Sequence[Batch], *, complete_to: int | None = None) -> Unsealed | None:
-    if not batches:
-        return None
+def unsealed(batches: Sequence[Batch]) -> Unsealed:
     data = b"".join(bytes(piece) for batch in batches for piece in batch.pieces)
-    return Unsealed(
-        first=batches[0].first_id, last=batches[-1].last_id, version=1, data=data, complete_to=complete_to
-    )  # fmt: skip
+    return Unsealed(first=batches[0].first_id, last=batches[-1].last_id, version=1, data=data)

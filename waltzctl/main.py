@@ -36,11 +36,14 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "analysis": ("", "What a log says when all of it is looked at."),
         "audit": ("", "Who asked the daemons for what, and was refused what."),
         "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
+        "backup": ("", "Whether a cluster could be brought back."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
+        "channel": ("", "Names for sets of partitions."),
         "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
+        "console": ("waltzctl.console.command:console", "The cluster in a browser."),
         "context": ("", "Give clusters names."),
         "create-cluster": ("waltzctl.placement.creation:create", "Make a cluster of storages that run."),
         "doctor": ("waltzctl.watching.doctor:doctor", "Look for what will go wrong next, with the cure."),
@@ -86,6 +89,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "archive": {
         "clean": ("waltzctl.records.archive:clean", "Remove what uploads that were cut short have left."),
         "heal": ("waltzctl.records.archive:heal", "Put back what an archive lost, from a storage."),
+        "marks": ("waltzctl.records.archive:marks", "Where each partition would end that is restored."),
         "restore": (
             "waltz_spark.restoring.archive_command:restore_",
             "Make segments again from a lossless export, byte for byte.",
@@ -97,6 +101,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "list": ("waltzctl.watching.audit:list_", "What daemons were asked lately, and by whom."),
         "verify": ("waltzctl.watching.audit:verify", "Whether the audit file of a daemon is whole."),
     },
+    "backup": {
+        "drill": (
+            "waltzctl.records.backup:drill",
+            "Restore into a scratch directory, and check it all.",
+        ),
+    },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),
         "feed": ("waltzctl.bench.command:feed", "Read what was written, from memory and from disks."),
@@ -106,6 +116,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "certificate": {
         "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
+    },
+    "channel": {
+        "create": ("waltzctl.config.channel:create", "Give partitions a name."),
+        "list": ("waltzctl.config.channel:list_", "The channels and their partitions."),
+        "remove": ("waltzctl.config.channel:remove", "Take a name away; its partitions stay."),
+        "set": ("waltzctl.config.channel:set_", "Give a channel other partitions."),
     },
     "client": {
         "describe": ("waltzctl.watching.client:describe", "One application: its instances, and what it uses."),
@@ -120,6 +136,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "waltzctl.placement.metadata:rebuild",
             "Make the documents of a cluster anew from its storages.",
         ),
+        "restore": ("waltzctl.placement.restore:restore", "Make a cluster out of an archive, at one moment."),
         "save-metadata": ("waltzctl.placement.metadata:save", "Write the documents of a cluster to a file."),
         "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),
@@ -298,7 +315,7 @@ def run(arguments: Sequence[str]) -> int:
             with cli.make_context("waltzctl", list(arguments)) as context:
                 result = cli.invoke(context)
         except ModuleNotFoundError as error:  # a storage node does not have what exports and analyses need
-            raise not_installed(error, "tools", "spark") from error
+            raise not_installed(error, "tools", "spark", "console") from error
     except ClickException as error:
         error.show()
         return EXIT_USAGE

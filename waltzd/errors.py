@@ -235,6 +235,15 @@ class NoSuchPartition(WaltzError):
     next_step = "list the partitions of the storage, or create the partition there"
 
 
+class NoSuchChannel(WaltzError):
+    """The cluster has no channel of this name: it was mistyped, removed, or never made. Nothing was done. An application is
+    not told of a channel either where the policy grants it nothing in any of its partitions."""
+
+    code, exit_code, status = "W2300", EXIT_NOT_FOUND, "NOT_FOUND"
+    not_done = "nothing was done"
+    next_step = "`waltzctl channel list` shows them; `waltzctl channel create NAME PARTITIONS` makes one"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""
@@ -532,6 +541,7 @@ BROUGHT = {
     "spark": ("waltz_spark", "pyarrow", "pyspark", "py4j"),
     "metrics": ("prometheus_client",),
     "otel": ("opentelemetry",),
+    "console": ("starlette", "uvicorn", "jinja2", "markupsafe"),
 }
 """What a program imports, by the extra that brings it."""
 
@@ -1246,6 +1256,46 @@ class MarkUnknown(WaltzError):
     code, exit_code = "W2201", EXIT_UNSAFE
     not_done = "nothing was read"
     next_step = "give the directory of the storage itself; or set allowUncommitted to true to read whatever is there"
+
+
+# -- the console -------------------------------------------------------------------------------------------------------
+
+
+class ConsoleExposed(WaltzError):
+    """The console was to listen where other machines reach it, without certificates: whoever hears the network would have
+    its token, and see the cluster. It did not start. On this machine alone it needs no certificate; another one can reach
+    it through a tunnel, like `ssh -L`."""
+
+    code, exit_code = "W2320", EXIT_USAGE
+    not_done = "the console did not start"
+    next_step = "leave --listen out and reach it through a tunnel; or give --https-certificate, --https-key and --https-ca"
+
+
+class ConsoleClosed(WaltzError):
+    """This browser did not come in by the address that the console printed, or the console was started again since. A token
+    opens once; when it was used the console prints another one."""
+
+    code, exit_code = "W2321", EXIT_NOT_AUTHORISED
+    not_done = "nothing was shown"
+    next_step = "open the newest address that `waltzctl console` has printed"
+
+
+class ConsoleFormRefused(WaltzError):
+    """A form was sent to the console that none of its own pages has made for this browser: another site may have sent it,
+    or the page is older than the console. Nothing was changed."""
+
+    code, exit_code = "W2322", EXIT_NOT_AUTHORISED
+    not_done = "nothing was changed"
+    next_step = "open the page again, and send the form from there"
+
+
+class ConsoleOnlyLooks(WaltzError):
+    """The console was started to look only, or a certificate may only look: its own, or the one that the browser has shown.
+    Nothing was changed."""
+
+    code, exit_code = "W2323", EXIT_NOT_AUTHORISED
+    not_done = "nothing was changed"
+    next_step = "use the command that the page shows, or start the console with --allow-changes"
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from waltzd import BlockingClient
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,22 @@ def as_json(told: Any) -> Any:
     return json.loads(told.out)
 
 
-def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalCluster, archived: Path) -> None:
+def follow(waltzctl: Tool, cluster: LocalCluster, archived: Path, page: str) -> None:
+    """The commands of a page, in its order."""
+    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    assert len(lines) >= 3
+    storage = str(cluster.storage_directories[0])
+    for line in lines:
+        command, _, other = line.partition(" || test $? -eq ")
+        words = command.replace("/mnt/archive", str(archived)).replace("/var/lib/waltz", storage)
+        told = waltzctl(*shlex.split(words)[1:])
+        assert told.code in (0, int(other or 0)), (line, told)
+
+
+def test_an_archive_is_told_verified_and_cleaned(
+    waltzctl: Tool, cluster: LocalCluster, archived: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends = time.monotonic() + PATIENCE_SECONDS
     while True:
         told = waltzctl("archive", "status", *where(cluster), "-o", "json")
@@ -83,6 +101,9 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
     assert (found.code, as_json(found)["result"]) == (0, "clean"), found.out
     sums = as_json(found)["partitions"]
     assert [one["last"] >= row["archived_to"] for one, row in zip(sums, rows, strict=True)] == [True, True]
+    monkeypatch.setenv("WALTZ_DIRECTORY", str(cluster.directory))
+    for page in ("archive", "watch-the-archive"):
+        follow(waltzctl, cluster, archived, page)
     cluster.stop()  # an archive outlives its cluster
     segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
     orphan = segment.with_name(segment.name[:-16] + 16 * "0")

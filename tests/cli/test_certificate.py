@@ -198,10 +198,14 @@ def test_nobody_there_is_not_about_certificates(waltzctl: Tool, operator: Files)
 # -- a certificate that may only look ----------------------------------------------------------------------------------
 
 CHANGING = {
+    "channel create": ["orders", "0"],
+    "channel remove": ["orders"],
+    "channel set": ["orders", "0"],
     "client disconnect": ["billing"],
     "cluster delete": [],
     "cluster load-metadata": ["metadata.jsonl"],
     "cluster rebuild-metadata": ["--name", "trial", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
+    "cluster restore": ["/none", "--latest", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
     "cluster save-metadata": ["-"],
     "cluster secure": [],
     "cluster set": ["--replicas", "3"],

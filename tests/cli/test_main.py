@@ -37,8 +37,10 @@ ELSEWHERE = {
     "cli/test_certificate_issue": [["certificate", "issue"]],
     "cli/test_client": [["client", name] for name in ("describe", "disconnect", "list")],
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],
+    "cli/test_channel": [["channel", name] for name in ("create", "list", "remove", "set")],
     "cli/test_compare": [["partition", "compare"]],
     "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
+    "cli/test_console": [["console"]],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
     "cli/test_looking": [
         ["audit", "list"],
@@ -68,6 +70,7 @@ ELSEWHERE = {
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
     "process/test_closed_coordinator": [["cluster", "secure"]],
+    "cli/test_restore": [["archive", "marks"], ["backup", "drill"], ["cluster", "restore"]],
     "spark/test_class_archive": [["spark", name] for name in ("status", "warmup")],
     "spark/test_replay": [["analysis", "replay"]],
     "spark/test_report": [["analysis", "report"]],

@@ -15,7 +15,8 @@ from uuid import UUID
 from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach, first_contact, using
-from waltzd.cluster.cluster import POLICY, Cluster
+from waltzd.cluster.channels import channels_of
+from waltzd.cluster.cluster import CHANNELS, POLICY, Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import BadMetadata, ForeignCluster, WaltzError
@@ -58,10 +59,11 @@ async def look(
         cluster.expected_servers(),
         cluster.storages(unreadable),
     )
-    try:
-        await cluster.policy()
-    except BadMetadata as error:
-        unreadable[POLICY] = error
+    for path, document in ((POLICY, cluster.policy()), (CHANNELS, channels_of(coordinator))):
+        try:
+            await document
+        except BadMetadata as error:
+            unreadable[path] = error
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
     servers, storages = await asyncio.gather(
         _each(

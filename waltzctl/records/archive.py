@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from waltzctl.placement.backup import Ending
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Output
@@ -25,6 +27,7 @@ from waltzctl.show.terminal import size
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, Unsafe
 
 if TYPE_CHECKING:
+    from waltzctl.picture.picture import Picture
     from waltzctl.show.archive import Reaching
     from waltzd.archive.manifest import Entry, Label
     from waltzd.archive.store import Store
@@ -40,8 +43,10 @@ SHOWN = 5
 def status(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
 
-    What is committed and not archived is in the segment that is being written, or waits for the store. The exit code is 8
-    where an archive does not go on.
+    Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local` says what stays on storages.
+    What is committed and not archived is in the segment that is being written, or waits for the store. Owners look for each
+    archived object within a day: `checked` says when that was begun last, and `missing` what is gone. The exit code is 8
+    where an archive does not go on, or lacks something.
 
     \b
     Examples:
@@ -52,15 +57,20 @@ def status(*, reach: Meant, output: AnyForm = "table") -> int:
 
     found = using(reach, lambda cluster: _reaching(cluster, reach))
     put(archive.reaching(found), output)
-    return EXIT_FINDINGS if any(one.trouble for one in found) else EXIT_OK
+    return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
 
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
     from waltzctl.picture.look import look
+
+    return await reached(cluster, await look(cluster.coordinator, tls=reach.tls))
+
+
+async def reached(cluster: Cluster, picture: Picture) -> list[Reaching]:
+    """What the documents say, beside what the owners of a picture say."""
     from waltzctl.show.archive import Reaching
     from waltzd.cluster.archives import all_archived
 
-    picture = await look(cluster.coordinator, tls=reach.tls)
     documents = await all_archived(cluster.coordinator)
     found = []
     for view in picture.partitions:
@@ -70,10 +80,13 @@ async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
                 partition=view.partition,
                 archived=None if meta is None else meta.last,
                 committed=None if said is None else said.committed,
+                floor=0 if meta is None else meta.floor,
                 manifest=None if meta is None else meta.number,
                 archive="" if meta is None else str(meta.archive),
                 sha256="" if meta is None else meta.sha256,
                 trouble="" if said is None else said.archive_trouble,
+                checked_ms=None if said is None or said.archive_check is None else said.archive_check.age_ms,
+                missing="" if said is None or said.archive_check is None else said.archive_check.missing,
             )
         )
     return found
@@ -201,6 +214,25 @@ def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
             with closing(file):
                 whole += file.read(0, wanted)
     return whole if sha256_of(whole) == piece.sha256 else None
+
+
+def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
+    """Show where each partition would end that is restored from a STORE, and what would be given up. No cluster is asked.
+
+    As JSON it is a file for --to-marks of `waltzctl cluster restore`: change marks in it to fork the log at other ids.
+
+    \b
+    Examples:
+      waltzctl archive marks /mnt/archive --latest
+      waltzctl archive marks s3://waltz-archive/orders --to-time 2026-11-23T14:00 -o json
+    """
+    from waltzctl.placement.backup import moment_of, source_at, told
+    from waltzctl.show import restore
+
+    source = source_at(store)
+    cut = end.cut(source.logs, datetime.now(UTC))
+    put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
+    return EXIT_OK
 
 
 def clean(

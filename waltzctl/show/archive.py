@@ -23,10 +23,25 @@ class Reaching:
     archived: int | None
     committed: int | None
     """As its owner says; None where none answers."""
+    floor: int
+    """The first id that storages have."""
     manifest: int | None
     archive: str
     sha256: str
     trouble: str
+    checked_ms: int | None
+    """How long ago it was begun to look for all that is archived, with success."""
+    missing: str
+
+    @property
+    def checked(self) -> str:
+        """For people."""
+        if self.missing:
+            return "incomplete"
+        if self.checked_ms is None:
+            return "" if self.archived is None else "not yet"
+        hours = self.checked_ms / 3_600_000
+        return f"{hours:.0f} h ago" if hours >= 1 else f"{60 * hours:.0f} min ago"
 
     @property
     def behind(self) -> int | None:
@@ -39,10 +54,14 @@ REACHING: Columns[Reaching] = (
     Column("archived", lambda one: one.archived, is_right=True, json="archived_to"),
     Column("committed", lambda one: one.committed, is_right=True),
     Column("behind", lambda one: one.behind, is_right=True),
+    Column("floor", lambda one: one.floor, is_right=True),
     Column("manifest", lambda one: one.manifest, is_right=True),
+    Column("checked", lambda one: one.checked, json=""),
+    Column("", lambda one: one.checked_ms, json="checked_ms_ago"),
     Column("archive", lambda one: one.archive, is_wide=True),
     Column("sha256", lambda one: one.sha256, is_wide=True),
     Column("trouble", lambda one: one.trouble),
+    Column("missing", lambda one: one.missing),
 )
 FLAWS: Columns[Flaw] = (
     Column("object", lambda one: one.name),

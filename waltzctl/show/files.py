@@ -90,6 +90,7 @@ def _replica(name: str, field: str, *, is_wide: bool = False) -> Column[Partitio
 REPLICAS: Columns[PartitionDescription] = (
     Column("partition", lambda one: one.partition, is_right=True, cell=str),
     Column("state", state),
+    _replica("floor", "floor", is_wide=True),
     _replica("last id", "last_id"),
     _replica("low mark", "low_mark", is_wide=True),
     _replica("committed", "committed"),

@@ -48,6 +48,7 @@ class Poll:
         self._aloud = aloud
         self._seconds = seconds
         self._coordinator: ZooKeeperCoordinator | None = None
+        self._connecting = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,6 +61,10 @@ class Poll:
 
     async def cluster(self) -> Cluster:
         """The documents. `CannotConnect` when the coordinator does not answer."""
+        async with self._connecting:
+            return Cluster(await self._connected())
+
+    async def _connected(self) -> ZooKeeperCoordinator:
         if self._coordinator is None:
             if await _is_refused(self.reach.hosts, self._seconds):
                 raise CannotConnect(
@@ -73,7 +78,7 @@ class Poll:
             async with waiting_aloud(lambda: f"waiting for ZooKeeper at {self.reach.hosts}" if self._aloud else ""):
                 await coordinator.start()
             self._coordinator = coordinator
-        return Cluster(self._coordinator)
+        return self._coordinator
 
     async def look(self) -> Sighting:
         """What there is to see, with a verdict on it, remembered for the next time. Raises what the coordinator said when

@@ -9,38 +9,41 @@ microsecond less.
 In format 1 a log is cut behind a batch, never in it, so a group of transactions is whole or absent. Records of format 0
 have no times: they can be cut at any id, and at no time.
 
-`moment_of` and `marks_at` decide. `ArchivedLog` finds the place by few and small reads, whatever the size of the archive;
-what it relies on carries a checksum, and the bytes themselves are proven when they are fetched.
+`moment_of` and the `cut_…` functions decide. `ArchivedLog` finds the place by few and small reads, whatever the size of the
+archive; what it relies on carries a checksum, and the bytes themselves are proven when they are fetched.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
 from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.manifest import Entry, Manifest, pieces_of
+from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, pieces_of
+from waltzd.archive.store import Store, read_object
+from waltzd.archive.tail import tail_of
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, CutImpossible, NoTimes
+from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes, ObjectAbsent
 from waltzd.format.batch import HEAD_BYTES, Head
 from waltzd.format.footer import END_BYTES, Footer, footer_bytes
-from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, FileHeader
-from waltzd.format.record import OVERHEAD_BYTES, id_and_length
+from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION, FileHeader
+from waltzd.format.record import OVERHEAD_BYTES, Run, id_and_length
+
+_OBJECT = re.compile(r"partition-(0|[1-9][0-9]{0,4})/(?:manifest/([0-9]{10})\.json|tail\.json)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unsealed:
-    """What was saved of a log behind its sealed segments: records or batches back to back, proven by who read them."""
+    """What was saved of a log behind its sealed segments, in one format: records or batches back to back, each proven."""
 
     first: int
     last: int
     version: int
     data: bytes
-    complete_to: int | None = None
-    """Everything that was committed up to this time is in it, or in front of it; None where nobody says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,19 +165,30 @@ def batch_places(data: Buffer, at: int, where: str) -> list[int]:
 class ArchivedLog:
     """The log of one partition, as a store has it."""
 
-    def __init__(self, archive: PartitionArchive, manifest: Manifest, rest: Unsealed | None = None) -> None:
+    def __init__(
+        self,
+        archive: PartitionArchive,
+        manifest: Manifest,
+        rest: Sequence[Unsealed] = (),
+        *,
+        complete_to: int | None = None,
+        session: int = 0,
+    ) -> None:
+        """`rest`: what stands behind the manifest. `complete_to`: no batch of this time or an earlier one is missing.
+        `session`: the highest that is known of."""
         self.archive = archive
         self.manifest = manifest
         self.pieces: tuple[Entry, ...] = tuple(pieces_of(manifest.entries, archive.chunk))
-        self.rest = rest if rest is not None and rest.last > manifest.last else None
+        self.rest = tuple(rest)
+        self._complete_to, self._session = complete_to, session
         self._parts: list[_Part] = [self._part(piece) for piece in self.pieces]
-        if self.rest is not None:
-            if self.rest.first > manifest.last + 1:
+        for one in rest:
+            if one.first != self.last + 1:
                 raise ArchiveDamaged(
-                    f"partition {self.partition}: ids {manifest.last + 1} to {self.rest.first - 1} are in no segment, and "
-                    "what was saved besides begins behind them"
+                    f"partition {self.partition}: what was saved behind its segments begins at id {one.first}, and they "
+                    f"end at id {self.last}"
                 )
-            self._parts.append(_Behind(self.rest, f"what was saved of partition {self.partition} behind its segments"))
+            self._parts.append(_Behind(one, f"what was saved of partition {self.partition} behind its segments"))
 
     @property
     def partition(self) -> int:
@@ -191,12 +205,24 @@ class ArchivedLog:
         return self._parts[-1].last if self._parts else NO_MARK
 
     @cached_property
+    def end(self) -> Point:
+        return self._parts[-1].end if self._parts else Point()
+
+    @property
+    def session(self) -> int:
+        """The highest that the store knows of."""
+        return max(self._session, self.end.session)
+
+    @cached_property
     def reach(self) -> Reach:
-        end = self._parts[-1].end if self._parts else Point()
-        complete_to = self.rest.complete_to if self.rest is not None else None
-        if complete_to is None and end.time is not None:
-            complete_to = end.time - 1
-        return Reach(partition=self.partition, end=end, complete_to=complete_to)
+        times = [self._complete_to, None if self.end.time is None else self.end.time - 1]
+        known = [time for time in times if time is not None]
+        return Reach(partition=self.partition, end=self.end, complete_to=max(known, default=None))
+
+    @property
+    def has_batches(self) -> bool:
+        """It has gone over to format 1: its end says so."""
+        return self.end.time is not None
 
     @cached_property
     def first_time(self) -> int | None:
@@ -238,16 +264,141 @@ class ArchivedLog:
         return self._parts[at - 2].end if at > 1 else Point()
 
 
-def marks_at(logs: Mapping[int, ArchivedLog], time: int) -> dict[int, Point]:
-    """Where each partition is cut. `CutImpossible` where nothing would be left at all."""
-    found = {number: log.at_time(time) for number, log in logs.items()}
-    if all(point.mark == NO_MARK for point in found.values()):
+def log_of(archive: PartitionArchive, known: Manifest) -> ArchivedLog:
+    """All that the store has of it, from a manifest that is known on."""
+    manifest, tail, parts = tail_of(archive, known)
+    rest = list[Unsealed]()
+    for part in parts:
+        content = part.content()
+        if isinstance(content, Run):
+            run = content.part(max(0, manifest.last + 1 - content.first_id), len(content))
+            found = Unsealed(first=run.first_id, last=run.last_id, version=VERSION, data=bytes(run.data))
+        else:
+            batches = [batch for batch in content if batch.first_id > manifest.last]
+            data = b"".join(bytes(piece) for batch in batches for piece in batch.pieces)
+            found = Unsealed(first=batches[0].first_id, last=batches[-1].last_id, version=BATCHES, data=data)
+        if rest and rest[-1].version == found.version:
+            found = replace(found, first=rest[-1].first, data=rest.pop().data + found.data)
+        rest.append(found)
+    if tail is None:
+        return ArchivedLog(archive, manifest)
+    return ArchivedLog(archive, manifest, rest, complete_to=tail.moment, session=tail.session)
+
+
+def logs_in(store: Store, label: Label, partitions: int | None) -> dict[int, ArchivedLog]:
+    """Of all partitions that the store has something of, and of so many where their number is known."""
+    newest: dict[int, int] = dict.fromkeys(range(partitions or 0), 0)
+    for one in store.list(""):
+        if match := _OBJECT.fullmatch(one.name):
+            newest[int(match[1])] = max(int(match[2] or 0), newest.get(int(match[1]), 0))
+    found = dict[int, ArchivedLog]()
+    for number, highest in sorted(newest.items()):
+        archive = PartitionArchive(store, label, number)
+        manifest = archive.manifest_at(highest) if highest else archive.manifest(0, "")
+        if manifest is None:
+            raise ArchiveDamaged(f"{store.place}: {archive.name_at(highest)} was listed, and is not there")
+        found[number] = log_of(archive, archive.newest_after(manifest))
+    return found
+
+
+def empty_log(store: Store, label: Label, partition: int) -> ArchivedLog:
+    """Of a partition of which the store has nothing."""
+    archive = PartitionArchive(store, label, partition)
+    return ArchivedLog(archive, archive.manifest(0, ""))
+
+
+def label_of(store: Store) -> Label:
+    """`ForeignArchive` where there is no archive."""
+    try:
+        text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
+    except ObjectAbsent:
+        raise ForeignArchive(
+            f"{store.place} holds no archive: there is no {LABEL}",
+            not_done="nothing was changed",
+            next_step="name the store as the storages do, in `archive` of their configuration",
+        ) from None
+    return Label.decode(text, f"{store.place}: {LABEL}")
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Where the log of each partition ends."""
+
+    points: Mapping[int, Point]
+    time: int | None = None
+    """The moment at which all of them are cut."""
+    given: Mapping[int, int] = field(default_factory=dict)
+    """The marks that were asked for, where these are others: in front of a batch that goes on behind the mark."""
+
+
+def cut_at_time(logs: Mapping[int, ArchivedLog], time: int, *, now: int, is_each: bool = False) -> Cut:
+    """All partitions at one moment. `is_each`: also those of which something may be missing that came before it."""
+    if time > now:
+        raise CutImpossible(f"{spelled(time)} is in the future: it is {spelled(now)} now")
+    short = [] if is_each else incomplete_at([log.reach for log in logs.values()], time)
+    points = {number: log.at_time(time) for number, log in logs.items()}
+    if all(point.mark == NO_MARK for point in points.values()):
         times = [first for log in logs.values() if (first := log.first_time) is not None]
         raise CutImpossible(
             f"nothing in the store is of {spelled(time)} or before"
             + (f": its first transaction is of {spelled(min(times))}" if times else "")
         )
-    return found
+    if short:
+        raise CutImpossible(
+            f"{_told(short)}: what came after that and until {spelled(time)} is not in the store",
+            next_step="restore to an earlier time or to --latest; or take these as far as they go, with "
+            "--each-as-far-as-it-goes",
+        )
+    return Cut(points=points, time=time)
+
+
+def cut_latest(logs: Mapping[int, ArchivedLog], *, is_each: bool = False) -> Cut:
+    """The newest moment to which all partitions are complete; or each where it ends."""
+    if not any(log.last > NO_MARK for log in logs.values()):
+        raise CutImpossible("the store has no transaction")
+    if is_each or len(logs) == 1:  # alone, it is consistent wherever it ends
+        return Cut(points={number: log.end for number, log in logs.items()})
+    for log in logs.values():
+        if log.last > NO_MARK and log.first_time is None:
+            raise NoTimes(
+                f"partition {log.partition}: the ids 0 to {log.last} are records of format 0, which have no times"
+            )
+    reaches = [log.reach for log in logs.values()]
+    time = moment_of(reaches)
+    if time is None:
+        unknown = [reach for reach in reaches if reach.complete_to is None]
+        raise CutImpossible(
+            f"{_told(unknown)}: no moment is known to which all partitions are complete",
+            next_step="give a moment with --to-time and take these as far as they go, with --each-as-far-as-it-goes",
+        )
+    return Cut(points={number: log.at_time(time) for number, log in logs.items()}, time=time)
+
+
+def cut_at_marks(logs: Mapping[int, ArchivedLog], marks: Mapping[int, int]) -> Cut:
+    """Each at the mark that was asked for it."""
+    for what, left in (
+        ("the marks do not say where it ends", logs.keys() - marks),
+        ("the store has none", marks.keys() - logs),
+    ):
+        if left:
+            raise CutImpossible(f"partition {min(left)}: {what}")
+    points = {number: log.at_mark(marks[number]) for number, log in logs.items()}
+    given = {number: marks[number] for number, point in points.items() if point.mark != marks[number]}
+    return Cut(points=points, given=given)
+
+
+def _told(reaches: Sequence[Reach]) -> str:
+    first = reaches[0]
+    known = (
+        f"is complete up to {spelled(first.complete_to)} only" if first.complete_to is not None
+        else "has nothing in the store" if first.end.mark == NO_MARK
+        else "says of no time that it is complete"
+    )  # fmt: skip
+    more = len(reaches) - 1
+    return f"partition {first.partition} {known}" + (f", and so {more} more" if more else "")
 
 
 def place_of(data: Buffer, version: int, places: Sequence[int] | None, mark: int, where: str) -> int | None:

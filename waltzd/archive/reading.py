@@ -17,7 +17,7 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TypeVar
 from uuid import UUID, uuid4
@@ -231,8 +231,6 @@ class PieceCache:
     def __init__(self, bytes_max: int, directory: str | None = None) -> None:
         """`directory`: None for that of the system for temporary files."""
         self.bytes = 0
-        self.hits = 0
-        self.misses = 0
         self._bytes_max = bytes_max
         self._directory = directory
         self._pieces: OrderedDict[str, Piece] = OrderedDict()
@@ -278,9 +276,17 @@ class PieceCache:
 class ReadCounters:
     """Since the process began."""
 
-    bytes: int = 0
+    fetched_bytes: int = 0
     """Of pieces, from the store."""
     pieces: int = 0
+    """That were fetched to their end."""
+    hits: int = 0
+    misses: int = 0
+    """How often a piece was in the cache, and how often it was not."""
+    failures: int = 0
+    """Reads that the store or the cache has kept from being made."""
+    cached_bytes: int = 0
+    """At this moment."""
 
 
 class ArchiveReader:
@@ -297,9 +303,9 @@ class ArchiveReader:
         self._times: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    @property
-    def place(self) -> str:
-        return self._store.place
+    def told(self) -> ReadCounters:
+        """What was counted, and what is in the cache now."""
+        return replace(self.counters, cached_bytes=self.cache.bytes)
 
     def read(
         self, partition: int, known: Archived, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False
@@ -343,9 +349,9 @@ class ArchiveReader:
         """From the cache, or else from the store."""
         found = self.cache.get(entry)
         if found is not None:
-            self.cache.hits += 1
+            self.counters.hits += 1
             return found
-        self.cache.misses += 1
+        self.counters.misses += 1
         name, trouble = f"{self._store.place}: {entry.name(partition)}", ""
         for _ in range(ATTEMPTS):
             file = self.cache.begin(entry, name)
@@ -378,7 +384,7 @@ class ArchiveReader:
                 return f"it has {file.size()} bytes, and had {entry.size}"
             hashing.update(data)
             file.append(data)
-            self.counters.bytes += len(data)
+            self.counters.fetched_bytes += len(data)
         self.counters.pieces += 1
         return "" if hashing.hexdigest() == entry.sha256 else "it has other bytes than were written there"
 

@@ -26,7 +26,7 @@ from uuid import UUID
 
 import numpy as np
 
-from waltzd.archive.cutting import ArchivedLog, batch_places, place_of
+from waltzd.archive.cutting import ArchivedLog, Unsealed, batch_places, place_of
 from waltzd.archive.manifest import Entry, sha256_of
 from waltzd.archive.piece import Held, piece_of
 from waltzd.disk.seam import Buffer, Disk, join, opened
@@ -118,8 +118,8 @@ async def build(
             task.cancel()
         await asyncio.gather(*ahead, return_exceptions=True)
     last_id = min(mark, log.manifest.last)
-    if log.rest is not None and mark > log.manifest.last:
-        for copy in await run(_behind, log, mark, key):
+    for rest in log.rest:
+        for copy in await run(_behind, log, rest, mark, key):
             front = await run(_write, disk, folder, copy, front)
             on_bytes(copy.stored)
             newest, segments, last_id = copy.header.first_id, segments + 1, copy.last_id
@@ -262,18 +262,19 @@ def _places(header: FileHeader, data: Buffer, last_id: int, where: str) -> np.nd
 # -- what no segment has -----------------------------------------------------------------------------------------------
 
 
-def _behind(log: ArchivedLog, mark: int, key: UUID) -> list[_Copy]:
+def _behind(log: ArchivedLog, rest: Unsealed, mark: int, key: UUID) -> list[_Copy]:
     """Segments of what was saved behind the sealed ones, up to the mark. Batches say where a segment ends."""
-    rest = log.rest
-    assert rest is not None
+    if rest.first > mark:
+        return []
     where = f"what was saved of partition {log.partition} behind its segments"
     if rest.version != BATCHES:
         header = FileHeader(created_ms=0, key=key, partition=log.partition, first_id=rest.first)
         data = memoryview(header.encode() + rest.data)
         entries = _places(header, data, min(mark + 1, rest.last), where)
         end = len(data) if mark >= rest.last else int(entries[-1])
-        kept = entries[: mark - rest.first + 1].astype(">i8").tobytes()
-        return [_copy(header, data[HEADER_BYTES:end], kept, None, mark, end - HEADER_BYTES)]
+        last_id = min(mark, rest.last)
+        kept = entries[: last_id - rest.first + 1].astype(">i8").tobytes()
+        return [_copy(header, data[HEADER_BYTES:end], kept, None, last_id, end - HEADER_BYTES)]
     found, own = list[_Copy](), list[tuple[int, Head]]()
     for at in batch_places(rest.data, 0, where):
         head = Head.decode(rest.data, at)
@@ -286,7 +287,7 @@ def _behind(log: ArchivedLog, mark: int, key: UUID) -> list[_Copy]:
             own = []
     if own:
         found.append(_segment(log, key, memoryview(rest.data), own, where))
-    if not found or found[-1].last_id != mark:
+    if not found or found[-1].last_id != min(mark, rest.last):
         raise ArchiveDamaged(f"{where}: no batch ends at id {mark}")
     return found
 

@@ -8,6 +8,9 @@ The order of a round: the slot, read back, then `tail.json`. A slot is written o
 tag that it still has; and only where `tail.json` does not count it, or a manifest holds all its ids. So whatever is killed,
 and however many write at once, `tail.json` never names what is not there, except where a manifest covers it meanwhile. A
 reader that meets other bytes in a slot reads manifest and `tail.json` again.
+
+Behind its records a slot has 16 bytes that no other upload has, because some stores make the tag of an object from its
+bytes: the same records, uploaded twice, have to have two tags.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ from waltzd.format.record import Run, first_bad, walk
 from waltzd.protocol.peers import Content, runs_of
 
 SLOTS_MAX = 64
+UNIQUE_BYTES = 16
+"""At the end of a slot."""
 READS_MAX = 10
 """So often a reader begins again, when an upload came between."""
 COLUMNS = ("slot", "first", "last", "format", "record_bytes", "size", "time", "crc", "sha256")
@@ -141,7 +146,7 @@ def _slot(row: Any) -> Slot:
     found = Slot(
         **dict(zip(COLUMNS, map(whole_number, numbers), strict=False)), crc=int(crc, 16), sha256=checked_hash(sha256)
     )
-    if found.first > found.last or found.format not in VERSIONS:
+    if found.first > found.last or found.format not in VERSIONS or found.size < found.record_bytes + UNIQUE_BYTES:
         raise ValueError(f"{row!r} is no slot")
     return found
 
@@ -161,10 +166,10 @@ def _check_order(tail: Tail) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A slot with its bytes, whose hash is the one that `tail.json` says."""
+    """The records of a slot whose hash is the one that `tail.json` says."""
 
     slot: Slot
-    data: bytes
+    data: memoryview
     where: str
 
     def content(self) -> Content:
@@ -178,11 +183,10 @@ class Part:
         return found
 
     def _run(self) -> Run:
-        view = memoryview(self.data)
-        bounds = walk(view)
-        if bounds[-1] != len(view):
+        bounds = walk(self.data)
+        if bounds[-1] != len(self.data):
             raise ArchiveDamaged(f"{self.where} has no whole record at byte {bounds[-1]}")
-        run = Run(self.slot.first, view, bounds)
+        run = Run(self.slot.first, self.data, bounds)
         bad = first_bad(run)
         if bad is not None:
             raise ArchiveDamaged(f"{self.where}: record {run.first_id + bad} fails its checks")
@@ -257,4 +261,4 @@ def _part(archive: PartitionArchive, slot: Slot) -> tuple[Part | None, str]:
         return None, f"{where}, which holds the ids {slot.first} to {slot.last}, is not there"
     if sha256_of(data) != slot.sha256:
         return None, f"{where}, which holds the ids {slot.first} to {slot.last}, has other bytes than tail.json says"
-    return Part(slot=slot, data=data, where=where), ""
+    return Part(slot=slot, data=memoryview(data)[:-UNIQUE_BYTES], where=where), ""

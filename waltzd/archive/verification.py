@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import highest_numbers, is_manifest, label_of
@@ -18,10 +19,13 @@ from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, UnfitSegment, UnknownVersion
 from waltzd.format.layout import FileHeader
+from waltzd.protocol.descriptions import ArchiveCheck, Archived
 
 _OBJECT = re.compile(
     r"partition-(0|[1-9][0-9]{0,4})/(segment|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
 )
+CHECK_PIECES = 32
+"""Looked for at once, as uploads wait meanwhile."""
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent, UnknownVersion)
 
 
@@ -118,6 +122,30 @@ def _sort(one: Listed, found: Survey) -> None:
     # Where a chunk cannot be read, nobody knows what it names.
     is_unknown = any(flaw.partition == int(match[1]) for flaw in found.flaws)
     (found.pending if is_behind or is_unknown else found.orphans).append(one)
+
+
+def check_from(store: Store, archive: PartitionArchive, known: Archived, first_id: int) -> ArchiveCheck:
+    """Whether the store still has a few of the pieces that a manifest names, from an id on: by their names and sizes."""
+    last_id = first_id - 1
+    try:
+        manifest = archive.manifest(known.number, known.sha256)
+        for piece in islice(_pieces_from(archive, manifest.entries, first_id), CHECK_PIECES):
+            flaw = check_piece(store, archive.label, archive.partition, piece, is_quick=True)
+            if flaw is not None:
+                missing = f"{flaw.name}, with the ids {flaw.first} to {flaw.last}, {flaw.detail}"
+                return ArchiveCheck(last_id=last_id, missing=missing)
+            last_id = piece.last
+    except _WRONG as error:
+        return ArchiveCheck(last_id=last_id, missing=error.message)
+    return ArchiveCheck(last_id=last_id)
+
+
+def _pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id: int) -> Iterator[Entry]:
+    for entry in entries:
+        if entry.last >= first_id and entry.level == 0:
+            yield entry
+        elif entry.last >= first_id:
+            yield from _pieces_from(archive, archive.chunk(entry).entries, first_id)
 
 
 def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_quick: bool) -> Flaw | None:

@@ -7,10 +7,11 @@ a higher floor, and of two owners that write at once its version refuses one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, put
-from waltzd.cluster.coordinator import Change, Coordinator, Create
-from waltzd.cluster.documents import ArchiveMeta, decode, encode
+from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, ROOT, put
+from waltzd.cluster.coordinator import Change, Coordinator, Create, Set
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, decode, decode_root, encode
 from waltzd.errors import BadMetadata, ChangedMeanwhile
 
 
@@ -61,3 +62,11 @@ async def save_archived(
             return newest
         raise
     return version + 1
+
+
+async def save_keep_local(coordinator: Coordinator, keep_local: str, *, before: ClusterMeta) -> None:
+    """What storages keep of the archived log, if the cluster's document is still what it was."""
+    node = await coordinator.get(ROOT)
+    if node is None or decode_root(node.data) != before:
+        raise ChangedMeanwhile("the document of the cluster was changed by somebody else meanwhile")
+    await coordinator.commit([Set(ROOT, encode(replace(before, keep_local=keep_local)), node.version)])

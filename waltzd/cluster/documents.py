@@ -26,18 +26,8 @@ from uuid import UUID
 from waltzd.errors import BadArgument, BadMetadata, MetadataUnfinished, WaltzError
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
-from waltzd.protocol.policy import (
-    PREFIX_LENGTH_MAX,
-    Amount,
-    Grant,
-    Pattern,
-    Prefix,
-    Quotas,
-    Ranges,
-    is_pattern,
-    is_prefix,
-    is_ranges,
-)
+from waltzd.protocol.channels import CHANNELS_MAX, Parts, Ranges, is_channel, is_parts, is_ranges
+from waltzd.protocol.policy import PREFIX_LENGTH_MAX, Amount, Grant, Pattern, Prefix, Quotas, is_pattern, is_prefix
 from waltzd.protocol.retention import is_keep_local
 
 SCHEMA = 1
@@ -91,6 +81,10 @@ _DEFAULTS: dict[Any, Rule] = {
         lambda value: isinstance(value, str) and is_prefix(value),
     ),
     Ranges: Rule("numbers of partitions, as in 0-3,7", lambda value: isinstance(value, str) and is_ranges(value)),
+    Parts: Rule(
+        "numbers of partitions and names of channels, as in 0-3,orders",
+        lambda value: isinstance(value, str) and is_parts(value),
+    ),
     Amount: whole(1),
 }
 """For a field whose annotation has no rule of its own."""
@@ -291,6 +285,21 @@ class PolicyDocument(Document):
                     return f"grants[{at}].{name}", "must not be empty: the grant would allow nothing"
                 if len(set(found)) != len(found):
                     return f"grants[{at}].{name}", "has an entry twice"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelsDocument(Document):
+    """<root>/channels: names for sets of partitions."""
+
+    channels: Mapping[Name, Ranges]
+
+    def mistake(self) -> tuple[str, str] | None:
+        if len(self.channels) > CHANNELS_MAX:
+            return "channels", f"must have at most {CHANNELS_MAX} names, not {len(self.channels)}"
+        for name in self.channels:
+            if not is_channel(name):
+                return f"channels.{name}", "must begin with a letter, and not be all"
         return None
 
 

@@ -252,6 +252,73 @@ class Archived:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RestoreOrder:
+    """One replica that a storage is to make out of an archive, and how far its log shall go."""
+
+    store: str
+    """As a storage names it in its configuration."""
+    archive: UUID
+    cluster: UUID
+    """Whose log it is: the key that its segments have in the store."""
+    partition: int
+    number: int
+    """Of a manifest; a newer one may be there."""
+    sha256: str
+    """Of that manifest."""
+    mark: int
+    session: int
+    """The replica stands as at its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoring:
+    """How far a storage has come with a replica."""
+
+    bytes: int
+    """Of the store, dealt with."""
+    bytes_total: int
+    kept: int = 0
+    """Segments that an earlier attempt had left."""
+    status: ReplicaStatus | None = None
+    """Where it stands, once it is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackedUp:
+    """How far a partition is backed up: archive and tail together."""
+
+    last_id: int = -1
+    moment: int = 0
+    """All that was committed at this time is in the store: microseconds since 1970, by an owner's clock. 0: it is not
+    known."""
+    archives_first: bool = False
+    """Nothing was uploaded: a sealed segment waits for the archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetadataBackup:
+    """The documents of the cluster in the archive, as the leader knows it."""
+
+    number: int = 0
+    """Of the newest object; 0 before there is one."""
+    age_ms: int = -1
+    """Since they were last seen to be there as they are; -1: never by this server."""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveCheck:
+    """Whether the store still has what is archived: all objects are looked for, again and again."""
+
+    last_id: int = -1
+    """All objects of the ids up to this one were there."""
+    missing: str = ""
+    """Why the next one does not count: it is gone, or is not what it was. Empty where nothing is wrong."""
+    age_ms: int | None = None
+    """Since it was begun to look for all of them; only an owner says it. None before all were there once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnedPartition:
     partition: int
     generation: int
@@ -275,6 +342,14 @@ class OwnedPartition:
     """None where none of its storages archives, and none ever did."""
     archive_trouble: str = ""
     """Why its archive does not go on."""
+    backed_up: BackedUp | None = None
+    """None where nothing was backed up in this session."""
+    backup_lag_ms: int = 0
+    """For how long something that is committed is not backed up; 0: all is."""
+    backup_trouble: str = ""
+    """Why its backup does not go on."""
+    archive_check: ArchiveCheck | None = None
+    """None before anything was looked for in this session."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,6 +377,8 @@ class ClientInstance:
     appended_bytes: int = 0
     fed: int = 0
     fed_bytes: int = 0
+    waiting: str = ""
+    """Why it is not fed, where that is not its own doing: the archive is away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,3 +434,5 @@ class ServerDescription:
     vitals: Vitals | None = None
     """None where there is no process, as in a simulation."""
     clients: ClientTotals = field(default_factory=ClientTotals)
+    metadata_backup: MetadataBackup | None = None
+    """Only of the leader, where storages archive."""

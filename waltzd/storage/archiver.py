@@ -1,32 +1,42 @@
-"""What a storage uploads: the sealed segment that the owner of a partition asks for, and the manifest that names it.
+"""What a storage uploads: sealed segments with the manifests that name them, tails, and the documents of the cluster.
 
-The owner says how far the archive reaches, as the coordinator knows it; the storage proves the segment behind that, has it
-in the store, and answers how far the archive reaches then. Only committed records leave, of segments that are never written
-again. One segment is on its way at a time, on a thread of its own, so that a slow store takes no appender's and no reader's
-turn, and no more than one segment's memory, twice.
+The owner of a partition says how far the archive reaches, as the coordinator knows it; the storage proves the segment
+behind that, has it in the store, and answers how far the archive reaches then. What is committed behind all sealed segments
+is the tail, of which some is uploaded every few seconds. Only committed records leave.
+
+One of these is on its way at a time, in the order in which they were asked for, on a thread of its own: so a slow store
+takes no appender's and no reader's turn, and no more than one segment's memory, twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import Label
+from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
 from waltzd.archive.piece import index_to_keep, piece_of
 from waltzd.archive.store import Store
+from waltzd.archive.tail import Tail
+from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.verification import check_from
 from waltzd.disk.seam import Disk, join, opened
-from waltzd.errors import BadFrame, NoArchive, PartitionDamaged, UnfitSegment
+from waltzd.errors import BadFrame, ForeignArchive, NoArchive, PartitionDamaged, TooLarge, UnfitSegment
 from waltzd.format.layout import FileHeader, index_name
-from waltzd.protocol.descriptions import Archived
-from waltzd.protocol.peers import NOBODY, Contact
+from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp
+from waltzd.protocol.peers import NOBODY, Contact, Content
 from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.segment import Suspect
 
+T = TypeVar("T")
+SEEN_MAX = 64
+"""Objects that are looked for in one call."""
 ARCHIVES_MAX = 256
-"""Partitions whose newest manifest is kept in memory."""
+"""Partitions whose newest manifest and tail are kept in memory."""
 
 
 class Replicas(Protocol):
@@ -37,28 +47,28 @@ class Replicas(Protocol):
 
 
 class Archiver:
-    def __init__(self, replicas: Replicas, disk: Disk, store: Store | None, run: RunBlocking) -> None:
+    def __init__(self, replicas: Replicas, key: UUID, disk: Disk, store: Store | None, run: RunBlocking) -> None:
+        """`key`: of the cluster."""
         self._replicas = replicas
+        self._key = key
         self._disk = disk
         self._store = store
         self._run = run
         self._turn = asyncio.Lock()
         self._label: Label | None = None
         self._archives: OrderedDict[int, PartitionArchive] = OrderedDict()
+        self._tails: OrderedDict[int, PartitionTail] = OrderedDict()
 
     async def add(self, number: int, session: int, known: Archived, *, contact: Contact = NOBODY) -> Archived:
         """For the owner. `known` again where no segment behind it is sealed and committed."""
-        lane = self._replicas.readable(number, session, contact)
-        if self._store is None:
-            raise NoArchive("this storage has no `archive` in its configuration")
-        if known.number < 0 or known.last_id < -1 or (known.archive is None) != (known.number == 0):
-            raise BadFrame(f"{known} is nothing that an archive can reach to")
+        lane, store = self._replicas.readable(number, session, contact), self._open()
+        _check(known)
         found = self._sealed(lane.partition, known.last_id + 1)
         if found is None:
             return known
         async with self._turn:
             try:
-                return await self._run(self._add, self._store, lane.partition, *found, known)
+                return await self._run(self._add, store, lane.partition, *found, known)
             except UnfitSegment as error:
                 await self._replicas.examine(lane, found[0])  # it is damaged, and is healed; or its footer is made again
                 raise PartitionDamaged(
@@ -67,7 +77,110 @@ class Archiver:
                     next_step="nothing, if it heals; the owner asks again, and other replicas meanwhile",
                 ) from error
 
+    async def see(
+        self, number: int, session: int, known: Archived, first_id: int, last_id: int, *, contact: Contact = NOBODY
+    ) -> int:
+        """For the owner, before it trims: up to which id all that is archived from `first_id` on is in the store now."""
+        lane = self._replicas.readable(number, session, contact)
+        if self._store is None:
+            raise NoArchive("this storage has no `archive` in its configuration", not_done="nothing was looked at")
+        if known.number < 1 or known.archive is None or not 0 <= first_id <= last_id <= known.last_id:
+            raise BadFrame(f"ids {first_id} to {last_id} are not in an archive that reaches to {known}")
+        async with self._turn:
+            return await self._run(self._see, self._store, lane.partition, known, first_id, last_id)
+
+    def _see(self, store: Store, partition: Partition, known: Archived, first_id: int, last_id: int) -> int:
+        archive = self._archive(store, partition, known.archive)
+        return archive.seen(archive.manifest(known.number, known.sha256), first_id, last_id, SEEN_MAX)
+
+    async def back_up(
+        self, number: int, session: int, known: Archived, committed: int, moment: int, *, contact: Contact = NOBODY
+    ) -> BackedUp:
+        """For the owner: what is behind `known`, up to `committed`."""
+        lane, store = self._replicas.readable(number, session, contact), self._open()
+        _check(known)
+        partition = lane.partition
+        first_id = known.last_id + 1
+        if any(first == first_id and last <= partition.visible_mark for first, last in partition.sealed_segments()):
+            return BackedUp(last_id=known.last_id, archives_first=True)
+        last_id = partition.decided_to(session, committed)
+        async with self._turn:
+            try:
+                tail = await self._run(
+                    self._back_up, store, partition, known, session, last_id, moment if last_id >= committed else 0
+                )  # fmt: skip
+            except Suspect as question:
+                await self._replicas.examine(lane, question.first_id)
+                raise PartitionDamaged(
+                    f"partition {number}: the segment at id {question.first_id} has wrong bytes",
+                    not_done="nothing of it was uploaded",
+                    next_step="nothing, if it heals; the owner asks again, and other replicas meanwhile",
+                ) from None
+        return BackedUp(last_id=max(tail.last, known.last_id), moment=tail.moment)
+
+    def _back_up(
+        self, store: Store, partition: Partition, known: Archived, session: int, last_id: int, moment: int
+    ) -> Tail:
+        """On the thread."""
+        label = self._labelled(store, partition.key, known.archive)
+        tail = self._tails.pop(partition.number, None)
+        if tail is None or tail.label != label:
+            tail = PartitionTail(store, label, partition.number, self._disk.fresh_id)
+        _keep(self._tails, partition.number, tail)
+
+        def read(first_id: int, last_id: int, bytes_max: int) -> Content:
+            return partition.read_whole(first_id, last_id, bytes_max, session=session)
+
+        return tail.add(session=session, since=known.last_id + 1, last=last_id, moment=moment, read=read)
+
+    async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
+        """The number under which the documents of the cluster are in the archive. `archive`: which one it is, if known."""
+        store = self._open()
+        if len(text) > METADATA_BYTES_MAX:
+            raise TooLarge(f"metadata of {len(text)} bytes; an archive takes {METADATA_BYTES_MAX}")
+
+        def save() -> int:
+            self._labelled(store, self._key, archive)
+            return save_metadata(store, text)
+
+        async with self._turn:
+            return await self._run(save)
+
+    def _open(self) -> Store:
+        if self._store is None:
+            raise NoArchive("this storage has no `archive` in its configuration")
+        return self._store
+
+    async def check(
+        self, number: int, session: int, known: Archived, first_id: int, *, contact: Contact = NOBODY
+    ) -> ArchiveCheck:
+        """For the owner: whether the store still has some of the objects that `known` leads to, from an id on."""
+        lane = self._replicas.readable(number, session, contact)
+        if self._store is None:
+            raise NoArchive("this storage has no `archive` in its configuration")
+        if known.number <= 0 or known.archive is None or not 0 <= first_id <= known.last_id:
+            raise BadFrame(f"{known} leads to nothing from id {first_id} on")
+        async with self._turn:
+            return await self._run(self._check, self._store, lane.partition, first_id, known)
+
+    def _check(self, store: Store, partition: Partition, first_id: int, known: Archived) -> ArchiveCheck:
+        """On the thread. In the beginning nothing is believed that is in memory."""
+        if first_id == 0:
+            self._label = None
+            self._archives.pop(partition.number, None)
+        try:
+            return check_from(store, self._archive(store, partition, known.archive), known, first_id)
+        except ForeignArchive as error:
+            return ArchiveCheck(last_id=first_id - 1, missing=error.message)
+
     def _sealed(self, partition: Partition, first_id: int) -> tuple[int, int] | None:
+        if first_id < partition.first_id:
+            raise UnfitSegment(
+                f"partition {partition.number}: the archive goes on at id {first_id}, and this replica begins at id "
+                f"{partition.first_id}",
+                not_done="nothing was uploaded",
+                next_step="bring the store or the coordinator's document back: what was trimmed had been archived",
+            )
         for first, last in partition.sealed_segments():
             if first == first_id and last <= partition.visible_mark:
                 return first, last
@@ -93,15 +206,17 @@ class Archiver:
         )  # fmt: skip
 
     def _archive(self, store: Store, partition: Partition, wanted: UUID | None) -> PartitionArchive:
-        if self._label is None or wanted not in (None, self._label.archive):
-            self._label = label_in(store, partition.key, self._disk.fresh_id, wanted)
+        label = self._labelled(store, partition.key, wanted)
         found = self._archives.pop(partition.number, None)
-        if found is None or found.label != self._label:
-            found = PartitionArchive(store, self._label, partition.number)
-        self._archives[partition.number] = found
-        if len(self._archives) > ARCHIVES_MAX:
-            self._archives.popitem(last=False)
+        if found is None or found.label != label:
+            found = PartitionArchive(store, label, partition.number)
+        _keep(self._archives, partition.number, found)
         return found
+
+    def _labelled(self, store: Store, cluster: UUID, wanted: UUID | None) -> Label:
+        if self._label is None or wanted not in (None, self._label.archive):
+            self._label = label_in(store, cluster, self._disk.fresh_id, wanted)
+        return self._label
 
     def _read(self, partition: Partition, first_id: int, last_id: int) -> tuple[memoryview, int]:
         """The segment and its index, one behind the other, and where the segment ends."""
@@ -116,3 +231,15 @@ class Archiver:
         if index is not None:
             index.close()
         return (whole, size) if got == size else (whole[:got], got)
+
+
+def _check(known: Archived) -> None:
+    if known.number < 0 or known.last_id < -1 or (known.archive is None) != (known.number == 0):
+        raise BadFrame(f"{known} is nothing that an archive can reach to")
+
+
+def _keep(kept: OrderedDict[int, T], partition: int, one: T) -> None:
+    """As the newest of a bounded number."""
+    kept[partition] = one
+    if len(kept) > ARCHIVES_MAX:
+        kept.popitem(last=False)

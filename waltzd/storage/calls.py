@@ -53,6 +53,7 @@ from waltzd.storage.replica.healing import Installation
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import check_jump
 from waltzd.storage.replica.segment import Suspect
+from waltzd.storage.restorer import Restorer
 from waltzd.wire.budget import Budget
 from waltzd.wire.streams import PIECE_BYTES, timely
 from waltzd.wire.tasks import call_on
@@ -85,6 +86,7 @@ class StorageCalls:
         streams_loop: asyncio.AbstractEventLoop | None = None,
         store: Store | None = None,
         run_archiving: RunBlocking | None = None,
+        run_restoring: RunBlocking | None = None,
     ) -> None:
         """`streams_loop`: where lanes and streams live; None for the loop of all other calls. `run_here`: makes that loop
         write and flush by itself; None where it must not wait for the disk. `store`: of the archive."""
@@ -112,7 +114,8 @@ class StorageCalls:
         """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
         """What calls have done, and what streams and lanes have: each is counted on its own loop."""
-        self.archiver = Archiver(self, disk, store, run_archiving or run_reading)
+        self.archiver = Archiver(self, directory.control.header.key, disk, store, run_archiving or run_reading)
+        self.restorer = Restorer(self, disk, run_restoring or run_reading, on_fatal)
         self.is_draining = False
 
     @property
@@ -234,7 +237,7 @@ class StorageCalls:
             raise ForeignCluster(f"this storage belongs to a cluster of {ours} partitions; the caller says {partitions}")
         if create and number not in self._lanes:
             check_jump(NO_SESSION, session)
-            await self._make(self._directory.ensure_partition, number)
+            await self.make_replica(self._directory.ensure_partition, number)
         return await self._contact(number, session, caller, secret)
 
     async def fence(self, number: int, session: int) -> ReplicaStatus:
@@ -273,6 +276,14 @@ class StorageCalls:
     async def truncate(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
         lane = self._owned(number, session, contact)
         return await lane.call(lambda: lane.partition.truncate(session, mark, contact.number))
+
+    async def trim(self, number: int, session: int, floor: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
+        """Readers that have a segment open go on; whoever comes later gets `Trimmed`."""
+        lane = self._owned(number, session, contact)
+        status = await self._whole(lane.call(lambda: lane.partition.trim(session, floor, contact.number)))
+        while await self._whole(lane.call(lane.partition.unlink_next)):
+            continue
+        return status
 
     async def install_segment(
         self,
@@ -526,9 +537,9 @@ class StorageCalls:
     # -- administration
 
     async def create_partition(self, number: int) -> None:
-        await self._make(self._directory.create_partition, number)
+        await self.make_replica(self._directory.create_partition, number)
 
-    async def _make(self, make: Callable[[int], Partition | None], number: int) -> None:
+    async def make_replica(self, make: Callable[[int], Partition | None], number: int) -> None:
         async def change() -> None:
             partition = await self._write(make, number)
             if partition is not None:

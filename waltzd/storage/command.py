@@ -26,6 +26,7 @@ from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.http import HttpPort
 from waltzd.daemon.process import Supervisor, Underway, allow_open_files, share_arena
 from waltzd.daemon.readiness import Unready
+from waltzd.daemon.threads import Threads
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, BadConfig, FlushFailed, WaltzError
 from waltzd.protocol.role import Role
@@ -33,10 +34,11 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
 from waltzd.storage.service import Ports, start_services
-from waltzd.storage.threads import Threads
 from waltzd.wire.tls import Tls, tls_for
 
 READING_THREADS = 2
+RESTORING_THREADS = 3
+"""Idle, unless replicas are made out of an archive."""
 RESERVE_SECONDS = 10
 log = logging.getLogger("waltz.storage")
 
@@ -85,10 +87,11 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
         Threads(config.flush_threads, "flush") as writers,
         Threads(READING_THREADS, "read") as readers,
         Threads(1, "archive", is_waited_for=False) as archiving,
+        Threads(RESTORING_THREADS, "restore", is_waited_for=False) as restoring,
     ):
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers, archiving, audit))
+        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers, archiving, restoring, audit))
 
 
 def _name(config: StorageConfig, tls: Tls | None) -> str:
@@ -119,6 +122,7 @@ async def _serve(
     writers: Threads,
     readers: Threads,
     archiving: Threads,
+    restoring: Threads,
     audit: AuditLog,
 ) -> None:
     underway, streams_loop = Underway(), LoopThread("streams").loop
@@ -135,6 +139,7 @@ async def _serve(
         streams_loop=streams_loop,
         store=None if config.archive is None else open_store(config.archive),
         run_archiving=archiving.run,
+        run_restoring=restoring.run,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from uuid import UUID
 
 import grpc.aio
 
+from waltzd.archive.metadata import METADATA_BYTES_MAX
 from waltzd.daemon import logs
 from waltzd.daemon.audit import AuditLog
 from waltzd.daemon.health_service import add_health, add_reflection
@@ -20,7 +22,7 @@ from waltzd.daemon.readiness import Unready
 from waltzd.errors import BadFrame, NotPermitted, TooLarge, WaltzError
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import Archived, ReplicaStatus
+from waltzd.protocol.descriptions import Archived, ReplicaStatus, RestoreOrder
 from waltzd.protocol.peers import SECRET_BYTES, Contact
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
@@ -226,6 +228,61 @@ class ReplicaService(_Service, ReplicaServicer):
         )
         return to_message(wire.Archived, found)
 
+    @_answered
+    async def CheckArchive(self, request: wire.CheckArchiveRequest, context: Context) -> wire.ArchiveCheck:
+        target = request.target
+        self._check(target.cluster_key, context)
+        known, contact = to_value(Archived, request.known), _contact(target)
+        found = await self._calls.archiver.check(
+            target.partition, _session(target), known, request.first_id, contact=contact
+        )
+        return to_message(wire.ArchiveCheck, found)
+
+    @_answered
+    async def SeeArchive(self, request: wire.SeeRequest, context: Context) -> wire.MarkReply:
+        target = request.target
+        self._check(target.cluster_key, context)
+        mark = await self._calls.archiver.see(
+            target.partition,
+            _session(target),
+            to_value(Archived, request.known),
+            request.first_id,
+            request.last_id,
+            contact=_contact(target),
+        )
+        return wire.MarkReply(mark=mark)
+
+    @_answered
+    async def Trim(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
+        return await self._mark(self._calls.trim, request, context)
+
+    @_answered
+    async def BackUp(self, request: wire.BackUpRequest, context: Context) -> wire.BackedUp:
+        target, known = request.target, to_value(Archived, request.known)
+        self._check(target.cluster_key, context)
+        found = await self._calls.archiver.back_up(
+            target.partition, _session(target), known, request.committed, request.moment, contact=_contact(target)
+        )
+        return to_message(wire.BackedUp, found)
+
+    @_answered
+    async def SaveMetadata(self, request: wire.MetadataRequest, context: Context) -> wire.MetadataSaved:
+        self._check(request.cluster_key, context)
+        archive = uuid_of(request.archive, "an archive") if request.HasField("archive") else None
+        return wire.MetadataSaved(number=await self._calls.archiver.save_metadata(_inflated(request.text), archive))
+
+
+def _inflated(data: bytes) -> bytes:
+    """A text that was compressed, as long as it may be and no longer."""
+    inflating = zlib.decompressobj()
+    try:
+        text = inflating.decompress(data, METADATA_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise BadFrame(f"the metadata of a cluster cannot be inflated: {error}") from error
+    if len(text) <= METADATA_BYTES_MAX and not inflating.eof:
+        raise BadFrame("the metadata of a cluster ends in the middle")
+    return text
+
 
 class StorageAdminService(_Service, StorageAdminServicer):
     def __init__(self, calls: StorageCalls, audit: AuditLog) -> None:
@@ -288,6 +345,16 @@ class StorageAdminService(_Service, StorageAdminServicer):
     async def Fence(self, request: wire.FenceRequest, context: Context) -> wire.ReplicaStatus:
         self._check(request.cluster_key, context)
         return to_message(wire.ReplicaStatus, await self._calls.fence(request.partition, request.session))
+
+    async def Restore(self, request: wire.RestoreRequest, context: Context) -> AsyncIterator[wire.Restoring]:
+        try:
+            self._check(request.cluster_key, context)
+            await self._learn_name(context)
+            async with aclosing(self._calls.restorer.restore(to_value(RestoreOrder, request.order))) as states:
+                async for state in states:
+                    yield to_message(wire.Restoring, state)
+        except WaltzError as error:
+            await self.refuse(context, error)
 
     @_answered
     async def DeleteSetAside(self, request: wire.SetAsideRequest, context: Context) -> wire.SetAsideReply:

@@ -62,6 +62,10 @@ ARGUMENTS: dict[str, Callable[[Any], _About]] = {
     "/waltz.v1.Replica/Truncate": _marked,
     "/waltz.v1.Replica/Read": lambda said: ([said.target.partition], f"first_id={said.first_id}"),
     "/waltz.v1.Replica/Archive": lambda said: ([said.target.partition], f"last_id={said.known.last_id}"),
+    "/waltz.v1.Replica/Trim": _marked,
+    "/waltz.v1.Replica/BackUp": lambda said: ([said.target.partition], f"committed={said.committed}"),
+    "/waltz.v1.Replica/SaveMetadata": lambda said: ([], f"bytes={len(said.text)}"),
+    "/waltz.v1.Replica/CheckArchive": lambda said: ([said.target.partition], f"first_id={said.first_id}"),
     "/waltz.v1.StorageAdmin/CreatePartitions": lambda said: (said.partitions, ""),
     "/waltz.v1.StorageAdmin/RemovePartitions": lambda said: (
         said.partitions, f"files={'deleted' if said.delete_files else 'set-aside'}"
@@ -69,6 +73,9 @@ ARGUMENTS: dict[str, Callable[[Any], _About]] = {
     "/waltz.v1.StorageAdmin/SetAvailable": lambda said: (said.partitions, f"available={said.available}".lower()),
     "/waltz.v1.StorageAdmin/Verify": lambda said: (said.partitions, ""),
     "/waltz.v1.StorageAdmin/Fence": lambda said: ([said.partition], f"session={said.session}"),
+    "/waltz.v1.StorageAdmin/Restore": lambda said: (
+        [said.order.partition], f"mark={said.order.mark} session={said.order.session}"
+    ),
     "/waltz.v1.StorageAdmin/DeleteSetAside": lambda said: ([], f"names={','.join(said.names)}"),
     "/waltz.v1.Log/Fetch": lambda said: ([said.partition], f"first_id={said.first_id}"),
     "/waltz.v1.ServerAdmin/DisconnectClient": lambda said: ([], " ".join(filter(None, (said.name, said.instance)))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from uuid import UUID
@@ -20,7 +21,18 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
-from waltzd.protocol.descriptions import Archived, Events, ReplicaStatus, SetAside, StorageDescription, VerifySummary
+from waltzd.protocol.descriptions import (
+    ArchiveCheck,
+    Archived,
+    BackedUp,
+    Events,
+    ReplicaStatus,
+    RestoreOrder,
+    Restoring,
+    SetAside,
+    StorageDescription,
+    VerifySummary,
+)
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
 from waltzd.wire import frames
@@ -182,6 +194,40 @@ class ReplicaClient(Caller):
     async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
         request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
         return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
+
+    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
+        request = wire.SeeRequest(
+            target=self._target(partition, session),
+            known=to_message(wire.Archived, known),
+            first_id=first_id,
+            last_id=last_id,
+        )
+        reply: wire.MarkReply = await self._call(self._stub.SeeArchive, request, ARCHIVE_SECONDS)
+        return reply.mark
+
+    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
+        request = wire.MarkRequest(target=self._target(partition, session), mark=floor)
+        return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, ARCHIVE_SECONDS))
+
+    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+        request = wire.BackUpRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), committed=committed,
+            moment=moment,
+        )  # fmt: skip
+        return to_value(BackedUp, await self._call(self._stub.BackUp, request, ARCHIVE_SECONDS))
+
+    async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
+        request = wire.MetadataRequest(
+            cluster_key=self._key.bytes, text=zlib.compress(text), archive=None if archive is None else archive.bytes
+        )
+        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, ARCHIVE_SECONDS)
+        return reply.number
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        request = wire.CheckArchiveRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), first_id=first_id
+        )
+        return to_value(ArchiveCheck, await self._call(self._stub.CheckArchive, request, ARCHIVE_SECONDS))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""
@@ -369,6 +415,13 @@ class AdminClient(Caller):
         """Let its replica promise itself to this session, also below an earlier promise; where it then stands, proven."""
         request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
         return to_value(ReplicaStatus, await self._call(self._stub.Fence, request, FENCE_SECONDS))
+
+    async def restore(self, order: RestoreOrder) -> AsyncIterator[Restoring]:
+        """Have it make a replica out of an archive; the last message says where that stands."""
+        request = wire.RestoreRequest(cluster_key=self._key.bytes, order=to_message(wire.RestoreOrder, order))
+        async with aclosing(self._stream(self._stub.Restore, request)) as messages:
+            async for message in messages:
+                yield to_value(Restoring, message)
 
     async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
         """Directories that were set aside, for good; what was deleted."""

@@ -311,6 +311,207 @@ class ArchiveRequest(_message.Message):
 Global___ArchiveRequest: _TypeAlias = ArchiveRequest  # noqa: Y015
 
 @_typing.final
+class SeeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    last_id: _builtins.int
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+        first_id: _builtins.int = ...,
+        last_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "known", b"known", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeeRequest: _TypeAlias = SeeRequest  # noqa: Y015
+
+@_typing.final
+class BackUpRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    MOMENT_FIELD_NUMBER: _builtins.int
+    committed: _builtins.int
+    moment: _builtins.int
+    """All that was committed at this time is not behind `committed`: microseconds since 1970."""
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived:
+        """As the coordinator knows it."""
+
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+        committed: _builtins.int = ...,
+        moment: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "known", b"known", "moment", b"moment", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackUpRequest: _TypeAlias = BackUpRequest  # noqa: Y015
+
+@_typing.final
+class BackedUp(_message.Message):
+    """How far a partition is backed up: archive and tail together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    MOMENT_FIELD_NUMBER: _builtins.int
+    ARCHIVES_FIRST_FIELD_NUMBER: _builtins.int
+    last_id: _builtins.int
+    moment: _builtins.int
+    """All that was committed at this time is in the store: microseconds since 1970; 0: it is not known."""
+    archives_first: _builtins.bool
+    """Nothing was uploaded: a sealed segment waits for the archive."""
+    def __init__(
+        self,
+        *,
+        last_id: _builtins.int = ...,
+        moment: _builtins.int = ...,
+        archives_first: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives_first", b"archives_first", "last_id", b"last_id", "moment", b"moment"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackedUp: _TypeAlias = BackedUp  # noqa: Y015
+
+@_typing.final
+class MetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    archive: _builtins.bytes
+    """The archive that the cluster has; absent where none was begun."""
+    text: _builtins.bytes
+    """What `waltzctl cluster save-metadata` writes, compressed (zlib): a request is small."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        archive: _builtins.bytes | None = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive", "cluster_key", b"cluster_key", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archive: _TypeAlias = _typing.Literal["archive"]  # noqa: Y015
+    _WhichOneofArgType__archive: _TypeAlias = _typing.Literal["_archive", b"_archive"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archive) -> _WhichOneofReturnType__archive | None: ...
+
+Global___MetadataRequest: _TypeAlias = MetadataRequest  # noqa: Y015
+
+@_typing.final
+class MetadataSaved(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Of the object."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataSaved: _TypeAlias = MetadataSaved  # noqa: Y015
+
+@_typing.final
+class CheckArchiveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    """Objects of earlier ids are not looked for; 0: the label and the manifest are read again."""
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+        first_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "known", b"known", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckArchiveRequest: _TypeAlias = CheckArchiveRequest  # noqa: Y015
+
+@_typing.final
+class ArchiveCheck(_message.Message):
+    """Whether the store still has what is archived."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    last_id: _builtins.int
+    """All objects that were looked for, up to this id, are there."""
+    missing: _builtins.str
+    """Why the next object does not count: it is gone, or is not what it was. Empty where nothing is wrong."""
+    age_ms: _builtins.int
+    """Since it was begun to look for all of them; said by owners only."""
+    def __init__(
+        self,
+        *,
+        last_id: _builtins.int = ...,
+        missing: _builtins.str = ...,
+        age_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms", "last_id", b"last_id", "missing", b"missing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_ms: _TypeAlias = _typing.Literal["age_ms"]  # noqa: Y015
+    _WhichOneofArgType__age_ms: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_ms) -> _WhichOneofReturnType__age_ms | None: ...
+
+Global___ArchiveCheck: _TypeAlias = ArchiveCheck  # noqa: Y015
+
+@_typing.final
 class Finding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1115,6 +1316,106 @@ class FenceRequest(_message.Message):
 Global___FenceRequest: _TypeAlias = FenceRequest  # noqa: Y015
 
 @_typing.final
+class RestoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    @_builtins.property
+    def order(self) -> Global___RestoreOrder: ...
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        order: Global___RestoreOrder | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRequest: _TypeAlias = RestoreRequest  # noqa: Y015
+
+@_typing.final
+class RestoreOrder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_FIELD_NUMBER: _builtins.int
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    store: _builtins.str
+    """The store, as storages name it."""
+    archive: _builtins.bytes
+    cluster: _builtins.bytes
+    """The key of the cluster whose log it is."""
+    partition: _builtins.int
+    number: _builtins.int
+    """Of a manifest, and its SHA-256."""
+    sha256: _builtins.str
+    mark: _builtins.int
+    """The last id."""
+    session: _builtins.int
+    """The replica stands as at the end of this session."""
+    def __init__(
+        self,
+        *,
+        store: _builtins.str = ...,
+        archive: _builtins.bytes = ...,
+        cluster: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        number: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        mark: _builtins.int = ...,
+        session: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "cluster", b"cluster", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "store", b"store"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreOrder: _TypeAlias = RestoreOrder  # noqa: Y015
+
+@_typing.final
+class Restoring(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    bytes_total: _builtins.int
+    kept: _builtins.int
+    """Segments that an earlier attempt had left."""
+    @_builtins.property
+    def status(self) -> Global___ReplicaStatus: ...
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        kept: _builtins.int = ...,
+        status: Global___ReplicaStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "bytes", b"bytes", "bytes_total", b"bytes_total", "kept", b"kept", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__status: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
+    _WhichOneofArgType__status: _TypeAlias = _typing.Literal["_status", b"_status"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__status) -> _WhichOneofReturnType__status | None: ...
+
+Global___Restoring: _TypeAlias = Restoring  # noqa: Y015
+
+@_typing.final
 class VerifyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1282,6 +1583,7 @@ class Topology(_message.Message):
     CLUSTER_KEY_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     cluster_key: _builtins.bytes
     @_builtins.property
@@ -1290,6 +1592,10 @@ class Topology(_message.Message):
 
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerAddress]: ...
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Channel]:
+        """Those that have a partition in which the caller may do something."""
+
     def __init__(
         self,
         *,
@@ -1297,14 +1603,40 @@ class Topology(_message.Message):
         cluster_key: _builtins.bytes = ...,
         places: _abc.Iterable[Global___Place] | None = ...,
         servers: _abc.Iterable[Global___ServerAddress] | None = ...,
+        channels: _abc.Iterable[Global___Channel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Topology: _TypeAlias = Topology  # noqa: Y015
+
+@_typing.final
+class Channel(_message.Message):
+    """A name for a set of partitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    partitions: _builtins.str
+    """As in 0-3,7."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partitions: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Channel: _TypeAlias = Channel  # noqa: Y015
 
 @_typing.final
 class Place(_message.Message):
@@ -1969,6 +2301,7 @@ class ClientInstance(_message.Message):
     APPENDED_BYTES_FIELD_NUMBER: _builtins.int
     FED_FIELD_NUMBER: _builtins.int
     FED_BYTES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """In the certificate; without one, anonymous."""
     role: _builtins.str
@@ -1985,6 +2318,8 @@ class ClientInstance(_message.Message):
     appended_bytes: _builtins.int
     fed: _builtins.int
     fed_bytes: _builtins.int
+    waiting: _builtins.str
+    """Why it is not fed, where that is not its own doing."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -2004,10 +2339,11 @@ class ClientInstance(_message.Message):
         appended_bytes: _builtins.int = ...,
         fed: _builtins.int = ...,
         fed_bytes: _builtins.int = ...,
+        waiting: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "appended", b"appended", "appended_bytes", b"appended_bytes", "epoch", b"epoch", "fed", b"fed", "fed_bytes", b"fed_bytes", "instance", b"instance", "name", b"name", "partitions", b"partitions", "peer", b"peer", "quiet_ms", b"quiet_ms", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "appended", b"appended", "appended_bytes", b"appended_bytes", "epoch", b"epoch", "fed", b"fed", "fed_bytes", b"fed_bytes", "instance", b"instance", "name", b"name", "partitions", b"partitions", "peer", b"peer", "quiet_ms", b"quiet_ms", "role", b"role", "state", b"state", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2134,6 +2470,7 @@ class ServerDescription(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     VITALS_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
+    METADATA_BACKUP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -2149,6 +2486,10 @@ class ServerDescription(_message.Message):
     def vitals(self) -> Global___Vitals: ...
     @_builtins.property
     def clients(self) -> Global___ClientTotals: ...
+    @_builtins.property
+    def metadata_backup(self) -> Global___MetadataBackup:
+        """Only of the leader, where storages archive."""
+
     def __init__(
         self,
         *,
@@ -2163,12 +2504,15 @@ class ServerDescription(_message.Message):
         partitions: _abc.Iterable[Global___OwnedPartition] | None = ...,
         vitals: Global___Vitals | None = ...,
         clients: Global___ClientTotals | None = ...,
+        metadata_backup: Global___MetadataBackup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "vitals", b"vitals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "metadata_backup", b"metadata_backup", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__metadata_backup: _TypeAlias = _typing.Literal["metadata_backup"]  # noqa: Y015
+    _WhichOneofArgType__metadata_backup: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metadata_backup) -> _WhichOneofReturnType__metadata_backup | None: ...
 
 Global___ServerDescription: _TypeAlias = ServerDescription  # noqa: Y015
 
@@ -2192,6 +2536,10 @@ class OwnedPartition(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     ARCHIVED_FIELD_NUMBER: _builtins.int
     ARCHIVE_TROUBLE_FIELD_NUMBER: _builtins.int
+    BACKED_UP_FIELD_NUMBER: _builtins.int
+    BACKUP_LAG_MS_FIELD_NUMBER: _builtins.int
+    BACKUP_TROUBLE_FIELD_NUMBER: _builtins.int
+    ARCHIVE_CHECK_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -2210,6 +2558,10 @@ class OwnedPartition(_message.Message):
     """Of the segments that the session writes."""
     archive_trouble: _builtins.str
     """Why its archive does not go on."""
+    backup_lag_ms: _builtins.int
+    """For how long something that is committed is not backed up; 0: all is."""
+    backup_trouble: _builtins.str
+    """Why its backup does not go on."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
     @_builtins.property
@@ -2217,6 +2569,14 @@ class OwnedPartition(_message.Message):
     @_builtins.property
     def archived(self) -> Global___Archived:
         """Absent where none of its storages archives, and none ever did."""
+
+    @_builtins.property
+    def backed_up(self) -> Global___BackedUp:
+        """Absent where nothing was backed up in this session."""
+
+    @_builtins.property
+    def archive_check(self) -> Global___ArchiveCheck:
+        """Absent before anything was looked for in this session."""
 
     def __init__(
         self,
@@ -2237,16 +2597,57 @@ class OwnedPartition(_message.Message):
         format: _builtins.int = ...,
         archived: Global___Archived | None = ...,
         archive_trouble: _builtins.str = ...,
+        backed_up: Global___BackedUp | None = ...,
+        backup_lag_ms: _builtins.int = ...,
+        backup_trouble: _builtins.str = ...,
+        archive_check: Global___ArchiveCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived", "statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archive_trouble", b"archive_trouble", "archived", b"archived", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archive_check: _TypeAlias = _typing.Literal["archive_check"]  # noqa: Y015
+    _WhichOneofArgType__archive_check: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check"]  # noqa: Y015
     _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
     _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
+    _WhichOneofReturnType__backed_up: _TypeAlias = _typing.Literal["backed_up"]  # noqa: Y015
+    _WhichOneofArgType__backed_up: _TypeAlias = _typing.Literal["_backed_up", b"_backed_up"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archive_check) -> _WhichOneofReturnType__archive_check | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backed_up) -> _WhichOneofReturnType__backed_up | None: ...
 
 Global___OwnedPartition: _TypeAlias = OwnedPartition  # noqa: Y015
+
+@_typing.final
+class MetadataBackup(_message.Message):
+    """Of the leader: the documents of the cluster in the archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    age_ms: _builtins.int
+    """Since they were last seen to be there as they are; -1: never by this server."""
+    trouble: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "number", b"number", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataBackup: _TypeAlias = MetadataBackup  # noqa: Y015
 
 @_typing.final
 class PartitionStatistics(_message.Message):

@@ -81,6 +81,31 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
                 _registered_method=True)
+        self.SeeArchive = channel.unary_unary(
+                '/waltz.v1.Replica/SeeArchive',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.SeeRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
+                _registered_method=True)
+        self.Trim = channel.unary_unary(
+                '/waltz.v1.Replica/Trim',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.MarkRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
+                _registered_method=True)
+        self.BackUp = channel.unary_unary(
+                '/waltz.v1.Replica/BackUp',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.BackUpRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.BackedUp.FromString,
+                _registered_method=True)
+        self.SaveMetadata = channel.unary_unary(
+                '/waltz.v1.Replica/SaveMetadata',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
+                _registered_method=True)
+        self.CheckArchive = channel.unary_unary(
+                '/waltz.v1.Replica/CheckArchive',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -149,6 +174,41 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SeeArchive(self, request, context):
+        """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trim(self, request, context):
+        """The mark is a floor: the log may begin there, because what is below is in the archive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BackUp(self, request, context):
+        """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveMetadata(self, request, context):
+        """Put the documents of the cluster into the archive. Servers have no right to write there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckArchive(self, request, context):
+        """Look whether the store still has some of the objects that are archived, from an id on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -196,6 +256,31 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Archive,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.Archived.SerializeToString,
+            ),
+            'SeeArchive': grpc.unary_unary_rpc_method_handler(
+                    servicer.SeeArchive,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.SeeRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.SerializeToString,
+            ),
+            'Trim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trim,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.SerializeToString,
+            ),
+            'BackUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.BackUp,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.BackUpRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.BackedUp.SerializeToString,
+            ),
+            'SaveMetadata': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveMetadata,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.SerializeToString,
+            ),
+            'CheckArchive': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckArchive,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -453,6 +538,141 @@ class Replica:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def SeeArchive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/SeeArchive',
+            waltzd_dot_wire_dot_wire__pb2.SeeRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/Trim',
+            waltzd_dot_wire_dot_wire__pb2.MarkRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BackUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/BackUp',
+            waltzd_dot_wire_dot_wire__pb2.BackUpRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.BackedUp.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/SaveMetadata',
+            waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckArchive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/CheckArchive',
+            waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class StorageAdminStub:
     """A storage seen by an operator.
@@ -513,6 +733,11 @@ class StorageAdminStub:
                 '/waltz.v1.StorageAdmin/Audit',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_stream(
+                '/waltz.v1.StorageAdmin/Restore',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.Restoring.FromString,
                 _registered_method=True)
 
 
@@ -585,6 +810,13 @@ class StorageAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restore(self, request, context):
+        """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -637,6 +869,11 @@ def add_StorageAdminServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_stream_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.RestoreRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.Restoring.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -910,6 +1147,33 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/Audit',
             waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/waltz.v1.StorageAdmin/Restore',
+            waltzd_dot_wire_dot_wire__pb2.RestoreRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.Restoring.FromString,
             options,
             channel_credentials,
             insecure,

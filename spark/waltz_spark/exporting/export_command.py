@@ -73,7 +73,7 @@ def spark_export(
     from waltz_spark.exporting.render_export import exported, planned
 
     started = time.monotonic()
-    destination, asked = _destination(output, log.directories, spark), wish.ids()
+    destination, asked = _destination(output, log.sources, spark), wish.ids(log)
     make_importable(spark.py_files)
     before = newest_manifest(destination)
     if before is not None and not wish.incremental:

@@ -18,9 +18,11 @@ from typer import Option
 
 from waltz_spark.log.plan import size_of
 from waltzctl.shell import moment
+from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import From
 from waltzctl.shell.reach import ClusterOptions
 from waltzd.errors import BadArgument, ExportGap
+from waltzd.protocol.channels import named_in
 
 if TYPE_CHECKING:
     from waltz_spark.exporting.export import Range
@@ -59,6 +61,14 @@ class Asked:
         bool, Option("--allow-uncommitted", help="With --source: also what is not known to be committed.")
     ] = False
     cluster: ClusterOptions
+
+    def numbers(self, text: str) -> tuple[int, ...]:
+        """The partitions of `0-3,orders`. Files know no channels."""
+        from waltz_spark.log.selection import partitions_of
+
+        if self.sources or not named_in(text):
+            return partitions_of(text)
+        return tuple(sorted(chosen(self.cluster.reach(), text)))
 
     def origin(self) -> Origin:
         from waltz_spark.exporting import opening
@@ -122,7 +132,7 @@ class Wish:
             "--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text."
         ),
     ] = None
-    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")] = None
+    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these: 0-3,7 or channels.")] = None
     from_txn: Annotated[
         str | None,
         Option(
@@ -183,9 +193,8 @@ class Wish:
         Option("--rate", parser=_rate, metavar="SIZE", help="Read at most so much of the log a second, as 50MB."),
     ] = None
 
-    def ids(self) -> Range:
+    def ids(self, log: Asked) -> Range:
         from waltz_spark.exporting.export import Range
-        from waltz_spark.log.selection import partitions_of
 
         first, first_of_others = _ids("--from-txn", self.from_txn)
         last, last_of_others = _ids("--to-txn", self.to_txn)
@@ -195,7 +204,7 @@ class Wish:
         if since is not None and until is not None and until < since:
             raise BadArgument(f"--until {self.until} lies before --since {self.since}", not_done="nothing was written")
         return Range(
-            partitions=None if self.partitions is None else partitions_of(self.partitions),
+            partitions=None if self.partitions is None else log.numbers(self.partitions),
             first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others, since=since,
             until=until,
         )  # fmt: skip

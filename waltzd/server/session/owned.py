@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import (
@@ -24,11 +25,12 @@ from waltzd.errors import (
     SessionEnded,
     WaltzError,
 )
-from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics
+from waltzd.protocol.descriptions import Archived, OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.membership import acknowledging
-from waltzd.server.session.archiving import Archiving
+from waltzd.server.session.archiving import Archiving, said
+from waltzd.server.session.backup import Backup
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.session import Session
@@ -88,6 +90,7 @@ class OwnedLog(Generic[P]):
         self._marks: tuple[int, Mapping[str, int]] = 0, {}
         """The last session that was open, and how far each replica had acknowledged in it: the coordinator may not know."""
         self._archiving: Archiving | None = None
+        self._backup: Backup | None = None
         """Of the present session, or the last one."""
         self._trouble = ""
         self._was_open = False
@@ -162,17 +165,21 @@ class OwnedLog(Generic[P]):
             say=self._note,
             lease_before=lease_before,
         )
+        session.log.ask_archived = self._ask_archived
         following = asyncio.create_task(self._follow_replicas(session, token))
         tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
         tell_failure(others, session.log.end)
-        self._archiving = Archiving(session.log, cluster.coordinator, self._note)
-        archiving: asyncio.Task[None] | None = None
+        archiving = self._archiving = Archiving(session.log, cluster, self._note)
+        backup = self._backup = Backup(session.log, cluster.coordinator, archiving, self._note)
+        uploading: list[asyncio.Task[None]] = []
         try:
             await session.recover()
             self._was_open, self._trouble = True, ""
             self._pipeline = pipeline = self._make_pipeline(session.log)
-            archiving = asyncio.create_task(self._archiving.run(), name=f"archive of partition {self.partition}")
+            uploading.append(asyncio.create_task(archiving.run(), name=f"archive of partition {self.partition}"))
+            if self._settings.backup_seconds:
+                uploading.append(asyncio.create_task(backup.run(), name=f"backup of partition {self.partition}"))
             self.bell.ring()
             await session.serve()
             self._note("the session ends: it is handed over")
@@ -190,12 +197,16 @@ class OwnedLog(Generic[P]):
                 self._marks = session.log.session, session.log.marks.acknowledged
             self._session = None
             # Everything is told to end before anything is waited for: a second cancellation must not leave a link behind.
-            aside = [following, others, *([] if archiving is None else [archiving])]
+            aside = [following, others, *uploading]
             for task in aside:
                 task.cancel()
             session.abandon()
             await asyncio.gather(*aside, return_exceptions=True)
             await session.close()
+
+    async def _ask_archived(self) -> Archived | None:
+        meta, _ = await archived(self._cluster.coordinator, self.partition)
+        return None if meta is None else said(meta)
 
     def _drop_pipeline(self, error: WaltzError) -> None:
         pipeline, self._pipeline = self._pipeline, None
@@ -332,5 +343,9 @@ class OwnedLog(Generic[P]):
             format=log.format,
             trouble=session.documents.trouble,
             archived=None if self._archiving is None else self._archiving.known,
-            archive_trouble="" if self._archiving is None else self._archiving.trouble,
+            archive_trouble="" if self._archiving is None else self._archiving.trouble or self._archiving.trim_trouble,
+            backed_up=None if self._backup is None else self._backup.known,
+            backup_lag_ms=0 if self._backup is None else round(1000 * self._backup.lag),
+            backup_trouble="" if self._backup is None else self._backup.trouble,
+            archive_check=None if self._archiving is None else self._archiving.seen,
         )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from waltzd.server.session.archive_lane import ArchiveLane
+
 PATIENCE_SECONDS = 0.3
 """How long a session that could open waits for replicas that are nearly level."""
 RENEWAL_PATIENCE_SECONDS = 0.1
@@ -56,6 +58,10 @@ def since_boot() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+def wall_clock() -> int:
+    return time.time_ns() // 1000
+
+
 def unbounded() -> int:
     return 0
 
@@ -81,3 +87,9 @@ class SessionSettings:
     catch_up_bytes_per_second: Callable[[], int] = unbounded
     """How fast one replica copies from another just now; 0 for as fast as it can."""
     turns: Turns = field(default_factory=Turns)
+    archive: ArchiveLane | None = None
+    """Where readers find what storages have trimmed."""
+    backup_seconds: float = 0.0
+    """How often a storage is asked to upload what is committed and not archived yet; 0: never."""
+    wall: Callable[[], int] = wall_clock
+    """For what people read of backups: microseconds since 1970."""

@@ -46,7 +46,7 @@ def batches() -> list[Batch]:
 def archived(store: FaultyStore | None = None, *, has_index: bool = True, has_rest: bool = True) -> ArchivedLog:
     uploads = Uploads(store or FaultyStore(), cluster=OLD)
     rest = uploads.batches(batches(), has_index=has_index)
-    return uploads.log(unsealed(rest) if has_rest else None)
+    return uploads.log(*([unsealed(rest)] if has_rest else []))
 
 
 def mixed(*, has_index: bool = True) -> ArchivedLog:

@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.faulty_store import FaultyStore
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import Label, Manifest, sha256_of
-from waltzd.archive.tail import Part, Slot, Tail, slot_name, tail_name, tail_of
+from waltzd.archive.tail import UNIQUE_BYTES, Part, Slot, Tail, slot_name, tail_name, tail_of
 from waltzd.errors import ArchiveDamaged, ForeignArchive
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, encode_payloads
@@ -24,9 +24,10 @@ def run_of(first: int, last: int) -> Run:
 
 
 def part(first: int, last: int, slot: int = 0) -> tuple[Slot, bytes]:
-    data = bytes(run_of(first, last).data)
+    records = bytes(run_of(first, last).data)
+    data = records + bytes(UNIQUE_BYTES)
     return Slot(
-        slot=slot, first=first, last=last, format=0, record_bytes=len(data), size=len(data), time=0, crc=crc32(data),
+        slot=slot, first=first, last=last, format=0, record_bytes=len(records), size=len(data), time=0, crc=crc32(records),
         sha256=sha256_of(data),
     ), data  # fmt: skip
 
@@ -70,7 +71,8 @@ def test_a_tail_that_contradicts_itself_is_refused(said: Tail) -> None:
 
 
 def test_the_records_of_a_slot_are_proven() -> None:
-    slot, data = part(3, 9)
+    slot, stored = part(3, 9)
+    data = memoryview(stored)[:-UNIQUE_BYTES]
     content = Part(slot=slot, data=data, where="here").content()
     assert isinstance(content, Run)
     assert (content.first_id, content.last_id) == (3, 9)
@@ -80,7 +82,7 @@ def test_the_records_of_a_slot_are_proven() -> None:
     with pytest.raises(ArchiveDamaged):
         Part(slot=slot, data=data[:-1], where="here").content()
     with pytest.raises(ArchiveDamaged):
-        Part(slot=slot, data=data[:50] + b"?" + data[51:], where="here").content()
+        Part(slot=slot, data=memoryview(bytes(50) + data[50:]), where="here").content()
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------

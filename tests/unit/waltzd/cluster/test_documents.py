@@ -16,6 +16,7 @@ from waltzd.cluster.documents import (
     GENERATION_MAX,
     ArchiveMeta,
     Assignment,
+    ChannelsDocument,
     ClientMeta,
     ClusterMeta,
     CopyRate,
@@ -39,6 +40,7 @@ from waltzd.cluster.documents import (
 from waltzd.errors import BadMetadata
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
+from waltzd.protocol.channels import Ranges
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "meta"
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -89,6 +91,7 @@ EXAMPLES: dict[str, Document] = {
     "preferences": Preferences(partitions={0: "s1", 10: "s2", 2: "s1"}),
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
     "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),
+    "channels": ChannelsDocument(channels={"orders": Ranges("0-3,7"), "billing": Ranges("8")}),
     "archive": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456),
     "archive-trimmed": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456, floor=99_000),
     "history-entry": HistoryEntry(
@@ -239,7 +242,7 @@ def is_a_key(place: tuple[str, ...]) -> bool:
     """The name of a replica or the number of a partition: there may be fewer of them."""
     if len(place) == 3 and place[0] == "partitions":
         return place[2] not in ("server", "generation")
-    return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up")
+    return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up", "channels")
 
 
 @pytest.mark.parametrize(("name", "place"), FIELDS, ids=lambda value: value if isinstance(value, str) else ".".join(value))
@@ -309,6 +312,10 @@ def test_a_newer_schema_is_refused_whatever_else_is_in_it() -> None:
         (PartitionMeta(generation=1, session=3, members=("a", "a")), "members has a name twice"),
         (Counter(-1, KEY), "next must be"),
         (Leader(".."), "name must be a name"),
+        (ChannelsDocument(channels={"all": Ranges("0")}), "channels.all must begin with a letter, and not be all"),
+        (ChannelsDocument(channels={"0-3": Ranges("0")}), "channels.0-3 must begin with a letter"),
+        (ChannelsDocument(channels={"a": Ranges("b")}), "must be numbers of partitions"),
+        (ChannelsDocument(channels={f"a{n}": Ranges("0") for n in range(1025)}), "at most 1024 names"),
     ],
 )
 def test_what_could_not_be_read_again_is_not_written(value: Document, message: str) -> None:

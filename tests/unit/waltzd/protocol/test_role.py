@@ -17,6 +17,11 @@ Replica/Read                       server operator
 Replica/ReadLocks                  server
 Replica/FindTime                   server
 Replica/Archive                    server
+Replica/BackUp                     server
+Replica/CheckArchive               server
+Replica/SaveMetadata               server
+Replica/SeeArchive                 server
+Replica/Trim                       server
 Replica/ListSegments               server operator observer
 StorageAdmin/Describe              server operator observer
 StorageAdmin/CreatePartitions      operator
@@ -27,6 +32,7 @@ StorageAdmin/Digest                operator
 StorageAdmin/Events                operator observer
 StorageAdmin/Fence                 operator
 StorageAdmin/DeleteSetAside        operator
+StorageAdmin/Restore               operator
 StorageAdmin/Audit                 operator
 Log/Locate                         server client operator observer
 Log/Register                       client operator

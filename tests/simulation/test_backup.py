@@ -1,0 +1,152 @@
+"""An owner has its partition backed up to a store that fails, through kills and changes of owners: a few seconds behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, story
+from tests.simulation.faulty_store import Faults, FaultyStore
+from tests.simulation.test_archive import FAULTY, archiving
+from waltzd.archive.archiving import PartitionArchive, label_in
+from waltzd.archive.manifest import pieces_of
+from waltzd.archive.tail import tail_of
+from waltzd.errors import StoreUnavailable
+from waltzd.protocol.peers import runs_of
+from waltzd.server.session.owned import OwnedLog
+
+
+@asynccontextmanager
+async def backing_up(store: FaultyStore) -> AsyncIterator[Cell]:
+    async with archiving(store) as c:
+        yield c
+
+
+async def own(c: Cell, generation: int = 1) -> OwnedLog[Appender]:
+    loop = asyncio.get_running_loop()
+    settings = replace(SETTINGS, backup_seconds=10.0, wall=lambda: round(1e6 * loop.time()))
+    return await c.own(generation, settings=settings)
+
+
+def stored(store: FaultyStore) -> list[bytes]:
+    """Every record that the archive and the tail have, by the store alone."""
+    faults, store.faults = store.faults, Faults()
+    archive = PartitionArchive(store, label_in(store, KEY, lambda: KEY, None), 0)
+    manifest, tail, parts = tail_of(archive, archive.manifest(0, ""))
+    found: list[bytes] = []
+    at = 0
+    for piece in pieces_of(manifest.entries, archive.chunk):
+        at = piece.last + 1
+        found += [b""] * (at - piece.first)
+    for part in parts:
+        for run in runs_of(part.content()):
+            assert run.first_id <= at
+            rows = [bytes(run.data[a:b]) for a, b in zip(run.bounds[:-1], run.bounds[1:], strict=True)]
+            found[run.first_id :] = rows
+            at = run.last_id + 1
+    assert tail is not None
+    store.faults = faults
+    return found
+
+
+def check(c: Cell, store: FaultyStore, committed: int) -> int:
+    """What is backed up is the log, and nothing above what is committed. How many records are."""
+    found, log = stored(store), c.storages["s0"].records()
+    assert len(found) <= committed + 1
+    assert [one for one in found if one] == [one for one, mine in zip(log, found, strict=False) if mine]
+    return len(found)
+
+
+@story
+async def test_what_is_committed_is_in_the_store_after_ten_seconds() -> None:
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        owned = await own(c)
+        pipeline = await c.opened(owned)
+        for _ in range(40):
+            mark = pipeline.append(7)
+            await pipeline.committed(mark)
+            await asyncio.sleep(12)
+            assert check(c, store, mark) == mark + 1
+            assert owned.describe().backup_lag_ms == 0
+        await pipeline.committed(pipeline.append(1))
+        await asyncio.sleep(1)
+        assert owned.describe().backup_lag_ms > 0
+        said = owned.describe().backed_up
+        assert said is not None
+        assert said.last_id == mark
+        before = len(store.log)
+        await asyncio.sleep(200)
+        assert len(store.log) - before < 6  # nothing is committed, so nothing is asked of the store
+
+
+@story
+async def test_a_segment_that_is_sealed_goes_into_the_archive_and_not_into_the_tail() -> None:
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        pipeline = await c.opened(await own(c))
+        for _ in range(12):
+            mark = pipeline.append(20)
+            await pipeline.committed(mark)
+            await asyncio.sleep(12)
+            check(c, store, mark)
+        assert len([name for name in store.objects if "/segment/" in name]) >= 3
+        assert len([name for name in store.objects if "/tail/" in name]) <= 8
+
+
+@pytest.mark.parametrize("seed", range(10))
+@story
+async def test_whatever_fails_the_backup_is_the_log(seed: int) -> None:
+    pick = random.Random(seed)
+    store = FaultyStore(random.Random(seed), FAULTY)
+    async with backing_up(store) as c:
+        owned, generation = await own(c), 1
+        pipeline = await c.opened(owned)
+        mark = -1
+        for _ in range(25):
+            mark = pipeline.append(pick.randrange(1, 25))
+            await pipeline.committed(mark)
+            await asyncio.sleep(pick.random() * 15)
+            dice = pick.random()
+            if dice < 0.15:
+                await c.restart(pick.choice(sorted(c.storages)))
+            elif dice < 0.3:
+                await owned.close(hand_over=pick.random() < 0.5)
+                generation += 1
+                owned = await own(c, generation)
+                pipeline = await c.opened(owned)
+            if "partition-0/tail.json" in store.objects:
+                check(c, store, mark)
+        store.faults = Faults()
+        await asyncio.sleep(120)
+        assert check(c, store, mark) == mark + 1
+
+
+@story
+async def test_a_store_that_is_away_is_told_once_and_the_log_goes_on() -> None:
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        owned = await own(c)
+        pipeline = await c.opened(owned)
+
+        def away() -> None:
+            raise StoreUnavailable("the store is away")
+
+        store.before_each = away
+        mark = pipeline.append(5)
+        await pipeline.committed(mark)
+        await asyncio.sleep(60)
+        said = owned.describe()
+        assert "W2260 the store is away" in said.backup_trouble
+        assert said.backup_lag_ms > 50_000
+        assert sum("the backup does not go on" in line for line in c.log) == 1
+        store.before_each = lambda: None
+        await asyncio.sleep(15)
+        assert owned.describe().backup_trouble == ""
+        assert check(c, store, mark) == mark + 1
+        assert any("the backup goes on" in line for line in c.log)

@@ -1,0 +1,190 @@
+"""A store as what a cluster is made of again: its logs, its documents, and where a person wants them to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from waltzctl.shell import moment
+from waltzctl.shell.options import From, Misused
+from waltzd.archive.cutting import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, empty_log, label_of, logs_in
+from waltzd.archive.manifest import Label
+from waltzd.archive.metadata import metadata_at, newest_metadata
+from waltzd.archive.place import open_store
+from waltzd.archive.store import Store
+from waltzd.cluster.metadata import Saved, read
+from waltzd.disk.real import translate
+from waltzd.errors import BadArgument, ForeignArchive, ObjectAbsent
+from waltzd.format.layout import ID_MAX, NO_MARK
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The options that say where a log is to end."""
+
+    to_time: Annotated[
+        str | None,
+        Option("--to-time", metavar="TIME", help=f"All partitions at one moment. {moment.HELP}"),
+    ] = None
+    to_marks: Annotated[
+        Path | None,
+        Option(
+            "--to-marks",
+            metavar="FILE",
+            help="Each partition at an id of its own, as `waltzctl archive marks` prints them: a fork of the log.",
+        ),
+    ] = None
+    latest: Annotated[bool, Option("--latest", help="The newest moment of which the store has all partitions whole.")] = (
+        False
+    )
+    each: Annotated[
+        bool,
+        Option(
+            "--each-as-far-as-it-goes",
+            help="Also a partition of which the store may lack something that came before that moment.",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if (self.to_time is not None) + (self.to_marks is not None) + self.latest != 1:
+            raise Misused("Say where it ends, with one of --to-time, --to-marks and --latest.")
+        if self.each and self.to_marks is not None:
+            raise Misused("--each-as-far-as-it-goes does not go with --to-marks, which says where each one ends.")
+
+    @property
+    def words(self) -> str:
+        """As they were typed."""
+        if self.to_time is not None:
+            return f"--to-time {self.to_time}"
+        return "--latest" if self.latest else f"--to-marks {self.to_marks}"
+
+    def cut(self, logs: Mapping[int, ArchivedLog], now: datetime) -> Cut:
+        if self.to_marks is not None:
+            return cut_at_marks(logs, marks_in(self.to_marks))
+        if self.to_time is None:
+            return cut_latest(logs, is_each=self.each)
+        time = moment.microseconds(self.to_time, now, "--to-time")
+        return cut_at_time(logs, time, now=int(now.timestamp() * 1_000_000), is_each=self.each)
+
+
+Ending = Annotated[End, From(End)]
+
+
+def marks_in(file: Path) -> dict[int, int]:
+    """Partition → last id, out of a JSON object."""
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise translate(error, f"reading {file}") from error
+    try:
+        found = json.loads(text)
+        rows = found.get("marks", found) if isinstance(found, dict) else None
+        marks = {int(number): mark for number, mark in rows.items()} if isinstance(rows, dict) else None
+    except (ValueError, RecursionError):
+        marks = None
+    if not marks or not all(type(mark) is int and NO_MARK <= mark <= ID_MAX for mark in marks.values()):
+        raise BadArgument(
+            f"{file} holds no marks",
+            next_step='write a JSON object, like {"0": 4711, "1": -1}; -1 is a partition without a transaction',
+        )
+    return marks
+
+
+# -- what a store has --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A store with the logs of a cluster."""
+
+    place: str
+    """As it was named."""
+    label: Label
+    logs: Mapping[int, ArchivedLog]
+    newest: Saved | None
+    """The documents as they were saved last."""
+    store: Store
+
+    def completed(self, partitions: int) -> Source:
+        """With a log for each partition, also for one of which the store has nothing."""
+        logs = {number: self.logs.get(number) or empty_log(self.store, self.label, number) for number in range(partitions)}
+        return replace(self, logs=logs)
+
+    def documents_at(self, cut: Cut) -> Saved | None:
+        """The newest that were saved before the moment of a cut; the newest of all where it has none, or none is as old."""
+        if cut.time is None or self.newest is None:
+            return self.newest
+        number, limit = self._newest_number, datetime.fromtimestamp(cut.time / 1e6, UTC)
+        while number > 0:
+            try:
+                found = _saved(metadata_at(self.store, number), number)
+            except ObjectAbsent:
+                break
+            if _moment_of(found) <= limit:
+                return found
+            number -= 1
+        return self.newest
+
+    @property
+    def _newest_number(self) -> int:
+        found = newest_metadata(self.store)
+        return 0 if found is None else found[0]
+
+
+def source_at(place: str) -> Source:
+    """All but the segments. Blocks until the store has answered."""
+    store = open_store(place)
+    label = label_of(store)
+    found = newest_metadata(store)
+    newest = None if found is None else _saved(found[1], found[0])
+    if newest is not None and newest.meta.key != label.cluster:
+        raise ForeignArchive(
+            f"{store.place} holds the log of the cluster {label.cluster}, and documents of {newest.meta.key}",
+            not_done="nothing was changed",
+            next_step="find out what was put into this store by hand",
+        )
+    logs = logs_in(store, label, None if newest is None else newest.meta.partitions)
+    return Source(place=place, label=label, logs=logs, newest=newest, store=store)
+
+
+def _saved(text: bytes, number: int) -> Saved:
+    return read(text, f"the documents {number} in the store")
+
+
+def _moment_of(saved: Saved) -> datetime:
+    try:
+        found = datetime.fromisoformat(saved.moment)
+    except ValueError:
+        return datetime.max.replace(tzinfo=UTC)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def moment_of(cut: Cut) -> str | None:
+    """For programs; None where each partition ends by itself."""
+    return None if cut.time is None else moment.iso(cut.time)
+
+
+def told(cut: Cut, logs: Mapping[int, ArchivedLog]) -> list[dict[str, Any]]:
+    """A row for each partition, for programs."""
+    return [
+        {
+            "partition": number,
+            "last_id": point.mark,
+            "time": None if point.time is None else moment.iso(point.time),
+            "stored_to": logs[number].last,
+            "given_up": logs[number].last - point.mark,
+        }
+        for number, point in sorted(cut.points.items())
+    ]
+
+
+def bytes_up_to(log: ArchivedLog, mark: int) -> int:
+    """What has to be fetched, and a little more than what is written."""
+    pieces = sum(piece.size for piece in log.pieces if piece.first <= mark)
+    return pieces + sum(len(rest.data) for rest in log.rest if rest.first <= mark)

@@ -1,0 +1,536 @@
+"""`waltzctl cluster restore`: a cluster out of a store, at one moment, in storages that hold nothing.
+
+Everything is looked at before anything is written: the logs in the store and where they can end, the documents that were
+saved, the storages and their room, the coordinator, and whether the old cluster still lives. Then the root says that a
+cluster is not whole yet, each storage fetches its replicas, and at last the documents are written in the order of
+`waltzctl.placement.restoring`. A command that is killed has left a root that is refused; the same command goes on from
+there.
+
+Each replica stands as at the orderly end of a session, above every one that is known of, that closed at its last id. The
+documents say the same, so the first owner has nothing to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+from typer import Argument, Option
+
+from waltzctl.placement import creation
+from waltzctl.placement.backup import Ending, Source, bytes_up_to, moment_of, source_at, told
+from waltzctl.placement.plan import assign_replicas
+from waltzctl.placement.proof import Proven
+from waltzctl.placement.restoring import RealDaemons, Restoration, Target, look_at, put_back
+from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.progress import Amount, Say
+from waltzctl.shell.reach import check_name, check_operator
+from waltzctl.shell.safety import Danger, Plan
+from waltzctl.show.terminal import count, size
+from waltzd.archive.cutting import Cut, spelled
+from waltzd.cluster.archives import archive_path
+from waltzd.cluster.cluster import (
+    ARCHIVES,
+    ASSIGNMENT,
+    CLIENT_IDS,
+    CLIENT_IDS_AHEAD,
+    CLIENT_IDS_PER_SECOND,
+    EXPECTED,
+    MOVES,
+    NO_VERSION,
+    PARTITIONS,
+    PREFERRED,
+    REPLICAS,
+    ROOT,
+    STORAGES,
+    Cluster,
+    put,
+)
+from waltzd.cluster.documents import (
+    ArchiveMeta,
+    ClusterMeta,
+    Counter,
+    Decision,
+    Document,
+    HistoryEntry,
+    Membership,
+    PartitionMeta,
+    ReplicaState,
+    StorageMeta,
+    Unfinished,
+    encode,
+)
+from waltzd.cluster.metadata import Saved
+from waltzd.errors import (
+    BadArgument,
+    CannotConnect,
+    DiskFull,
+    ForeignCluster,
+    OldClusterLives,
+    TargetNotEmpty,
+    TlsMismatch,
+    WaltzError,
+    WrongPeer,
+)
+from waltzd.format.layout import BATCHES, NO_MARK
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, StorageDescription
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
+
+VERB = "cluster restore"
+SESSIONS_AHEAD = 1000
+"""So far above all that are known of do sessions go on: there may have been some since the documents were saved."""
+HALF = (
+    "Interrupted. The cluster is not whole yet; until it is, no server takes part. Run the same command again: it goes on "
+    "from there."
+)
+NOT_OF_THE_LOG = (ROOT, ASSIGNMENT, CLIENT_IDS, MOVES, PREFERRED)
+FOLDERS_NOT_OF_THE_LOG = (PARTITIONS, REPLICAS, STORAGES, EXPECTED, ARCHIVES)
+"""Documents that say where things were. A restored cluster has its own."""
+HALF_DONE = "the cluster is not whole yet, and no server takes part"
+
+
+def restore(
+    *,
+    store: Annotated[str, Argument(metavar="STORE", help="As the storages see it: a directory, or s3://bucket/folder.")],
+    end: Ending,
+    given: Annotated[
+        tuple[str, ...],
+        Option(
+            "--storage",
+            metavar="NAME=LISTEN,ADMIN[,GROUP]",
+            help="A storage that runs with an empty directory: its name, addresses and group. Once for each.",
+        ),
+    ],
+    name: Annotated[str | None, Option("--name", help="Of the new cluster; as before by default.")] = None,
+    replicas: Annotated[int | None, Option("--replicas", min=1, max=15, help="Of each partition; as before.")] = None,
+    same_key: Annotated[
+        bool, Option("--same-key", help="Under the key of the old cluster, of which no storage may answer any more.")
+    ] = False,
+    request: Changing,
+) -> int:
+    """Make a cluster out of an archive and its backup in STORE, at one moment, in new storages and an empty ZooKeeper.
+
+    Start storages with empty directories first, with one new `cluster_key` and the number of partitions in their
+    configuration; no server. Each storage fetches its replicas itself, and proves every byte. All partitions are cut at one
+    moment: nothing that was committed up to then is missing, and no effect is there without its cause. Old applications are
+    refused, because the key is another; where the old storages are gone for good, --same-key keeps it.
+
+    What was interrupted is completed by the same command.
+
+    \b
+    Examples:
+      waltzctl cluster restore /mnt/archive --latest --storage one=127.0.0.1:55280,127.0.0.1:55281 --dry-run
+      waltzctl cluster restore s3://waltz-archive/orders --to-time 2026-11-23T14:00 \\
+        --storage one=10.0.0.1:55280,10.0.0.1:55281,rack-1 --storage two=10.0.0.2:55280,10.0.0.2:55281,rack-2 \\
+        --replicas 2 --confirm orders --reason 'the data centre is gone'
+    """
+    tls = request.reach.tls
+    check_operator(tls, "make a cluster")
+    storages = {one.name: one for one in map(creation.storage_of, given)}
+    if len(storages) < len(given):
+        raise BadArgument("two storages have the same name")
+
+    async def prepare(cluster: Cluster) -> Change:
+        source = await asyncio.to_thread(source_at, store)
+        descriptions = await _descriptions(storages, tls)
+        wish = _wish(source, storages, descriptions, end, name=name, replicas=replicas, same_key=same_key)
+        living = await _living(wish, tls)
+        if same_key:
+            _check_gone(wish, living)
+        target = await look_at(cluster, wish.meta)
+        _check_target(target, wish)
+        _check_room(wish, descriptions)
+        return _change(wish, descriptions, living, target, end.words, who(tls), tls)
+
+    return request.perform(prepare)
+
+
+# -- what is wished for ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """All of what there shall be, decided before anything is done."""
+
+    source: Source
+    cut: Cut
+    saved: Saved | None
+    """The documents that go on."""
+    meta: ClusterMeta
+    storages: Mapping[str, StorageMeta]
+    planned: Mapping[int, tuple[str, ...]]
+    """Partition → storages."""
+
+    @property
+    def is_same_key(self) -> bool:
+        return self.meta.key == self.source.label.cluster
+
+    def session(self, partition: int) -> int:
+        """Above every one that is known of."""
+        saved = self.source.newest.partition(partition) if self.source.newest is not None else None
+        known = self.source.logs[partition].session if partition in self.source.logs else 0
+        return max(known, 0 if saved is None else saved.session) + SESSIONS_AHEAD
+
+    def generation(self, partition: int) -> int:
+        newest = self.source.newest
+        if newest is None:
+            return 0
+        meta, assignment = newest.partition(partition), newest.assignment
+        given = 0 if assignment is None else assignment.owners[partition].generation
+        return max(given, 0 if meta is None else meta.generation)
+
+    def order(self, partition: int) -> RestoreOrder:
+        manifest = self.source.logs[partition].manifest
+        return RestoreOrder(
+            store=self.source.place, archive=self.source.label.archive, cluster=self.source.label.cluster,
+            partition=partition, number=manifest.number, sha256=manifest.sha256 if manifest.number else "",
+            mark=self.cut.points[partition].mark, session=self.session(partition),
+        )  # fmt: skip
+
+    def bytes_for(self, storage: str) -> int:
+        return sum(self._bytes(number) for number, names in self.planned.items() if storage in names)
+
+    def _bytes(self, partition: int) -> int:
+        return bytes_up_to(self.source.logs[partition], self.cut.points[partition].mark)
+
+    @property
+    def goes_on_archiving(self) -> bool:
+        """Nothing that the archive has is given up, and it is the archive of this cluster."""
+        return self.is_same_key and all(
+            self.cut.points[number].mark >= log.manifest.last for number, log in self.source.logs.items()
+        )
+
+
+async def _descriptions(storages: Mapping[str, StorageMeta], tls: Tls | None) -> dict[str, StorageDescription]:
+    """Every storage, at both of its addresses."""
+    wanted = list(storages.values())
+    said = await creation.each(wanted, lambda storage: creation.describe(storage, tls))
+    found = {storage.name: one for storage, one in zip(wanted, said, strict=True)}
+    creation.check_apart(found)
+    await creation.each(
+        wanted, lambda one: creation.reach_replicas(one, found[one.name].cluster_key, tls, found[one.name].instance)
+    )
+    return found
+
+
+def _wish(
+    source: Source,
+    storages: Mapping[str, StorageMeta],
+    descriptions: Mapping[str, StorageDescription],
+    end: Ending,
+    *,
+    name: str | None,
+    replicas: int | None,
+    same_key: bool,
+) -> Wish:
+    key, partitions = _common(descriptions)
+    _check_key(source, key, same_key=same_key)
+    source = _of_size(source, partitions)
+    cut = end.cut(source.logs, datetime.now(UTC))
+    saved = source.documents_at(cut)
+    name = name or (saved.meta.name if saved is not None else None)
+    if name is None:
+        raise BadArgument(
+            "the store has no documents of the cluster, so nothing says its name", next_step="give it with --name"
+        )
+    check_name(name)
+    if replicas is None:
+        replicas = min(_replicas(saved), len(storages))
+    written = max((BATCHES for log in source.logs.values() if log.has_batches), default=0)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    if saved is None:
+        meta = ClusterMeta(name=name, key=key, partitions=partitions, created=now, format=BATCHES)
+    else:
+        meta = replace(saved.meta, name=name, key=key, format=max(saved.meta.format, written))
+    planned = assign_replicas(partitions, {one.name: one.group for one in storages.values()}, replicas)
+    return Wish(source=source, cut=cut, saved=saved, meta=meta, storages=storages, planned=planned)
+
+
+def _common(descriptions: Mapping[str, StorageDescription]) -> tuple[UUID, int]:
+    found = {(said.cluster_key, said.partitions) for said in descriptions.values()}
+    if len(found) > 1:
+        rows = "; ".join(
+            f"{name}: key {one.cluster_key}, {one.partitions} partitions" for name, one in descriptions.items()
+        )
+        raise ForeignCluster(f"these storages were set up for different clusters: {rows}", not_done="nothing was changed")
+    return found.pop()
+
+
+def _check_key(source: Source, key: UUID, *, same_key: bool) -> None:
+    old = source.label.cluster
+    if key == old and not same_key:
+        raise OldClusterLives(
+            f"the storages have the key of the cluster that is to be restored, {old}",
+            next_step="give them a new `cluster_key`, in empty directories; or say --same-key, when the old ones are gone",
+        )
+    if key != old and same_key:
+        raise ForeignCluster(
+            f"the storages have the key {key}; the cluster in the store has {old}",
+            not_done="nothing was changed",
+            next_step=f"start them with `cluster_key: {old}` in empty directories, or leave --same-key out",
+        )
+
+
+def _of_size(source: Source, partitions: int) -> Source:
+    """With a log for each partition of the cluster, also for those of which nothing is in the store."""
+    least = max(source.logs, default=-1) + 1
+    known = None if source.newest is None else source.newest.meta.partitions
+    if least > partitions or known not in (None, partitions):
+        raise BadArgument(
+            f"the storages were set up for {partitions} partitions, and the cluster in the store has "
+            f"{least if known is None else known}" + (" or more" if known is None else ""),
+            next_step="set `partitions` to that number in the configuration of the storages, in empty directories",
+        )
+    return source.completed(partitions)
+
+
+def _replicas(saved: Saved | None) -> int:
+    """As many as most partitions had."""
+    if saved is None:
+        return 3
+    counts = [len(saved.replicas(number).replicas) for number in range(saved.meta.partitions)]
+    return max(set(counts), key=counts.count) or 1
+
+
+# -- what stands against it --------------------------------------------------------------------------------------------
+
+
+async def _living(wish: Wish, tls: Tls | None) -> dict[str, str]:
+    """Storages of the old cluster that answer, and how. Those that are given are new ones."""
+    newest = wish.source.newest
+    given = {one.admin_listen for one in wish.storages.values()}
+    old = [] if newest is None else [one for one in newest.storages.values() if one.admin_listen not in given]
+    found: dict[str, str] = {}
+
+    async def ask(storage: StorageMeta) -> None:
+        try:
+            said = await creation.describe(replace(storage, name=""), tls)
+        except (TlsMismatch, WrongPeer, BadArgument) as error:
+            found[storage.name] = f"something answers at {storage.admin_listen}: {error.message}"
+        except CannotConnect:
+            return
+        else:
+            if said.cluster_key == wish.source.label.cluster:
+                found[storage.name] = f"answers at {storage.admin_listen}"
+
+    await creation.each(old, ask)
+    return dict(sorted(found.items()))
+
+
+def _check_gone(wish: Wish, living: Mapping[str, str]) -> None:
+    if wish.source.newest is None:
+        raise OldClusterLives("the store has no documents, so nobody knows which storages the old cluster had")
+    for name, how in living.items():
+        raise OldClusterLives(f"the storage {name} of the old cluster {how}")
+
+
+def _check_target(target: Target, wish: Wish) -> None:
+    if target.meta is not None:
+        raise TargetNotEmpty(f"the coordinator holds the cluster {target.meta.name} at this root, which is whole")
+
+
+def _check_room(wish: Wish, descriptions: Mapping[str, StorageDescription]) -> None:
+    for name, said in descriptions.items():
+        here = {one.partition: one for one in said.assigned}
+        needed = wish.bytes_for(name)
+        for number, one in here.items():
+            order = wish.order(number) if number in wish.planned else None
+            if order is None or name not in wish.planned[number] or not _is_made(one.status, order):
+                raise TargetNotEmpty(
+                    f"{name} has a replica of partition {number} already"
+                    + ("" if one.status is None else f", up to id {one.status.last_id}")
+                )
+            needed -= wish._bytes(number)
+        if needed > said.free_bytes - said.free_bytes_min:
+            raise DiskFull(
+                f"{name}: {size(needed)} are needed for its replicas; {size(said.free_bytes)} are free, and "
+                f"{size(said.free_bytes_min)} must stay free",
+                not_done="nothing was changed",
+                next_step="name more storages, or larger ones, with --storage",
+            )
+
+
+def _is_made(status: ReplicaStatus | None, order: RestoreOrder) -> bool:
+    """By an earlier run of this command."""
+    if status is None:
+        return False
+    return (status.session, status.last_id, status.committed) == (order.session, order.mark, order.mark)
+
+
+# -- the change --------------------------------------------------------------------------------------------------------
+
+
+def _change(
+    wish: Wish,
+    descriptions: Mapping[str, StorageDescription],
+    living: Mapping[str, str],
+    target: Target,
+    words: str,
+    whose: str,
+    tls: Tls | None,
+) -> Change:
+    steps = _steps(wish, descriptions, target, words)
+    unsafe = tuple(f"the storage {name} of the old cluster {how}" for name, how in living.items())
+
+    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        started, began = time.monotonic(), _now()
+        there = await look_at(cluster, wish.meta)
+        _check_target(there, wish)
+        if there.begun is None:
+            mark = Unfinished(key=wish.meta.key, unfinished=f"waltzctl {VERB}", began=began)
+            await cluster.coordinator.commit([put(ROOT, encode(mark), NO_VERSION)])
+        statuses = await _fetch(wish, tls, say)
+        there = await look_at(cluster, wish.meta)
+        entry = HistoryEntry(
+            began=began, ended=_now(), who=whose, verb=VERB, subject=wish.meta.name, reason=None, steps=tuple(steps),
+            outcome="done",
+        )  # fmt: skip
+        await put_back(cluster, RealDaemons(tls), restoration(wish, statuses), there, entry, say)
+        return {
+            "key": str(wish.meta.key),
+            "moment": moment_of(wish.cut),
+            "seconds": round(time.monotonic() - started, 3),
+            "partitions": told(wish.cut, wish.source.logs),
+        }
+
+    plan = Plan(verb=VERB, subject=wish.meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
+    return Change(plan=plan, do=do, is_recorded=False, interrupted=HALF)
+
+
+def _steps(wish: Wish, descriptions: Mapping[str, StorageDescription], target: Target, words: str) -> list[str]:
+    source, cut = wish.source, wish.cut
+    steps = [
+        f"make the cluster {wish.meta.name}, key {wish.meta.key}, of what {source.place} has of the cluster "
+        f"{source.label.cluster}, {words}" + (": goes on with what was begun" if target.begun is not None else ""),
+        f"all partitions are cut at {spelled(cut.time)}" if cut.time is not None else "each partition ends by itself",
+    ]
+    for number, point in sorted(cut.points.items()):
+        left = source.logs[number].last - point.mark
+        steps.append(
+            f"partition {number}: "
+            + ("empty" if point.mark == NO_MARK else f"up to id {point.mark}")
+            + (f", of {spelled(point.time)}" if point.time is not None else "")
+            + (f"; {count(left, 'transaction')} behind it that the store has are left out" if left else "")
+            + (f"; in front of the batch that goes on behind id {cut.given[number]}" if number in cut.given else "")
+        )
+    for name in sorted(wish.storages):
+        numbers = [number for number, names in wish.planned.items() if name in names]
+        free = size(descriptions[name].free_bytes)
+        steps.append(
+            f"{name} fetches {count(len(numbers), 'replica')}, {size(wish.bytes_for(name))}; {free} are free there"
+        )
+    steps.append(
+        f"settings, policy and names of applications: as saved at {wish.saved.moment}"
+        if wish.saved is not None
+        else "the store has no documents of the cluster: settings are those of a new one, and there is no policy"
+    )
+    sessions = max(wish.session(number) for number in wish.planned)
+    steps.append(
+        f"sessions go on above all that are known of, at most from {sessions} on; so do client ids and generations"
+    )
+    if not wish.goes_on_archiving:
+        steps.append(f"{source.place} stays as it is and takes nothing of this cluster: give its storages another store")
+    return steps
+
+
+async def _fetch(wish: Wish, tls: Tls | None, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
+    """Each storage makes its replicas, one after the other; where they stand then."""
+    found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in wish.planned}
+    done: dict[tuple[str, int], int] = {}
+    total = sum(map(wish.bytes_for, wish.storages))
+
+    def tell() -> None:
+        so_far = min(total, sum(done.values()))
+        ready = sum(map(len, found.values()))
+        of_all = sum(map(len, wish.planned.values()))
+        say(f"{ready} of {of_all} replicas are there, {size(so_far)} of {size(total)}",
+            Amount(done=so_far, total=total, unit="bytes"))  # fmt: skip
+
+    async def one(storage: StorageMeta) -> None:
+        async with AdminClient(storage.admin_listen, wish.meta.key, tls=tls, name=storage.name) as admin:
+            for number in sorted(number for number, names in wish.planned.items() if storage.name in names):
+                try:
+                    async for state in admin.restore(wish.order(number)):
+                        done[storage.name, number] = state.bytes if state.bytes_total else wish._bytes(number)
+                        if state.status is not None:
+                            found[number][storage.name] = state.status
+                        tell()
+                except WaltzError as error:
+                    raise type(error)(
+                        f"{storage.name}, partition {number}: {error.message}",
+                        not_done=HALF_DONE,
+                        next_step=f"{error.detail_next_step}; then run the same command again: it goes on from there",
+                        **error.facts,
+                    ) from error
+
+    await creation.each(list(wish.storages.values()), one)
+    return found
+
+
+def restoration(wish: Wish, statuses: Mapping[int, Mapping[str, ReplicaStatus]]) -> Restoration:
+    """The documents: those that were saved, but for what says where things were."""
+    documents: dict[str, Document] = {
+        path: document
+        for path, document in (wish.saved.documents if wish.saved is not None else {}).items()
+        if path not in NOT_OF_THE_LOG and path.rpartition("/")[0] not in FOLDERS_NOT_OF_THE_LOG
+    }
+    documents |= {f"{STORAGES}/{name}": storage for name, storage in wish.storages.items()}
+    documents[CLIENT_IDS] = _counter(wish)
+    if wish.goes_on_archiving:
+        for number, log in wish.source.logs.items():
+            manifest = log.manifest
+            if manifest.number:
+                documents[archive_path(number)] = ArchiveMeta(
+                    archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last=manifest.last
+                )
+    return Restoration(
+        meta=wish.meta,
+        verdicts=tuple(
+            Proven(
+                partition=number,
+                meta=partition_meta(wish, number, statuses[number]),
+                roles=dict.fromkeys(sorted(names), Membership.MEMBER),
+            )
+            for number, names in sorted(wish.planned.items())
+        ),
+        generations=tuple(wish.generation(number) for number in sorted(wish.planned)),
+        counted_by_clock=int(time.time() / 60),
+        documents=documents,
+        storages=wish.storages,
+    )
+
+
+def partition_meta(wish: Wish, partition: int, statuses: Mapping[str, ReplicaStatus]) -> PartitionMeta:
+    """As at the orderly end of the session in which the replicas stand."""
+    mark, session = wish.cut.points[partition].mark, wish.session(partition)
+    return PartitionMeta(
+        generation=wish.generation(partition),
+        session=session,
+        opened=session,
+        low_mark=mark,
+        members=tuple(sorted(statuses)),
+        replicas={
+            name: ReplicaState(session=session, closing=None, incarnation=status.incarnation, acknowledged=mark)
+            for name, status in sorted(statuses.items())
+        },
+        decision=Decision(mark=mark, session=session),
+    )
+
+
+def _counter(wish: Wish) -> Counter:
+    """Client ids are never given out twice; a token of the old cluster is none here, unless the key is the same."""
+    newest = wish.source.newest
+    saved = None if newest is None else newest.documents.get(CLIENT_IDS)
+    known = saved.next if isinstance(saved, Counter) else 1
+    secret = saved.secret if isinstance(saved, Counter) and wish.is_same_key else uuid4()
+    return Counter(max(known, int(time.time() * CLIENT_IDS_PER_SECOND)) + CLIENT_IDS_AHEAD, secret)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,134 @@
+"""The owner has its partition backed up: every few seconds a replica uploads what is committed and in no archived segment.
+
+Nothing of the log depends on it. What this side adds is the moment: a majority has confirmed the session after it, so no
+newer owner had begun by then, and all that anybody had committed by then is not behind the mark that is handed on. One
+storage is asked as long as it can, as it has the newest `tail.json` in memory; another one when it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from waltzd.archive.tailing import IDLE_MICROSECONDS
+from waltzd.cluster.archives import archived
+from waltzd.cluster.coordinator import Coordinator
+from waltzd.errors import WaltzError
+from waltzd.protocol.descriptions import Archived, BackedUp
+from waltzd.server.session.archiving import Archiving, said
+from waltzd.server.session.confirming import Confirming
+from waltzd.server.session.replica import Log
+
+log = logging.getLogger("waltz.server")
+ARCHIVES_FIRST_SECONDS = 1.0
+"""Until it is asked again, when a sealed segment goes first."""
+SPREAD = 16
+"""Partitions begin at so many different times, so that their uploads do not meet each time."""
+
+
+class Backup:
+    """Of one session."""
+
+    def __init__(self, log: Log, coordinator: Coordinator, archiving: Archiving, say: Callable[[str], None]) -> None:
+        self._log = log
+        self._coordinator = coordinator
+        self._archiving = archiving
+        self._say = say
+        self._confirming = Confirming(log)
+        self._asked = ""
+        """The storage that is asked."""
+        self._failed: dict[str, str] = {}
+        """Why others could not, since the last upload."""
+        self._told = ""
+        self._since: float | None = None
+        """When it was known last that nothing committed is missing in the store."""
+        self.known: BackedUp | None = None
+        self.trouble = ""
+
+    @property
+    def lag(self) -> float:
+        """For how many seconds something that is committed is not backed up; 0 where all is."""
+        if self._since is None or self._log.committed <= self._reached:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._since
+
+    @property
+    def _reached(self) -> int:
+        known, tail = self._archiving.known, self.known
+        return max(-1 if known is None else known.last_id, -1 if tail is None else tail.last_id)
+
+    async def run(self) -> None:
+        """Until it is cancelled. A mistake in here ends nothing else."""
+        seconds = self._log.settings.backup_seconds
+        try:
+            await asyncio.sleep(seconds * (self._log.partition % SPREAD) / SPREAD)
+            while True:
+                pause = await self._look(seconds)
+                await asyncio.sleep(pause)
+        except Exception as error:
+            log.exception("a mistake in Waltz itself")
+            self._tell(f"a mistake in Waltz itself: {error!r}")
+
+    async def _look(self, seconds: float) -> float:
+        able = [
+            name for name, link in sorted(self._log.links.items()) if link.is_readable and self._archiving.archives(name)
+        ]
+        if not able:
+            return seconds
+        if self._since is None:
+            self._since = asyncio.get_running_loop().time()
+        try:
+            return await self._round(able, seconds)
+        except WaltzError as error:
+            self._failed[self._asked] = f"{self._asked}: {error.code} {error.message}" if self._asked else error.message
+            if self._asked and any(name not in self._failed for name in able):
+                return 0.0
+            self._tell(self._failed[min(self._failed)])
+            self._failed.clear()
+            return seconds
+
+    async def _round(self, able: list[str], seconds: float) -> float:
+        owned = self._log
+        free = [name for name in able if name not in self._failed]
+        if self._asked not in free:
+            self._asked = free[owned.partition % len(free)] if free else ""
+        if not self._asked:
+            self._failed.clear()
+            return seconds
+        began, moment = asyncio.get_running_loop().time(), owned.settings.wall()
+        if self._is_idle(moment):
+            self._since = began
+            return seconds
+        known = self._archiving.known
+        if known is None:
+            meta, _ = await archived(self._coordinator, owned.partition)
+            known = Archived() if meta is None else said(meta)
+        await self._confirming.confirm()
+        committed = owned.committed
+        found = await owned.links[self._asked].port.back_up(
+            owned.partition, known, session=owned.session, committed=committed, moment=moment
+        )
+        self._failed.clear()
+        if found.archives_first:
+            self._archiving.hurry()
+            return ARCHIVES_FIRST_SECONDS
+        self.known = found
+        if found.last_id >= committed:
+            self._since = began
+        self._tell("")
+        return seconds
+
+    def _is_idle(self, moment: int) -> bool:
+        """All that is committed was backed up by this session already, and that was said not long ago."""
+        known = self.known
+        return known is not None and self._log.committed <= known.last_id and moment < known.moment + IDLE_MICROSECONDS
+
+    def _tell(self, trouble: str) -> None:
+        """Once, however often it is tried again."""
+        self.trouble = trouble
+        if trouble and trouble != self._told:
+            self._say(f"the backup does not go on: {trouble}")
+        elif self._told and not trouble:
+            self._say("the backup goes on")
+        self._told = trouble

@@ -1,0 +1,166 @@
+"""What a storage makes out of an archive: replicas, one at a time, on threads of its own.
+
+The tool says what (`RestoreOrder`): the store and the archive in it, a manifest, the last id, and the session at whose end
+the replica shall stand. The storage fetches and proves by itself, so no byte of a segment passes the tool. An order that
+was carried out is answered at once; one that was interrupted goes on behind what is there and proven.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.cutting import ArchivedLog, label_of, log_of
+from waltzd.archive.place import open_store
+from waltzd.archive.restoring import build
+from waltzd.archive.store import Store
+from waltzd.daemon.config import StorageConfig
+from waltzd.disk.seam import Disk
+from waltzd.errors import BadArgument, DiskFull, FlushFailed, ForeignArchive, TargetNotEmpty, TooManyCallers
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
+from waltzd.storage.lane import RunBlocking
+from waltzd.storage.replica.directory import Directory
+from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.restored import folder_for, give_name
+
+T = TypeVar("T")
+TOLD_SECONDS = 0.5
+"""Between two words of how far it is."""
+
+
+class Home(Protocol):
+    """The storage, as far as a replica is made in it."""
+
+    @property
+    def directory(self) -> Directory: ...
+    @property
+    def config(self) -> StorageConfig: ...
+    def status(self, number: int) -> ReplicaStatus: ...
+    async def make_replica(self, make: Callable[[int], Partition | None], number: int) -> None: ...
+
+
+class Restorer:
+    def __init__(
+        self,
+        home: Home,
+        disk: Disk,
+        run: RunBlocking,
+        on_fatal: Callable[[BaseException], None],
+        open_store: Callable[[str], Store] = open_store,
+    ) -> None:
+        self._home = home
+        self._disk = disk
+        self._run = run
+        self._on_fatal = on_fatal
+        self._open_store = open_store
+        self._turn = asyncio.Lock()
+        self._underway: set[int] = set()
+
+    async def restore(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
+        """How far it is, again and again; the last one has the status."""
+        number, home = order.partition, self._home
+        if order.mark < -1 or order.session <= 0 or order.number < 0:
+            raise BadArgument(f"{order} is no order that can be carried out")
+        if number in self._underway:
+            raise TooManyCallers(f"partition {number} is being restored on this storage already")
+        if home.directory.control.info(number).is_assigned:
+            yield Restoring(bytes=0, bytes_total=0, status=self._same(order))
+            return
+        self._underway.add(number)
+        try:
+            async with self._turn:
+                log = await self._run(self._read, order)
+                done, total = 0, sum(piece.size for piece in log.pieces if piece.first <= order.mark)
+                total += sum(len(rest.data) for rest in log.rest if rest.first <= order.mark)
+                await self._run(self._check_room, number, total)
+
+                def add(size: int) -> None:
+                    nonlocal done
+                    done += size
+
+                work = asyncio.ensure_future(self._make(order, log, add))
+                try:
+                    while not work.done():
+                        yield Restoring(bytes=done, bytes_total=total)
+                        await asyncio.wait((work,), timeout=TOLD_SECONDS)
+                    kept = work.result()
+                finally:
+                    work.cancel()
+                    await asyncio.gather(work, return_exceptions=True)
+        finally:
+            self._underway.discard(number)
+        yield Restoring(bytes=done, bytes_total=total, kept=kept, status=home.status(number))
+
+    async def _whole(self, function: Callable[..., T], /, *arguments: object) -> T:
+        """To its end, also when the caller has gone: two attempts never write to the same files."""
+        step, gone = asyncio.ensure_future(self._run(function, *arguments)), None
+        while not step.done():
+            try:
+                await asyncio.wait((step,))
+            except asyncio.CancelledError as error:
+                gone = error
+        if gone is not None:
+            raise gone
+        return step.result()
+
+    def _same(self, order: RestoreOrder) -> ReplicaStatus:
+        """Of the replica that is here, where it is the one that was ordered."""
+        status = self._home.status(order.partition)
+        is_it = (status.session, status.promised_session) == (order.session, order.session)
+        if not is_it or not status.last_id == status.committed == order.mark or not status.is_sound:
+            raise TargetNotEmpty(
+                f"partition {order.partition} has a replica here that ends at id {status.last_id} in session "
+                f"{status.session}; one was to be made that ends at id {order.mark} in session {order.session}"
+            )
+        return status
+
+    def _read(self, order: RestoreOrder) -> ArchivedLog:
+        """On a thread."""
+        store = self._open_store(order.store)
+        label = label_of(store)
+        if (label.archive, label.cluster) != (order.archive, order.cluster):
+            raise ForeignArchive(
+                f"{store.place}, as this storage sees it, holds the archive {label.archive} of the cluster "
+                f"{label.cluster}; {order.archive} of {order.cluster} was meant",
+                not_done="nothing was restored",
+                next_step="name a store that is the same for all storages and this machine",
+            )
+        archive = PartitionArchive(store, label, order.partition)
+        return log_of(archive, archive.manifest(order.number, order.sha256))
+
+    def _check_room(self, number: int, needed: int) -> None:
+        home = self._home.directory.path
+        folder = folder_for(home, number)
+        there = sum(entry.size for entry in self._disk.list(folder)) if self._disk.exists(folder) else 0
+        free, least = self._disk.free_bytes(home) + there, self._home.config.free_bytes_min
+        if needed > free - least:
+            raise DiskFull(
+                f"{home}: {needed} bytes are needed, {free} are free and {least} must stay free",
+                not_done=f"nothing of partition {number} was written",
+                next_step="free space there, or restore into more or larger storages",
+            )
+
+    async def _make(self, order: RestoreOrder, log: ArchivedLog, on_bytes: Callable[[int], None]) -> int:
+        """How many segments an earlier attempt had left."""
+        number, directory = order.partition, self._home.directory
+        folder = folder_for(directory.path, number)
+        key = directory.control.header.key
+        try:
+            built = await build(self._disk, log, order.mark, key=key, folder=folder, run=self._whole, on_bytes=on_bytes)
+        except FlushFailed as error:
+            self._on_fatal(error)
+            raise
+        name = partial(
+            give_name, self._disk, directory.path, directory.control, session=order.session, last_id=built.last_id,
+            newest=built.newest, segments=built.segments,
+        )  # fmt: skip
+
+        def stand(number: int) -> Partition:
+            name(number=number)
+            return directory.stand(number)
+
+        await self._home.make_replica(stand, number)
+        return built.kept
