@@ -338,7 +338,7 @@ class LocalCluster:
                 "drain_seconds": DRAIN_SECONDS,
             }
         if self.blueprint.archive is not None:
-            fields |= settings_of(kind, self.blueprint.archive)
+            fields |= settings_of(self.blueprint.archive)
         if self.blueprint.has_tls:
             files = certificate_files(self.directory, f"{kind}-{name}")
             fields |= dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))

@@ -16,9 +16,10 @@ SEGMENT_BYTES = 1 << 20
 NOTHING_STARTED = "nothing was started"
 
 
-def settings_of(kind: str, store: str) -> dict[str, object]:
-    """For the configuration of a daemon. In format 1 the owner says how large a segment is, in format 0 each storage."""
-    return {"segment_bytes_max": SEGMENT_BYTES, **({"archive": store} if kind == "storage" else {})}
+def settings_of(store: str) -> dict[str, object]:
+    """For the configuration of each daemon: storages upload, and servers give readers what has left the storages. How large
+    a segment is says the server in format 1, and in format 0 the storage."""
+    return {"archive": store, "segment_bytes_max": SEGMENT_BYTES}
 
 
 def same_store(text: str, before: str | None, directory: Path) -> str | None:

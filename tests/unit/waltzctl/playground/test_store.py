@@ -43,9 +43,8 @@ def test_a_cluster_keeps_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyP
         same_store("b", there, Path("c"))
 
 
-def test_storages_upload_and_segments_are_small_for_all() -> None:
-    assert settings_of("storage", "/a") == {"archive": "/a", "segment_bytes_max": SEGMENT_BYTES}
-    assert settings_of("server", "/a") == {"segment_bytes_max": SEGMENT_BYTES}
+def test_all_daemons_know_the_store_and_segments_are_small() -> None:
+    assert settings_of("/a") == {"archive": "/a", "segment_bytes_max": SEGMENT_BYTES}
 
 
 def test_a_bucket_that_does_not_answer_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
