@@ -12,8 +12,9 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.destination import LocalDestination, destination_of
 from waltz_spark.exporting.export import Range
+from waltz_spark.exporting.opening import is_archive
 from waltz_spark.exporting.options import Asked
 from waltz_spark.log import archive_origin
 from waltz_spark.log.archive_origin import ArchiveOrigin, ObjectFile
@@ -36,6 +37,7 @@ from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
 from waltzctl.shell.reach import ClusterOptions
 from waltzd.archive import manifest
+from waltzd.archive.place import open_store
 from waltzd.errors import (
     ArchiveDamaged,
     BadArgument,
@@ -398,3 +400,34 @@ def test_options_name_an_archive_alone_or_beside_a_cluster(tmp_path: Path) -> No
     assert Asked(sources=(str(other.place),), cluster=ClusterOptions()).origin() == alone
     with pytest.raises(BadArgument, match="allowUncommitted"):
         Asked(sources=(str(other.place),), allow_uncommitted=True, cluster=ClusterOptions()).origin()
+
+
+def test_a_bucket_that_holds_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = pytest.importorskip("moto.server", reason="the S3 server comes with the packages of developers")
+    import boto3
+
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    try:
+        endpoint = "http://{}:{}".format(*running.get_host_and_port())
+        settings = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1", "DEFAULT_REGION": "us-east-1"}
+        for name, value in {**settings, "ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="archives")
+        log, place = mixed_log(tmp_path / "s" / "0", 3), "s3://archives/orders"
+        archived([log.directory], open_store(place))
+        origin = Asked(sources=(place,), cluster=ClusterOptions()).origin()
+        assert origin == ArchiveOrigin(place=place), "no option says that it is no export"
+        catalog, theirs = origin.catalog(), plain(log)
+        span = catalog.spans[0]
+        assert rows(origin, catalog, span) == rows(theirs, theirs.catalog(), span)
+        exported = "s3://archives/export"
+        Exporting(
+            storage=cast(GrowingStorage, SimpleNamespace(directory=log.directory.parent)), allows_uncommitted=True,
+            destination=destination_of(f"{exported}?scheme=http&endpoint_override={endpoint.partition('//')[2]}"),
+        ).export()  # fmt: skip
+        assert (is_archive(place), is_archive(exported)) == (True, False)
+        assert Asked(sources=(exported,), cluster=ClusterOptions()).origin().describe() == f"the export {exported}"
+    finally:
+        running.stop()

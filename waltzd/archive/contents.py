@@ -21,17 +21,25 @@ CALLS_MAX = 16
 """Objects that are fetched at once: each is a few KiB, and what takes time is the way to the store."""
 
 
-def label_of(store: Store, *, not_done: str) -> Label:
-    """`ForeignArchive` where there is no archive."""
+def label_at(store: Store) -> Label | None:
+    """None where there is no archive."""
     try:
         text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
     except ObjectAbsent:
+        return None
+    return Label.decode(text, f"{store.place}: {LABEL}")
+
+
+def label_of(store: Store, *, not_done: str) -> Label:
+    """`ForeignArchive` where there is no archive."""
+    found = label_at(store)
+    if found is None:
         raise ForeignArchive(
             f"{store.place} holds no archive: there is no {LABEL}",
             not_done=not_done,
             next_step="name the store as the storages do, in `archive` of their configuration",
-        ) from None
-    return Label.decode(text, f"{store.place}: {LABEL}")
+        )
+    return found
 
 
 def highest_numbers(listed: Iterable[Listed]) -> dict[int, int]:

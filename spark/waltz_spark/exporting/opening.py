@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
-from waltzd.archive.contents import label_of
+from waltzd.archive.contents import label_at
 from waltzd.archive.manifest import LABEL
 from waltzd.archive.place import check_place, open_store
 from waltzd.disk.real import RealDisk
@@ -216,10 +216,9 @@ def is_archive(place: str) -> bool:
     except WaltzError:
         pass  # an archive looks foreign to it
     try:
-        label_of(open_store(place), not_done=_NOT_READ)
+        return label_at(open_store(place)) is not None
     except WaltzError:
         return False  # what is wrong is said by who reads it
-    return True
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
