@@ -24,7 +24,7 @@ from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, Unsafe
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, StoreUnavailable, Unsafe, WaltzError
 
 if TYPE_CHECKING:
     from waltzctl.picture.picture import Picture
@@ -100,8 +100,8 @@ def verify(
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Check an archive in its STORE: the manifests, that all objects which they name are there, and that every byte is what
-    was archived. No cluster is asked.
+    """Check an archive in its STORE: the manifests, that all objects which they name are there, that every byte is what was
+    archived, and that saved documents of the cluster are whole. No cluster is asked.
 
     All of it is read, unless --quick is given: of a bucket, that costs what its provider charges. The exit code is 8 where
     something is wrong. Each finding names an object, and the ids that it holds.
@@ -124,9 +124,32 @@ def verify(
     flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flaws += [flaw for *_, flaw in _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)]
+    if not quick and partitions is None:
+        flaws += metadata_flaws(opened, found.label)
     put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
+
+
+def metadata_flaws(store: Store, label: Label) -> list[Flaw]:
+    """Objects with the documents of the cluster that are not what was saved, or not of this cluster."""
+    from waltzd.archive.metadata import metadata_in
+    from waltzd.archive.store import read_object
+    from waltzd.archive.verification import Flaw
+    from waltzd.cluster.metadata import read
+
+    flaws = []
+    for one in metadata_in(store):
+        try:
+            saved = read(read_object(store, one.name, one.size), one.name)
+        except WaltzError as error:
+            if isinstance(error, StoreUnavailable):
+                raise
+            flaws.append(Flaw(name=one.name, detail=error.message))
+        else:
+            if saved.meta.key != label.cluster:
+                flaws.append(Flaw(name=one.name, detail=f"has the documents of the cluster {saved.meta.key}"))
+    return flaws
 
 
 def heal(
