@@ -192,6 +192,11 @@ def test_an_archive_is_told_verified_and_cleaned(
     flip(newest)
     refused = waltzctl("archive", "clean", str(archived), "--yes")
     assert (refused.code, "W2100" in refused.err, "nothing was removed" in refused.err) == (5, True, True)
+    (archived / "archive.json").unlink()
+    assert waltzctl("archive", "verify", str(archived)).code != 0
+    done = waltzctl(*heal, "--yes", "-o", "json")
+    assert (done.code, as_json(done)["healed"]) == (0, ["archive.json", f"partition-0/manifest/{newest.name}"]), done
+    assert waltzctl("archive", "verify", str(archived)).code == 0
 
 
 def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int]:

@@ -37,7 +37,8 @@ class Flaw:
     """An object that is not what it has to be."""
 
     name: str
-    partition: int
+    partition: int | None = None
+    """None where it is of no partition."""
     first: int | None = None
     last: int | None = None
     detail: str
