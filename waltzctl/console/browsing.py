@@ -33,7 +33,7 @@ from waltzd.protocol.locks import Lock, Mode
 ROWS = 50
 SHOWN_BYTES = 4096
 """Of a payload."""
-LINE_CHARACTERS = 160
+LINE_CHARACTERS = 100
 CHUNK, CHUNK_MAX = 25, 1000
 CHUNK_BYTES = 4 << 20
 LOOKED_MAX, LOOKED_BYTES_MAX = 20_000, 32 << 20

@@ -144,6 +144,7 @@ async def now(asked: Asked) -> Page:
                 template="doctor.html",
                 given={
                     "checks": [(tone_of(check.grade.value), check) for check in checks if check.grade is not Grade.PASS],
+                    "at": asked.seen.examined,
                     "passed": [check for check in checks if check.grade is Grade.PASS],
                 },
             ),
@@ -285,7 +286,7 @@ def cut(asked: Asked, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Seq
 async def partition(asked: Asked) -> Page:
     picture = asked.picture
     text = asked.name
-    if not text.isdecimal() or int(text[:10]) >= len(picture.partitions):
+    if not text.isdecimal() or len(text) > 10 or int(text) >= len(picture.partitions):
         raise unknown("partition", text, range(len(picture.partitions)) if len(picture.partitions) < 20 else ())
     number = int(text)
     view, trouble, meta = picture.partitions[number], None, None
@@ -321,7 +322,7 @@ async def partition(asked: Asked) -> Page:
                         [(view, rates)],
                         Look(
                             tones={"state": tone_of},
-                            without={"partition", "waiting"},
+                            without={"partition", "state", "waiting"},
                             wide={"format", "generation", "session"},
                         ),
                     ),

@@ -241,9 +241,9 @@ def test_partitions_that_want_something_alone_and_sorted() -> None:
     assert client.get("/partitions?sort=colour").status_code == 400
 
 
-@pytest.mark.parametrize("path", ["/partitions/4", "/partitions/-1", "/partitions/x", "/partitions/99999999999999999999"])
-def test_a_partition_that_is_not_there(path: str) -> None:
-    answer = browser(seen_of(well())).get(path)
+@pytest.mark.parametrize("number", ["4", "-1", "x", "99999999999999999999", "00000000009999"])
+def test_a_partition_that_is_not_there(number: str) -> None:
+    answer = browser(seen_of(well())).get(f"/partitions/{number}")
     assert answer.status_code == 404
     assert "W2102" in answer.text
 
