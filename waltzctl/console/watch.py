@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from waltzctl.shell.reach import Reach
 from waltzctl.watching.doctor import examination
@@ -96,6 +97,12 @@ class Watch:
         """Of the cluster."""
         assert self.seen.sighting is not None
         return self.seen.sighting.picture.meta.name
+
+    @property
+    def key(self) -> UUID:
+        """Of the cluster."""
+        assert self.seen.sighting is not None
+        return self.seen.sighting.picture.meta.key
 
     def end(self) -> None:
         """All that follow are let go."""
