@@ -196,6 +196,10 @@ class State:
         head = _HEAD.pack(kind, VERSION, self.epoch, self.reach, len(rows), len(parked), len(gone), len(stopped))
         return b"".join([head, stopped, *rows, *aside, *gone])
 
+    @staticmethod
+    def is_snapshot(data: bytes) -> bool:
+        return data[:1] == bytes([_SNAPSHOT])
+
     @classmethod
     def of(cls, snapshot: bytes) -> State:
         """Raises `GroupStateDamaged` for what is no snapshot."""
