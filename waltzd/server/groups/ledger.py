@@ -1,10 +1,10 @@
 """All groups as a log holds them: what stands in its entries, and which of them have to be written anew. Pure.
 
 An entry is the newest word on one thing: a group as it was made, that it is gone, or where it stands in one partition. To
-read the entries in their order is to know all groups; to read them from `floor` on comes to the same, so what lies before
-that may be trimmed. Entries under one lock of the log (`lock_of`) exclude each other: the owner of a partition writes under the
-lock of the group in that partition, with its own last mark, so what an owner that was replaced still writes is refused
-where everything is.
+read the entries in their order is to know all groups; to read them from `floor` on comes to the same, so what lies
+before that may be trimmed. Entries under one lock of the log (`lock_of`) exclude each other: the owner of a partition
+writes under the lock of the group in that partition, with its own last mark, so what an owner that was replaced still
+writes is refused where everything is.
 
 A group is known by its name and by the id of the entry that made it: a group that was deleted and made again under its name
 is another one, and what is left of the first says nothing about it.
@@ -127,6 +127,8 @@ class Ledger:
         """Each with the id of the entry that made it."""
         self._states: dict[Key, State] = {}
         """Also of groups whose own entry was written anew, and so comes later."""
+        self._newest: dict[Key, int] = {}
+        """The id of the last entry about each."""
         self._live: OrderedDict[Key, tuple[int, int]] = OrderedDict()
         """Of each thing that is said: the oldest entry that is needed for it, and its size. The oldest comes first."""
         self._live_bytes = 0
@@ -140,6 +142,10 @@ class Ledger:
     def state(self, name: str, partition: int) -> State | None:
         """Where a group stands in a partition; None where nobody has begun yet."""
         return self._states.get(Key(name, self.groups[name][1], partition))
+
+    def newest(self, key: Key) -> int:
+        """The id of the last entry about where it stands there; -1 before the first."""
+        return self._newest.get(key, -1)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -179,8 +185,10 @@ class Ledger:
         for other in [other for other in self._live if other[:2] == key[:2]]:
             self._drop(other)
             self._states.pop(other, None)
+            self._newest.pop(other, None)
 
     def _stand(self, key: Key, rest: bytes) -> None:
+        self._newest[key] = self.reach
         known = self._states.get(key)
         if known is not None:
             self._states[key] = known.apply(rest)
