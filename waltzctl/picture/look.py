@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -59,9 +60,9 @@ async def look(
         cluster.expected_servers(),
         cluster.storages(unreadable),
     )
-    for path, document in ((POLICY, cluster.policy()), (CHANNELS, channels_of(coordinator))):
+    for path, read in ((POLICY, cluster.policy), (CHANNELS, partial(channels_of, coordinator))):
         try:
-            await document
+            await read()
         except BadMetadata as error:
             unreadable[path] = error
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing

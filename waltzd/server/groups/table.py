@@ -26,7 +26,8 @@ from waltzd.server.groups.turns import Mode, turns_of
 INTERVALS_MAX = 10_000
 """With more of them open, a group takes no new work until some is done."""
 AHEAD_MAX = 4096
-"""So many transactions wait here; the others wait in the log."""
+"""So many transactions wait here; the others wait in the log. Of a keyed group that is also how many may stand behind one
+key before other keys have to wait, too."""
 
 
 class Exhausted(enum.StrEnum):
