@@ -244,6 +244,15 @@ class NoSuchChannel(WaltzError):
     next_step = "`waltzctl channel list` shows them; `waltzctl channel create NAME PARTITIONS` makes one"
 
 
+class GroupStateDamaged(WaltzError):
+    """What is kept of a durable group cannot be read: it was written by a newer version, or contradicts itself. The group
+    gives nothing out; guessing where it stands could skip a transaction."""
+
+    code, exit_code, status = "W2301", EXIT_ERROR, "DATA_LOSS"
+    not_done = "nothing was given to a member"
+    next_step = "bring all servers to the newest version; if it stays so, keep the log, and report it"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""

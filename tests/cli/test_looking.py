@@ -102,7 +102,7 @@ def test_a_partition_that_is_not_there(live: LocalCluster, waltzctl: Tool) -> No
     told = waltzctl("health", "4", "--directory", live.directory)
     assert (told.code, told.out) == (3, "")
     assert "W2007 there is no partition 4; the cluster has 4, from 0 on" in told.err
-    assert waltzctl("health", "four", "--directory", live.directory).code == 2
+    assert waltzctl("health", "4th", "--directory", live.directory).code == 2
 
 
 def test_why_nothing_can_be_committed(broken: LocalCluster, waltzctl: Tool) -> None:

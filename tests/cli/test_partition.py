@@ -169,7 +169,7 @@ def test_what_cannot_be_meant(tool: Tool, live: LocalCluster) -> None:
     for words, code, said in (
         (["assign", "0", "--to", "storage-9"], 3, "did you mean storage-"),
         (["assign", "4", "--to", "storage-1"], 3, "W2007"),
-        (["assign", "x", "--to", "storage-1"], 2, "'x' is no partition"),
+        (["assign", "0x", "--to", "storage-1"], 2, "'0x' is no partition"),
         (["assign", "0", "--to", "storage-1,"], 2, "is no list of storages"),
         (["assign", "0"], 2, "--to"),
         (["unassign", "0", "--from", "storage-1,storage-2,storage-3"], 5, "would have no replica"),

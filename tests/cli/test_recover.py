@@ -288,7 +288,7 @@ def test_what_cannot_be_meant_is_said(live: LocalCluster, waltzctl: Tool) -> Non
         (("--from", "a", "--to", "b", "--partitions", "x"), 2, "'x' is no partition"),
         (("storage-4", "--directory", live.directory), 3, "did you mean storage-"),
         (("storage-1", "7", "--directory", live.directory), 3, "there is no partition 7"),
-        (("storage-1", "x", "--directory", live.directory), 2, "'x' is no partition"),
+        (("storage-1", "0x", "--directory", live.directory), 2, "'0x' is no partition"),
         (("--from", data(live, "storage-1"), "--to", data(live, "storage-2")), 4, "W3001 a storage runs in"),
     ):
         told = waltzctl("storage", "recover", *arguments)

@@ -93,7 +93,7 @@ def test_what_cannot_be_done_says_so(daemon: Daemon, capsys: pytest.CaptureFixtu
     for arguments, exit_code, said in (
         (("describe", "127.0.0.1:1"), 6, "W4001"),
         (("describe", daemon.admin_listen, "--key", "00000000-0000-0000-0000-000000000001"), 4, "W2002"),
-        (("create-partition", daemon.admin_listen, "one"), 2, "'one' is no partition"),
+        (("create-partition", daemon.admin_listen, "1x"), 2, "'1x' is no partition"),
         (("create-partition", daemon.admin_listen, "-1"), 2, "-1"),
         (("create-partition", daemon.admin_listen, "5-2"), 2, "'5-2' is no range"),
         (("availability", daemon.admin_listen, "0"), 2, "--online"),

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.format",),
     ("waltzd.protocol",),
     ("waltzd.cluster", "waltzd.archive"),
-    ("waltzd.wire", "waltzd.server.core", "waltzd.storage.replica"),
+    ("waltzd.wire", "waltzd.server.core", "waltzd.server.groups", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
     ("waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
     ("waltzd.server",),
@@ -60,7 +60,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 """A room imports itself and rooms of lower floors. `waltzd` by itself is the two doors: `__init__` and `__main__`;
 `waltz_spark` by itself is what Spark calls: `source` and `stream`. What pages show stands below `waltzctl.show`."""
 
-PURE = ("waltzd.format", "waltzd.protocol", "waltzd.server.core")
+PURE = ("waltzd.format", "waltzd.protocol", "waltzd.server.core", "waltzd.server.groups")
 """No clock, file, socket, thread, task or randomness of their own."""
 PLAIN = ("waltzd.storage.replica",)
 """Plain synchronous code over an injected Disk; the simulator passes one that lies."""

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
@@ -112,9 +113,9 @@ async def look(
         cluster.expected_servers(),
         cluster.storages(unreadable),
     )
-    for path, document in ((POLICY, cluster.policy()), (CHANNELS, channels_of(coordinator))):
+    for path, read in ((POLICY, cluster.policy), (CHANNELS, partial(channels_of, coordinator))):
         try:
-            await document
+            await read()
         except BadMetadata as error:
             unreadable[path] = error
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing

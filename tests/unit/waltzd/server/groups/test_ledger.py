@@ -1,0 +1,206 @@
+"""All groups in one log: read whole, read from the floor on, and kept short."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.fuzz.mutate import each, parsed
+from waltzd.errors import GroupStateDamaged
+from waltzd.protocol.channels import Parts
+from waltzd.server.groups.ledger import (
+    GARBAGE,
+    SLACK_BYTES,
+    WHOLE_GROUP,
+    GroupMeta,
+    Key,
+    Ledger,
+    gone,
+    lock_of,
+    made,
+    stands,
+)
+from waltzd.server.groups.state import State
+from waltzd.server.groups.table import Exhausted, GroupSettings
+from waltzd.server.groups.turns import Mode
+
+MAILER = GroupMeta(name="mailer", partitions=Parts("0-1,orders"), mode=Mode.QUEUE, back_off_ms=(), exhausted=Exhausted.STOP)
+
+
+def read(log: dict[int, bytes], first: int = 0) -> Ledger:
+    ledger = Ledger()
+    for id, data in log.items():
+        if id >= first:
+            ledger.read(id, data)
+    return ledger
+
+
+def told(ledger: Ledger) -> dict[str, tuple[GroupMeta, int, dict[int, bytes]]]:
+    states = {
+        name: {number: state.snapshot() for number in range(3) if (state := ledger.state(name, number)) is not None}
+        for name in ledger.groups
+    }
+    return {name: (meta, made_at, states[name]) for name, (meta, made_at) in ledger.groups.items()}
+
+
+def test_a_group_from_its_making_to_its_end() -> None:
+    state = State(after=9)
+    log = {3: made(MAILER), 5: stands("mailer", 1, 3, state.snapshot())}
+    state.reach_to(10, is_open=True)
+    delta = state.delta()
+    assert delta is not None
+    log[6] = stands("mailer", 1, 3, delta)
+    ledger = read(log)
+    assert ledger.groups == {"mailer": (MAILER, 3)}
+    assert (ledger.state("mailer", 1), ledger.state("mailer", 0)) == (state, None)
+    assert (ledger.floor, ledger.bytes) == (3, sum(map(len, log.values())))
+    ledger.read(7, made(replace(MAILER, deliver_max=9), 3))
+    assert ledger.groups["mailer"][1] == 3, "other settings make no other group"
+    assert ledger.floor == 5
+    ledger.read(8, gone("mailer", 3))
+    assert (ledger.groups, ledger.floor, ledger.bytes) == ({}, 9, 0)
+    ledger.read(9, stands("mailer", 1, 3, delta))
+    ledger.read(10, made(MAILER))
+    assert ledger.state("mailer", 1) is None, "another group of the same name begins anew"
+    ledger.read(11, gone("mailer", 3))
+    assert ledger.groups == {"mailer": (MAILER, 10)}
+
+
+def test_what_was_written_anew_behind_its_states_is_found_from_the_floor_on() -> None:
+    state = State()
+    log = {0: made(MAILER), 1: stands("mailer", 0, 0, state.snapshot()), 2: made(MAILER, 0)}
+    state.begin_epoch()
+    delta = state.delta()
+    assert delta is not None
+    log[3] = stands("mailer", 0, 0, delta)
+    assert read(log).floor == 1
+    assert told(read(log, 1)) == told(read(log))
+    log[4] = stands("mailer", 0, 0, state.snapshot())
+    assert read(log).floor == 2
+    assert told(read(log, 2)) == told(read(log)), "the delta between belongs to what was trimmed"
+
+
+def story(chance: random.Random) -> None:
+    """Groups come and go and move on, and what is overdue is written anew at once."""
+    log, ledger, states, metas = dict[int, bytes](), Ledger(), dict[Key, State](), dict[str, GroupMeta]()
+
+    def write(data: bytes) -> None:
+        id = ledger.reach + chance.choice([1, 1, 2])
+        log[id] = data
+        ledger.read(id, data)
+
+    for step in range(120):
+        name = chance.choice(["a", "b", "c"])
+        if name not in ledger.groups:
+            metas[name] = replace(MAILER, name=name, deliver_max=chance.randrange(1, 9))
+            write(made(metas[name]))
+        key = Key(name, ledger.groups[name][1], chance.randrange(3))
+        state = states.get(key)
+        if chance.random() < 0.04:
+            write(gone(name, key.made_at))
+        elif state is None:
+            states[key] = State(after=chance.randrange(5))
+            write(stands(name, key.partition, key.made_at, states[key].snapshot()))
+        else:
+            state.reach_to(state.reach + 1, is_open=chance.random() < 0.5)
+            if chance.random() < 0.3:
+                state.jump_to(state.reach + 3)
+            delta = state.delta()
+            assert delta is not None
+            write(stands(name, key.partition, key.made_at, delta))
+        while (due := ledger.overdue) is not None:
+            if due.partition == WHOLE_GROUP:
+                write(made(metas[due.name], due.made_at))
+            else:
+                write(stands(due.name, due.partition, due.made_at, states[due].snapshot()))
+                states[due].forget_changes()
+        if step % 10:
+            continue
+        again = read(log, ledger.floor)
+        assert told(again) == told(ledger) == told(read(log))
+        assert again.bytes == ledger.bytes
+        assert again.floor == ledger.floor or again.reach < 0, "where nothing is left there is nothing to read"
+        for name, (_, made_at) in ledger.groups.items():
+            for number in range(3):
+                assert ledger.state(name, number) == states.get(Key(name, made_at, number))
+        live = {id: data for id, data in log.items() if id >= ledger.floor}
+        assert ledger.bytes == sum(map(len, live.values()))
+
+
+def test_what_is_read_from_the_floor_on_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waltzd.server.groups.ledger.SLACK_BYTES", 0)
+    monkeypatch.setattr("waltzd.server.groups.ledger.GARBAGE", 2)
+    for seed in range(12):
+        story(random.Random(seed))
+
+
+def test_a_group_that_works_for_long_keeps_a_short_log() -> None:
+    ledger, state = Ledger(), State()
+    ledger.read(0, made(MAILER))
+    ledger.read(1, stands("mailer", 0, 0, state.snapshot()))
+    idle = State()
+    ledger.read(2, stands("mailer", 1, 0, idle.snapshot()))
+    written = 0
+    for id in range(20_000):
+        state.reach_to(id, is_open=False)
+        delta = state.delta()
+        assert delta is not None
+        ledger.read(ledger.reach + 1, stands("mailer", 0, 0, delta))
+        while (due := ledger.overdue) is not None:
+            written += 1
+            whole = {WHOLE_GROUP: made(MAILER, 0)}
+            if due.partition != WHOLE_GROUP:
+                whole[due.partition] = stands("mailer", due.partition, 0, (state, idle)[due.partition].snapshot())
+            ledger.read(ledger.reach + 1, whole[due.partition])
+        assert ledger.bytes <= GARBAGE * 1000 + SLACK_BYTES
+    assert 3 <= written < 200
+
+
+def test_settings_are_what_the_group_says() -> None:
+    assert MAILER.settings == GroupSettings(mode=Mode.QUEUE, back_off=(), exhausted=Exhausted.STOP)
+    assert GroupMeta(name="a", partitions=None, mode=Mode.KEYED).settings == GroupSettings(mode=Mode.KEYED)
+
+
+def test_each_group_in_each_partition_has_a_lock_of_its_own() -> None:
+    locks = {lock_of(name, number).hash for name in ("a", "a-1", "b") for number in (WHOLE_GROUP, 0, 1, 10)}
+    assert len(locks) == 12
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "ends in the middle"),
+        (made(MAILER)[:10], "ends in the middle"),
+        (b"\7" + made(MAILER)[1:], "kind 7"),
+        (made(MAILER).replace(b"mailer", b"mai/er", 1), "partition -1 of 'mai/er'"),
+        (made(MAILER).replace(b"mailer", b"sender", 1), "the group sender calls itself mailer"),
+        (made(MAILER)[:-3], "is not a JSON document"),
+        (made(MAILER).replace(b'"queue"', b'"other"'), "mode must be"),
+        (stands("mailer", 0, 0, b"\1"), "ends in the middle"),
+    ],
+)
+def test_what_is_no_entry(data: bytes, message: str) -> None:
+    ledger = Ledger()
+    with pytest.raises(GroupStateDamaged, match=message):
+        ledger.read(0, data)
+
+
+def test_a_group_is_made_once() -> None:
+    ledger = read({0: made(MAILER)})
+    for data in (made(MAILER), made(MAILER, 7)):
+        with pytest.raises(GroupStateDamaged, match="made twice"):
+            ledger.read(1, data)
+
+
+def test_any_bytes_are_an_entry_or_refused_in_a_sentence() -> None:
+    whole = [made(MAILER), gone("mailer", 0), stands("mailer", 0, 0, State().snapshot())]
+
+    def check(chance: random.Random) -> None:
+        data = bytearray(chance.choice(whole))
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        parsed(GroupStateDamaged, read({0: whole[0]}).read, 1, bytes(data[: chance.randrange(len(data) + 1)]))
+
+    each("entries about groups", 300, check)

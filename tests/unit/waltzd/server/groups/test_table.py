@@ -1,0 +1,373 @@
+"""A group at work, beside its twin: each transaction is done at least once, nothing is skipped, and orders are kept."""
+
+from __future__ import annotations
+
+import random
+from copy import deepcopy
+
+import pytest
+
+from tests.unit.group_twin import Kept, Twin
+from waltzd.server.groups.state import Parked, State
+from waltzd.server.groups.table import AHEAD_MAX, Delivery, Exhausted, GroupSettings, Table, Verdict
+from waltzd.server.groups.turns import Mode
+
+STEPS = 150
+
+
+class Story:
+    """Owners that come and go, members that work, hang and die, operators, and what was written down of all that."""
+
+    def __init__(self, seed: int, mode: Mode) -> None:
+        self.chance = chance = random.Random(seed)
+        self.settings = GroupSettings(
+            mode=mode,
+            ack_wait=chance.choice([3.0, 10.0]),
+            max_in_flight=chance.choice([1, 2, 5]),
+            deliver_max=chance.choice([1, 2, 4]),
+            back_off=chance.choice([(), (1.0,), (1.0, 4.0)]),
+            exhausted=chance.choice([Exhausted.PARK, Exhausted.PARK, Exhausted.STOP]),
+        )
+        self.keys = [chance.choice([None, 1, 2, 3]) for _ in range(60)]
+        self.wanted = [chance.random() < 0.9 for _ in self.keys]
+        self.now = 0.0
+        self.twin = Twin(self.settings)
+        self.table = Table(self.settings, State())
+        self.written = [self.table.state.snapshot()]
+        self.kept = Kept()
+        self.names = 0
+        self.done_in_epoch: set[int] = set()
+        self.out: dict[str, list[Delivery]] = {}
+
+    # -- what happens
+
+    def offer(self, most: int) -> None:
+        for id in self.table.again:
+            self._offer(id)
+        while most > 0 and self.table.room and self.table.upcoming < len(self.keys):
+            self._offer(self.table.upcoming)
+            most -= 1
+
+    def _offer(self, id: int) -> None:
+        self.table.offer(id, self.keys[id], is_wanted=self.wanted[id])
+        self.twin.offered(id, self.keys[id], is_wanted=self.wanted[id])
+
+    def join(self) -> None:
+        self.names += 1
+        name, room = f"m{self.names}", self.chance.choice([None, 1, 3])
+        self.table.join(name, room)
+        self.twin.members[name] = min(room or self.settings.max_in_flight, self.settings.max_in_flight)
+        self.out[name] = []
+
+    def leave(self) -> None:
+        if not self.twin.members:
+            return
+        name, is_lost = self.chance.choice(list(self.twin.members)), self.chance.random() < 0.6
+        held = [id for id in self.twin.held() if self.twin.items[id].member == name]
+        if self.twin.is_ordered:
+            held = held[:1]
+        self.table.leave(name, self.now, is_lost=is_lost)
+        for id in held:
+            if is_lost:
+                self.twin.failed(id, self.now)
+        for id in [id for id in self.twin.held() if self.twin.items[id].member == name]:
+            if id in self.twin.held():
+                self.twin.returned(id, self.now)
+        del self.twin.members[name], self.out[name]
+
+    def deliver(self) -> None:
+        for one in self.table.deliver(self.now):
+            assert one.id not in self.done_in_epoch, f"{one} was acknowledged before"
+            self.twin.delivered(one, self.now)
+            self.out[one.member].append(one)
+        assert not (self.twin.with_room() and self.twin.eligible(self.now)), "a member has room, and gets nothing"
+        wake = self.table.wake()
+        if self.twin.with_room() and not self.twin.kept.is_stopped:
+            later = [item.not_before for id, item in self.twin.items.items() if self._is_next(id)]
+            assert wake is not None or not later, "nobody would look again"
+        assert wake is not None or not self.twin.held(), "what hangs would hang for ever"
+
+    def _is_next(self, id: int) -> bool:
+        return self.twin.items[id].member is None and id in self.twin.eligible(float("inf"))
+
+    def speak(self, name: str) -> None:
+        """A member says something of what it was given, now or long ago; or of what it never was."""
+        chance, epoch = self.chance, self.table.state.epoch
+        said = chance.choice(self.out[name]) if self.out[name] and chance.random() < 0.95 else None
+        first = chance.randrange(len(self.keys)) if said is None else said.id
+        last = min(len(self.keys) - 1, first + chance.choice([0, 0, 0, 1, 4]))
+        tag = 0 if said is None else said.tag + chance.choice([0, 0, 0, 3])
+        items = self.twin.items
+        mine = [
+            id
+            for id in self.twin.held()
+            if first <= id <= last and items[id].member == name and items[id].tag <= tag and not items[id].is_acknowledged
+        ]
+        what, before = chance.randrange(8), self.table.state.snapshot()
+        if what == 0:
+            old = self.table.acknowledge(name, epoch - 1, tag, first, last, self.now)
+            assert old == Verdict(is_old=True)
+            assert self.table.state.snapshot() == before
+            return
+        late = sum(first <= id <= last and not self._waits_acknowledged(id, name) for id in self.twin.kept.open) - len(mine)
+        unknown = max(0, last - max(self.twin.kept.reach, first - 1))
+        expected = Verdict(len(mine), last - first + 1 - len(mine) - late - unknown, late, unknown)
+        if what == 1:
+            verdict = self.table.extend(name, epoch, tag, first, last, self.now)
+            for id in mine:
+                items[id].deadline = self.now + self.settings.ack_wait
+        elif what == 2:
+            delay = chance.choice([None, 0.0, 2.0])
+            verdict = self.table.refuse(name, epoch, tag, first, last, self.now, reason="busy", delay=delay)
+            self._each(mine, lambda id: self.twin.failed(id, self.now, delay=delay))
+        elif what == 3 and chance.random() < 0.5:
+            verdict = self.table.reject(name, epoch, tag, first, last, self.now, reason="nonsense")
+            self._each(mine, lambda id: self.twin.failed(id, self.now, is_final=True))
+        else:
+            verdict = self.table.acknowledge(name, epoch, tag, first, last, self.now)
+            for id in mine:
+                self.twin.acknowledged(id, self.now)
+                self.done_in_epoch |= set() if id in self.twin.kept.open else {id}
+        assert verdict == expected
+        self.done_in_epoch -= self.twin.kept.open.keys()
+
+    def _waits_acknowledged(self, id: int, name: str) -> bool:
+        item = self.twin.items.get(id)
+        return item is not None and item.is_acknowledged and item.member == name
+
+    def _each(self, ids: list[int], act: object) -> None:
+        for id in ids:
+            if id in self.twin.held():
+                act(id)  # type: ignore[operator]
+
+    def pass_time(self) -> None:
+        self.now += self.chance.choice([0.5, 1.0, 5.0])
+        assert self.table.expire(self.now) == self.twin.expired(self.now)
+
+    def write(self) -> None:
+        """What changed is committed; sometimes all of it anew."""
+        if self.chance.random() < 0.2:
+            self.written = [self.table.state.snapshot()]
+            self.table.state.forget_changes()
+        elif (delta := self.table.state.delta()) is not None:
+            self.written.append(delta)
+        self.kept = deepcopy(self.twin.kept)
+
+    def new_owner(self) -> None:
+        """It reads what was written, begins an epoch, and commits it before anything else."""
+        state = State.of(self.written[0])
+        for written in self.written[1:]:
+            state = state.apply(written)
+        state.begin_epoch()
+        delta = state.delta()
+        assert delta is not None
+        self.written.append(delta)
+        self.table = Table(self.settings, state)
+        self.twin.new_owner(self.kept)
+        self.done_in_epoch.clear()
+        self.out.clear()
+
+    def operate(self) -> None:
+        table, twin = self.table, self.twin
+        if twin.kept.is_stopped:
+            table.go_on()
+            twin.kept.is_stopped = False
+        first = self.chance.randrange(len(self.keys))
+        last = first + self.chance.randrange(3)
+        if self.chance.random() < 0.3:
+            count = sum(first <= id <= last for id in twin.kept.open)
+            assert table.skip(first, last, self.now) == count
+            twin.skipped(first, last, self.now)
+        parked = sorted(twin.kept.parked)
+        if self.chance.random() < 0.5:
+            some = [id for id in parked if self.chance.random() < 0.5]
+            assert table.replay([*some, 1000]) == some
+            for id in some:
+                twin.replayed(id)
+            self.done_in_epoch -= set(some)
+
+    def step(self) -> None:
+        what = self.chance.randrange(20)
+        if what < 3:
+            self.offer(self.chance.randrange(12))
+        elif what == 3 and len(self.twin.members) < 4:
+            self.join()
+        elif what == 4:
+            self.leave()
+        elif what == 5:
+            self.pass_time()
+        elif what in (6, 7):
+            self.write()
+        elif what == 8 and self.chance.random() < 0.5:
+            self.new_owner()
+        elif what == 9 and self.chance.random() < 0.5:
+            self.operate()
+        elif self.out:
+            self.speak(self.chance.choice(list(self.out)))
+        self.deliver()
+        self.table.check()
+        self.twin.check(self.table.state)
+
+    def finish(self) -> None:
+        """Members that work come at last: all that is wanted is done, or parked."""
+        for _ in range(500):
+            if self.twin.kept.is_stopped:
+                self.operate()
+            if not self.twin.members:
+                self.join()
+            self.offer(100)
+            self.deliver()
+            for id in list(self.twin.held()):
+                item = self.twin.items.get(id)
+                if item is not None and item.member is not None:
+                    self.table.acknowledge(item.member, self.table.state.epoch, item.tag, id, id, self.now)
+                    self.twin.acknowledged(id, self.now)
+            if self.table.state.floor == len(self.keys) - 1:
+                return
+            self.now += 1.0
+            assert self.table.expire(self.now) == self.twin.expired(self.now)
+        raise AssertionError(f"it hangs at {self.table.state.floor}")
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("chunk", range(2))
+def test_it_does_what_the_twin_does(mode: Mode, chunk: int) -> None:
+    for seed in range(chunk * 40, (chunk + 1) * 40):
+        story = Story(seed, mode)
+        try:
+            for _ in range(STEPS):
+                story.step()
+            story.finish()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed} of {mode}") from error
+
+
+# -- told one by one ---------------------------------------------------------------------------------------------------
+
+
+def table(mode: Mode, count: int = 5, *, members: tuple[str, ...] = ("a",), keys: str = "", **more: object) -> Table:
+    found = Table(GroupSettings(mode=mode, back_off=(), **more), State())  # type: ignore[arg-type]
+    for id in range(count):
+        found.offer(id, keys[id] if keys else None)
+    for name in members:
+        found.join(name)
+    return found
+
+
+def given(deliveries: list[Delivery]) -> list[tuple[str, int]]:
+    return [(one.member, one.id) for one in deliveries]
+
+
+def test_members_of_a_queue_take_turns() -> None:
+    found = table(Mode.QUEUE, members=("a", "b"), max_in_flight=2)
+    assert given(found.deliver(0)) == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
+    assert found.acknowledge("b", 1, 99, 0, 3, 0) == Verdict(taken=2, late=2)
+    assert found.state.floor == -1, "0 is not done"
+    assert given(found.deliver(0)) == [("b", 4)]
+    assert found.acknowledge("b", 1, 99, 1, 9, 0) == Verdict(taken=1, done=2, late=1, unknown=5)
+
+
+def test_one_member_of_an_ordered_group_has_the_partition() -> None:
+    found = table(Mode.ORDERED, members=("a", "b"), max_in_flight=3)
+    assert given(found.deliver(0)) == [("a", 0), ("a", 1), ("a", 2)]
+    assert found.acknowledge("a", 1, 3, 1, 2, 0) == Verdict(taken=2)
+    assert found.state.floor == -1, "the place is one mark"
+    found.leave("a", 1, is_lost=True)
+    assert [(one.member, one.id, one.attempt) for one in found.deliver(1)] == [("b", 0, 2), ("b", 1, 1), ("b", 2, 1)]
+
+
+def test_the_time_of_an_ordered_delivery_begins_when_all_before_it_is_done() -> None:
+    found = table(Mode.ORDERED, ack_wait=10.0)
+    found.deliver(0)
+    assert found.acknowledge("a", 1, 1, 0, 0, 9).taken == 1
+    assert found.expire(18) == 0
+    found.acknowledge("a", 1, 3, 2, 2, 18)
+    assert found.wake() == 19, "what is acknowledged behind it gives it no more time"
+    assert found.expire(19) == 1
+    assert [(one.id, one.attempt) for one in found.deliver(19)] == [(1, 2), (2, 1), (3, 1), (4, 1)]
+
+
+def test_an_acknowledgement_of_an_earlier_delivery_does_not_count() -> None:
+    found = table(Mode.ORDERED)
+    first = found.deliver(0)
+    found.refuse("a", 1, first[0].tag, 0, 0, 0, reason="not now")
+    again = found.deliver(0)
+    assert found.acknowledge("a", 1, first[1].tag, 1, 1, 0) == Verdict(late=1)
+    assert found.acknowledge("a", 1, again[1].tag, 0, 1, 0) == Verdict(taken=2)
+
+
+def test_a_key_waits_for_its_first_and_no_other_key_does() -> None:
+    found = table(Mode.KEYED, keys="xxyxy", members=("a", "b"))
+    assert given(found.deliver(0)) == [("a", 0), ("b", 2)]
+    found.refuse("a", 1, 99, 0, 0, 0, reason="not now", delay=7)
+    found.acknowledge("b", 1, 99, 2, 2, 0)
+    assert given(found.deliver(0)) == [("a", 4)]
+    assert found.wake() == 7
+    assert given(found.deliver(7)) == [("b", 0)]
+    found.reject("b", 1, 99, 0, 0, 7, reason="nonsense")
+    assert given(found.deliver(7)) == [("a", 1)]
+    assert found.state.parked == {0: Parked(2, "b", "nonsense")}
+
+
+def test_a_group_that_stops_gives_nothing_out_until_it_is_told_to() -> None:
+    found = table(Mode.QUEUE, deliver_max=1, exhausted=Exhausted.STOP, max_in_flight=1)
+    found.deliver(0)
+    found.refuse("a", 1, 99, 0, 0, 0, reason="the index is full")
+    assert found.state.stopped == "id 0: the index is full"
+    assert (found.deliver(9), found.room, found.wake()) == ([], 0, None)
+    found.go_on()
+    assert [one.attempt for one in found.deliver(9)] == [2]
+
+
+def test_what_is_replayed_fails_once_more_and_stays_parked() -> None:
+    found = table(Mode.QUEUE, 1, deliver_max=1)
+    for _ in range(2):
+        (one,) = found.deliver(0)
+        found.refuse("a", 1, one.tag, 0, 0, 0, reason="nonsense")
+        assert (found.deliver(0), found.again) == ([], []), "it does not come back by itself"
+        assert (found.replay([0]), found.again) == ([0], [0])
+        found.offer(0)
+    found.deliver(0)
+    assert found.acknowledge("a", 1, 99, 0, 0, 0).taken == 1
+    assert (found.replay([0]), found.discard([0])) == ([], [])
+
+
+def test_a_parked_one_that_is_discarded_is_gone() -> None:
+    found = table(Mode.QUEUE, 1)
+    found.deliver(0)
+    found.reject("a", 1, 1, 0, 0, 0, reason="nonsense")
+    assert (found.discard([0, 7]), found.state.parked, found.again) == ([0], {}, [])
+
+
+def test_a_log_that_lost_its_beginning() -> None:
+    found = table(Mode.KEYED, keys="xxxxx")
+    found.deliver(0)
+    assert found.lose(0, 0) == 0
+    assert found.lose(3, 0) == 3
+    assert (found.state.floor, given(found.deliver(0))) == (2, [("a", 3)])
+    assert found.lose(9, 0) == 6, "also what the group had not known"
+    assert (found.state.floor, found.upcoming, found.deliver(0)) == (8, 9, [])
+    found.offer(9, "x")
+    assert given(found.deliver(0)) == [("a", 9)]
+
+
+def test_a_group_full_of_holes_takes_no_new_work_and_gets_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waltzd.server.groups.table.INTERVALS_MAX", 3)
+    found = table(Mode.QUEUE, 7)
+    found.deliver(0)
+    for id in (1, 3, 5):
+        found.acknowledge("a", 1, 99, id, id, 0)
+    assert len(found.state.open) == 4
+    assert found.room == 0
+    found.state.begin_epoch()
+    after = Table(found.settings, State.of(found.state.snapshot()))
+    assert after.room == AHEAD_MAX, "what is open has to be offered to the next owner"
+    ids = []
+    while after.room and after.upcoming < 9:
+        ids.append(after.upcoming)
+        after.offer(ids[-1])
+    assert ids == [0, 2, 4, 6]
+    after.join("b")
+    after.deliver(0)
+    assert after.acknowledge("b", 2, 99, 0, 2, 0).taken == 2
+    assert after.room > 0

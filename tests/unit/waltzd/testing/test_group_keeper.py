@@ -1,0 +1,83 @@
+"""The fence of durable groups on a real log: clients, owners, locks and storages. Answers are lost, and owners die."""
+
+from __future__ import annotations
+
+from waltzd.client.client import Client
+from waltzd.protocol.locks import Committed
+from waltzd.server.groups.keeper import Keeper
+from waltzd.server.groups.ledger import GroupMeta, Key, Ledger, lock_of, made
+from waltzd.server.groups.turns import Mode
+from waltzd.testing import LocalCluster
+
+MAILER = GroupMeta(name="mailer", partitions=None, mode=Mode.QUEUE)
+
+
+class Owner:
+    """Of a partition, with what it takes to write down where the group stands in it."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.ledger = Ledger()
+
+    async def read_on(self) -> Ledger:
+        async for transaction in self.client.scan(0, after=self.ledger.reach):
+            self.ledger.read(transaction.id, transaction.payload)
+        return self.ledger
+
+    async def claim(self) -> None:
+        await self.read_on()
+        key = Key("mailer", self.ledger.groups["mailer"][1], 7)
+        self.keeper = Keeper(key, self.ledger, after=-1, now=0)
+        await self.write()
+
+    async def acknowledge(self, count: int = 1) -> None:
+        state = self.keeper.state
+        for _ in range(count):
+            state.reach_to(state.reach + 1, is_open=True)
+            state.settle(state.reach, state.reach)
+        self.keeper.changed(0, count)
+        await self.write()
+
+    async def write(self) -> None:
+        write = self.keeper.write(0, self.ledger, is_urgent=True)
+        while write is not None:
+            outcome = await self.client.append(write.data, partition=0, locks=[write.lock], position=write.position)
+            if isinstance(outcome, Committed):
+                self.keeper.committed(outcome.id)
+                return
+            self.keeper.doubtful()
+            write = self.keeper.look(await self.read_on())
+
+
+def test_an_owner_that_was_replaced_writes_nothing_and_the_others_lose_nothing() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        async with cluster.client() as one, cluster.client() as other:
+            assert isinstance(
+                await one.append(made(MAILER), partition=0, locks=[lock_of("mailer")], position=-1), Committed
+            )
+            first = Owner(one)
+            await first.claim()
+            await first.acknowledge(3)
+            cluster.lose_next_acknowledgement()
+            await first.acknowledge()
+            cluster.force_next_lock_failure()
+            await first.acknowledge()
+            await cluster.kill_owner()
+            await first.acknowledge()
+            assert (first.keeper.is_deposed, first.keeper.state.reach) == (False, 5)
+            assert first.keeper.kept == 7, "the claim and six acknowledgements"
+            second = Owner(other)
+            await second.claim()
+            assert second.keeper.is_claimed
+            assert (second.keeper.state.epoch, second.keeper.state.floor) == (first.keeper.state.epoch + 1, 5)
+            await first.read_on()
+            await first.acknowledge()
+            assert first.keeper.is_deposed
+            assert first.keeper.kept == 7, "nobody is told that it was written"
+            await second.acknowledge(2)
+            third = Owner(one)
+            await third.read_on()
+            assert third.ledger.state("mailer", 7) == second.keeper.state
+            assert second.keeper.state.floor == 7
+
+    LocalCluster(partitions=1, storage_seconds=5.0).run(story)

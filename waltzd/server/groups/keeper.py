@@ -1,0 +1,140 @@
+"""How the owner of a partition writes down where a group stands there: when, and whether it may still. Pure.
+
+An owner claims the group first: it reads the ledger to its end, begins an epoch, and writes that. Each entry is written
+under the lock of the group in this partition, and says that its writer has seen the log up to its own last entry. So the
+lock is the fence: when another owner has claimed the group, every entry of this one is refused, however late it notices.
+
+A refusal may be an estimate, since a log knows old locks only roughly, and an outcome may stay unknown. In both cases the
+owner reads on, and finds in the log what is so: its own entry, another epoch, or neither; then the same bytes are written
+again. An owner whose claim was not plainly committed begins anew: an epoch costs nothing.
+
+Acknowledgements wait for company, for at most a second. What must be on the disks of a majority before it is answered is
+written at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from waltzd.protocol.locks import Lock
+from waltzd.server.groups.ledger import Key, Ledger, lock_of, stands
+from waltzd.server.groups.state import State
+
+DELAY_SECONDS = 1.0
+"""So long may acknowledgements wait; what was not written is given out again after a change of owner."""
+CHANGES_MAX = 1000
+"""So many do not wait."""
+UNWRITTEN_MAX = 100_000
+"""With so many that could not be written, a group pauses."""
+
+
+class Write(NamedTuple):
+    """An entry that is to be appended."""
+
+    data: bytes
+    lock: Lock
+    position: int
+    """What its writer has seen of the log, by its own word: the lock is compared with this."""
+
+
+class Keeper:
+    def __init__(self, key: Key, ledger: Ledger, *, after: int, now: float) -> None:
+        """A claim. `ledger` has read all that was committed; `after`: where a group begins that has not begun here yet."""
+        known = ledger.state(key.name, key.partition)
+        self.key = key
+        self.state = State(after=after) if known is None else State.of(known.snapshot())
+        self.state.begin_epoch()
+        self._position = ledger.reach
+        self._is_whole = known is None
+        """The next entry is a snapshot."""
+        self._pending: Write | None = None
+        self._is_in_doubt = False
+        self.is_claimed = False
+        """Until it is, nothing may be given out."""
+        self.is_deposed = False
+        """Another owner has the group, or the group is gone: nothing of what is here counts any more."""
+        self._changes = 1
+        """Of the state, since the beginning: the claim is the first."""
+        self._written = 0
+        """How many of them are in entries that were given out to be appended."""
+        self.kept = 0
+        """How many of them are committed."""
+        self._since: float | None = now
+        """When the first one came that is in no entry."""
+
+    # -- when ----------------------------------------------------------------------------------------------------------
+
+    def changed(self, now: float, count: int = 1) -> int:
+        """The state is another one. It is kept when `kept` has come to the number that this returns."""
+        self._changes += count
+        if self._since is None:
+            self._since = now
+        return self._changes
+
+    @property
+    def must_pause(self) -> bool:
+        """Too much of what members said is only here."""
+        return self._changes - self.kept >= UNWRITTEN_MAX
+
+    def wake(self) -> float | None:
+        """When something is to be written, if nothing else happens before."""
+        if self._since is None or self._pending is not None or self.is_deposed:
+            return None
+        return self._since if not self.is_claimed else self._since + DELAY_SECONDS
+
+    def write(self, now: float, ledger: Ledger, *, is_urgent: bool = False) -> Write | None:
+        """What is to be appended now: one entry at a time. `is_urgent`: somebody waits for it."""
+        wake = self.wake()
+        if wake is None:
+            return None
+        if not is_urgent and now < wake and self._changes - self._written < CHANGES_MAX:
+            return None
+        if self._is_whole or (self.is_claimed and ledger.overdue == self.key):
+            data: bytes | None = self.state.snapshot()
+            self.state.forget_changes()
+        else:
+            data = self.state.delta()
+        self._since, self._written, self._is_whole = None, self._changes, False
+        if data is None:  # what changed has changed back
+            self.kept = self._written
+            return None
+        self._pending = Write(stands(*self._about, data), lock_of(self.key.name, self.key.partition), self._position)
+        return self._pending
+
+    @property
+    def _about(self) -> tuple[str, int, int]:
+        return self.key.name, self.key.partition, self.key.made_at
+
+    # -- what came of it -----------------------------------------------------------------------------------------------
+
+    def committed(self, id: int) -> None:
+        assert self._pending is not None
+        self._pending, self._is_in_doubt, self._position = None, False, id
+        self.is_claimed, self.kept = True, self._written
+
+    def doubtful(self) -> None:
+        """It was refused, or what became of it is not known: read on to the end of what is committed, then `look`."""
+        assert self._pending is not None
+        self._is_in_doubt = True
+
+    def look(self, ledger: Ledger) -> Write | None:
+        """What stands in the log now, read to its end; what is to be appended once more."""
+        group = ledger.groups.get(self.key.name)
+        state = None if group is None else ledger.state(self.key.name, self.key.partition)
+        is_ours = state is not None and state.epoch == self.state.epoch
+        if group is None or group[1] != self.key.made_at or (self.is_claimed and not is_ours):
+            self.is_deposed = True
+        if self.is_deposed or not self._is_in_doubt:
+            return None
+        if not self.is_claimed:  # another claim of this epoch would look like this one
+            self.is_deposed = True
+            return None
+        assert self._pending is not None
+        newest = ledger.newest(self.key)
+        if newest > self._position:
+            self.committed(newest)
+            return None
+        self._is_in_doubt = False
+        self._position = ledger.reach
+        self._pending = self._pending._replace(position=self._position)
+        return self._pending

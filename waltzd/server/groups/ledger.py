@@ -1,0 +1,214 @@
+"""All groups as a log holds them: what stands in its entries, and which of them have to be written anew. Pure.
+
+An entry is the newest word on one thing: a group as it was made, that it is gone, or where it stands in one partition. To
+read the entries in their order is to know all groups; to read them from `floor` on comes to the same, so what lies
+before that may be trimmed. Entries under one lock of the log (`lock_of`) exclude each other: the owner of a partition
+writes under the lock of the group in that partition, with its own last mark, so what an owner that was replaced still
+writes is refused where everything is.
+
+A group is known by its name and by the id of the entry that made it: a group that was deleted and made again under its name
+is another one, and what is left of the first says nothing about it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from waltzd.cluster.documents import Document, Name, decode, encode, whole
+from waltzd.errors import GroupStateDamaged
+from waltzd.protocol.address import is_name
+from waltzd.protocol.channels import Parts
+from waltzd.protocol.locks import Lock, write_lock
+from waltzd.server.groups.state import State
+from waltzd.server.groups.table import Exhausted, GroupSettings
+from waltzd.server.groups.turns import Mode
+
+PREFIX = "waltz-group"
+"""Of the names of the locks."""
+GARBAGE = 4
+"""The log is at most so many times as large as what it says."""
+SLACK_BYTES = 64 << 10
+"""And so much more: below that, nothing is worth writing anew."""
+WHOLE_GROUP = -1
+"""In the place of a partition: an entry that is about the group itself."""
+ITSELF = -1
+"""In the place of the id of the entry that made a group: this entry does."""
+MS_MAX = 24 * 3600 * 1000
+_HEAD = struct.Struct(">BBHqq")
+"""Kind, version, length of the name, partition, and the id of the entry that made the group."""
+_VERSION = 1
+
+
+class Key(NamedTuple):
+    """What an entry is about."""
+
+    name: str
+    made_at: int
+    """Of the entry that made the group: its id."""
+    partition: int
+
+
+class _Kind(enum.IntEnum):
+    MADE = 1
+    GONE = 2
+    STATE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMeta(Document):
+    """A group as it was made."""
+
+    name: Name
+    partitions: Parts | None
+    """None: all of them."""
+    mode: Mode
+    ack_wait_ms: Annotated[int, whole(1, MS_MAX)] = 30_000
+    max_in_flight: Annotated[int, whole(1, 100_000)] = 100
+    deliver_max: Annotated[int, whole(1, 1000)] = 5
+    back_off_ms: tuple[Annotated[int, whole(0, MS_MAX)], ...] = (1000, 5000, 30_000)
+    exhausted: Exhausted = Exhausted.PARK
+
+    @property
+    def settings(self) -> GroupSettings:
+        return GroupSettings(
+            mode=self.mode,
+            ack_wait=self.ack_wait_ms / 1000,
+            max_in_flight=self.max_in_flight,
+            deliver_max=self.deliver_max,
+            back_off=tuple(pause / 1000 for pause in self.back_off_ms),
+            exhausted=self.exhausted,
+        )
+
+
+def lock_of(name: str, partition: int = WHOLE_GROUP) -> Lock:
+    """Under which an entry about it is written."""
+    return write_lock(PREFIX, f"{name}/{partition}")
+
+
+def made(meta: GroupMeta, made_at: int = ITSELF) -> bytes:
+    """A new group; or, with the id of the entry that made it, the same one with other settings, or written anew."""
+    return _entry(_Kind.MADE, meta.name, WHOLE_GROUP, made_at, encode(meta))
+
+
+def gone(name: str, made_at: int) -> bytes:
+    return _entry(_Kind.GONE, name, WHOLE_GROUP, made_at, b"")
+
+
+def stands(name: str, partition: int, made_at: int, state: bytes) -> bytes:
+    """`state`: a snapshot or a delta."""
+    assert partition >= 0
+    return _entry(_Kind.STATE, name, partition, made_at, state)
+
+
+def _entry(kind: _Kind, name: str, partition: int, made_at: int, rest: bytes) -> bytes:
+    raw = name.encode()
+    return _HEAD.pack(kind, _VERSION, len(raw), partition, made_at) + raw + rest
+
+
+def _parsed(data: bytes) -> tuple[_Kind, Key, bytes]:
+    if len(data) < _HEAD.size:
+        raise GroupStateDamaged("an entry about a group ends in the middle")
+    kind, version, size, partition, made_at = _HEAD.unpack_from(data)
+    if version != _VERSION or kind not in tuple(_Kind):
+        raise GroupStateDamaged(f"an entry about a group has kind {kind} and version {version}, which are not known here")
+    name, rest = data[_HEAD.size : _HEAD.size + size].decode("ascii", "replace"), data[_HEAD.size + size :]
+    if not is_name(name) or (partition == WHOLE_GROUP) is (kind == _Kind.STATE) or partition < WHOLE_GROUP:
+        raise GroupStateDamaged(f"an entry about a group speaks of partition {partition} of {name!r}")
+    return _Kind(kind), Key(name, made_at, partition), rest
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.groups: dict[str, tuple[GroupMeta, int]] = {}
+        """Each with the id of the entry that made it."""
+        self._states: dict[Key, State] = {}
+        """Also of groups whose own entry was written anew, and so comes later."""
+        self._newest: dict[Key, int] = {}
+        """The id of the last entry about each."""
+        self._live: OrderedDict[Key, tuple[int, int]] = OrderedDict()
+        """Of each thing that is said: the oldest entry that is needed for it, and its size. The oldest comes first."""
+        self._live_bytes = 0
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        """Of all entries from the floor on."""
+        self.bytes = 0
+        """Of all entries from the floor on."""
+        self.reach = -1
+        """The last id that was read."""
+
+    def state(self, name: str, partition: int) -> State | None:
+        """Where a group stands in a partition; None where nobody has begun yet."""
+        return self._states.get(Key(name, self.groups[name][1], partition))
+
+    def newest(self, key: Key) -> int:
+        """The id of the last entry about where it stands there; -1 before the first."""
+        return self._newest.get(key, -1)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, id: int, data: bytes) -> None:
+        """The next entry. `GroupStateDamaged` for one that cannot be: nothing after it can be believed."""
+        assert id > self.reach
+        kind, key, rest = _parsed(data)
+        if kind is _Kind.MADE:
+            key = self._make(id, key, rest)
+        self.reach = id
+        self._sizes[id] = len(data)
+        self.bytes += len(data)
+        if kind is _Kind.GONE:
+            self._end(key)
+        elif kind is _Kind.STATE:
+            self._stand(key, rest)
+        if kind is _Kind.MADE or (kind is _Kind.STATE and State.is_snapshot(rest)):
+            self._drop(key)
+            self._live[key] = id, len(data)
+            self._live_bytes += len(data)
+        while self._sizes and next(iter(self._sizes)) < self.floor:
+            self.bytes -= self._sizes.popitem(last=False)[1]
+
+    def _make(self, id: int, key: Key, rest: bytes) -> Key:
+        meta = decode(GroupMeta, rest, f"the group {key.name}", GroupStateDamaged)
+        if meta.name != key.name:
+            raise GroupStateDamaged(f"the group {key.name} calls itself {meta.name}")
+        made_at = id if key.made_at == ITSELF else key.made_at
+        if self.groups.get(key.name, (meta, made_at))[1] != made_at:
+            raise GroupStateDamaged(f"the group {key.name} was made twice, which its lock should have refused")
+        self.groups[key.name] = meta, made_at
+        return key._replace(made_at=made_at)
+
+    def _end(self, key: Key) -> None:
+        if self.groups.get(key.name, (None, None))[1] == key.made_at:
+            del self.groups[key.name]
+        for other in [other for other in self._live if other[:2] == key[:2]]:
+            self._drop(other)
+            self._states.pop(other, None)
+            self._newest.pop(other, None)
+
+    def _stand(self, key: Key, rest: bytes) -> None:
+        self._newest[key] = self.reach
+        known = self._states.get(key)
+        if known is not None:
+            self._states[key] = known.apply(rest)
+        elif State.is_snapshot(rest):
+            self._states[key] = State.of(rest)
+        # else a delta to what was trimmed: the snapshot that took its place comes later
+
+    def _drop(self, key: Key) -> None:
+        _, size = self._live.pop(key, (0, 0))
+        self._live_bytes -= size
+
+    # -- what is to be written anew ------------------------------------------------------------------------------------
+
+    @property
+    def floor(self) -> int:
+        """The lowest id that is needed: what is read from there on says the same."""
+        return next(iter(self._live.values()))[0] if self._live else self.reach + 1
+
+    @property
+    def overdue(self) -> Key | None:
+        """What has to be written anew next, so that the log becomes shorter: where a group stands in a partition, or the
+        group itself."""
+        return next(iter(self._live), None) if self.bytes > GARBAGE * self._live_bytes + SLACK_BYTES else None
