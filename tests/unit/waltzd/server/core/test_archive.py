@@ -64,3 +64,13 @@ def test_a_replica_that_cannot_be_asked_is_left_out() -> None:
     assert turns.choose(["c"], 5) == "c"
     turns.failed("c", "away", ALL)
     assert turns.choose(ALL, 5) == "a"
+
+
+def test_when_a_segment_is_known_to_wait_who_had_none_is_asked_again() -> None:
+    turns = Turns()
+    for name in ALL:
+        assert turns.choose(ALL, 5) == name
+        turns.found_none(name, 5)
+    assert turns.choose(ALL, 5) is None
+    turns.hurry()
+    assert turns.choose(ALL, 5) == "a"
