@@ -63,6 +63,23 @@ def names(found: Survey) -> tuple[list[str], list[str]]:
     return [one.name for one in found.orphans], [one.name for one in found.pending]
 
 
+def test_tails_and_documents_belong_to_a_store_and_a_tail_is_checked() -> None:
+    store = archive(2, partitions=1)
+    label = survey(store).label
+    run = encode_payloads(6, [b"one", b"two"])
+    tail = PartitionTail(store, label, 0, lambda: UUID(int=77))
+    tail.add(session=1, since=6, last=7, moment=5, read=lambda first, last, bytes_max: run)
+    assert save_metadata(store, b"documents") == 1
+    found = survey(store)
+    assert (found.tails, found.metadata, found.strange, found.flaws) == ([0], [1], [], [])
+    assert check_tail(store, found, 0) is None
+    slot = store.objects["partition-0/tail/0"]
+    slot.data = slot.data.replace(b"two", b"TWO")
+    flaw = check_tail(store, found, 0)
+    assert flaw is not None
+    assert "partition-0/tail/0, which holds the ids 6 to 7, has other bytes" in flaw.detail
+
+
 def test_a_whole_archive_has_no_flaw() -> None:
     store = archive()
     found = survey(store)
@@ -125,20 +142,3 @@ def test_a_list_that_lags_makes_no_orphan() -> None:
 def test_another_store_is_no_archive() -> None:
     with pytest.raises(ForeignArchive, match="there is no archive"):
         survey(FaultyStore())
-
-
-def test_tails_and_documents_belong_to_a_store_and_a_tail_is_checked() -> None:
-    store = archive(2, partitions=1)
-    label = survey(store).label
-    run = encode_payloads(6, [b"one", b"two"])
-    tail = PartitionTail(store, label, 0, lambda: UUID(int=77))
-    tail.add(session=1, since=6, last=7, moment=5, read=lambda first, last, bytes_max: run)
-    assert save_metadata(store, b"documents") == 1
-    found = survey(store)
-    assert (found.tails, found.metadata, found.strange, found.flaws) == ([0], [1], [], [])
-    assert check_tail(store, found, 0) is None
-    slot = store.objects["partition-0/tail/0"]
-    slot.data = slot.data.replace(b"two", b"TWO")
-    flaw = check_tail(store, found, 0)
-    assert flaw is not None
-    assert "partition-0/tail/0, which holds the ids 6 to 7, has other bytes" in flaw.detail
