@@ -11,14 +11,11 @@ from tests.batches import batches_of, index_raw, segment_raw, segments_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
 from waltzd.archive.archiving import PartitionArchive, label_in
-from waltzd.archive.metadata import save_metadata
 from waltzd.archive.piece import piece_of
-from waltzd.archive.tailing import PartitionTail
-from waltzd.archive.verification import Flaw, Survey, check_piece, check_tail, survey
+from waltzd.archive.verification import Flaw, Survey, check_piece, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive, UnknownVersion
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader
-from waltzd.format.record import encode_payloads
 from waltzd.protocol.descriptions import Archived
 
 KEY = UUID(int=5)
@@ -61,23 +58,6 @@ def flaws(store: FaultyStore, *, is_quick: bool = False) -> list[Flaw]:
 
 def names(found: Survey) -> tuple[list[str], list[str]]:
     return [one.name for one in found.orphans], [one.name for one in found.pending]
-
-
-def test_tails_and_documents_belong_to_a_store_and_a_tail_is_checked() -> None:
-    store = archive(2, partitions=1)
-    label = survey(store).label
-    run = encode_payloads(6, [b"one", b"two"])
-    tail = PartitionTail(store, label, 0, lambda: UUID(int=77))
-    tail.add(session=1, since=6, last=7, moment=5, read=lambda first, last, bytes_max: run)
-    assert save_metadata(store, b"documents") == 1
-    found = survey(store)
-    assert (found.tails, found.metadata, found.strange, found.flaws) == ([0], [1], [], [])
-    assert check_tail(store, found, 0) is None
-    slot = store.objects["partition-0/tail/0"]
-    slot.data = slot.data.replace(b"two", b"TWO")
-    flaw = check_tail(store, found, 0)
-    assert flaw is not None
-    assert "partition-0/tail/0, which holds the ids 6 to 7, has other bytes" in flaw.detail
 
 
 def test_a_whole_archive_has_no_flaw() -> None:
