@@ -201,7 +201,12 @@ async def test_the_leader_has_documents_saved_when_they_change() -> None:
     async with backing_up(store) as c:
         leads = True
         saver = MetadataSaver(
-            Cluster(c.tree.connect()), c.connect, is_leader=lambda: leads, seconds=10, moment=lambda: "now"
+            Cluster(c.tree.connect()),
+            c.connect,
+            is_leader=lambda: leads,
+            is_backing_up=lambda: True,
+            seconds=10,
+            moment=lambda: "now",
         )
         running = asyncio.create_task(saver.run())
         pipeline = await c.opened(await own(c))
@@ -231,7 +236,9 @@ async def test_the_leader_has_documents_saved_when_they_change() -> None:
 async def test_an_emptied_store_is_not_begun_anew_by_documents() -> None:
     store = FaultyStore()
     async with backing_up(store) as c:
-        saver = MetadataSaver(Cluster(c.tree.connect()), c.connect, is_leader=lambda: True, seconds=10)
+        saver = MetadataSaver(
+            Cluster(c.tree.connect()), c.connect, is_leader=lambda: True, is_backing_up=lambda: False, seconds=10
+        )
         pipeline = await c.opened(await own(c))
         await pipeline.committed(pipeline.append(200))
         await asyncio.sleep(60)

@@ -13,11 +13,11 @@ from typing import TypeAlias
 from uuid import UUID
 
 from waltzd.archive.archiving import has
-from waltzd.archive.manifest import MANIFEST_BYTES_MAX, Label, sha256_of
+from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Label, sha256_of
 from waltzd.archive.store import Store, read_object
 from waltzd.archive.tail import SLOTS_MAX, Slot, Tail, slot_name, tail_at, tail_name
 from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, ObjectAbsent, ObjectExists
+from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
 from waltzd.format.checksum import crc32, joined_crc
 from waltzd.format.layout import BATCHES
 from waltzd.format.record import Run
@@ -96,6 +96,7 @@ class PartitionTail:
             self._tag = self.store.head(name).tag  # first: what is written then is written over nothing newer
         except ObjectAbsent:
             self._tag = None
+            self._check_label()
             return self._empty()
         try:
             return tail_at(self.store, self.label, self.partition) or self._empty()
@@ -104,6 +105,15 @@ class PartitionTail:
             if text != read_object(self.store, name, MANIFEST_BYTES_MAX):
                 raise
         return self._empty()  # it has rotted, and names nothing any more
+
+    def _check_label(self) -> None:
+        """Where nothing of this tail is, the store may have been emptied: nothing is begun there then."""
+        try:
+            found = Label.decode(read_object(self.store, LABEL, MANIFEST_BYTES_MAX), self._where(LABEL))
+        except ObjectAbsent:
+            found = None
+        if found != self.label:
+            raise ForeignArchive(f"{self.store.place} does not hold the archive {self.label.archive} any more")
 
     def _empty(self) -> Tail:
         archive, cluster = self.label.archive, self.label.cluster

@@ -289,7 +289,11 @@ class _Daemon:
         self.clients = Registry()
         self.calls = ServerCalls(self.owner, self.access, self.clients)
         self._saver = MetadataSaver(
-            cluster, self._connect, is_leader=lambda: self.election.is_leader, seconds=config.backup_seconds
+            cluster,
+            self._connect,
+            is_leader=lambda: self.election.is_leader,
+            is_backing_up=lambda: any(owned.backed_up is not None for owned in self.owner.describe()),
+            seconds=config.backup_seconds,
         )
         self._roster = Roster(self._names, self.clients, is_leader=lambda: self.election.is_leader)
 

@@ -1,6 +1,6 @@
 """The leader has the documents of the cluster put into the archive, whenever they changed: storages write, servers do not.
 
-It looks every few seconds, seldom where no storage has an archive. What only rises is no change
+It looks every few seconds, and asks no storage before something was backed up or archived. What only rises is no change
 (`waltzd.cluster.metadata`). A new leader saves once, as it does not know what the one before has seen. Nothing depends on
 it, and while a storage or its store is silent it is done later.
 """
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from waltzd.cluster.archives import all_archived
-from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.cluster import ARCHIVES, Cluster
 from waltzd.cluster.documents import StorageMeta
 from waltzd.cluster.metadata import cut, standing, write
 from waltzd.errors import NoArchive, WaltzError
@@ -22,8 +22,6 @@ from waltzd.protocol.descriptions import MetadataBackup
 from waltzd.protocol.peers import ReplicaPort
 
 log = logging.getLogger("waltz.server")
-LOOK_SECONDS_MAX = 300.0
-"""Between two looks where no storage has an archive."""
 
 
 def _now() -> str:
@@ -37,13 +35,16 @@ class MetadataSaver:
         connect: Callable[[StorageMeta], ReplicaPort],
         *,
         is_leader: Callable[[], bool],
+        is_backing_up: Callable[[], bool],
         seconds: float,
         moment: Callable[[], str] = _now,
     ) -> None:
-        """`seconds`: between two looks; 0 for none. `moment`: for people, in the text."""
+        """`is_backing_up`: whether a partition of this server is. `seconds`: between two looks; 0 for none. `moment`: for
+        people, in the text."""
         self._cluster = cluster
         self._connect = connect
         self._is_leader = is_leader
+        self._is_backing_up = is_backing_up
         self._seconds = seconds
         self._moment = moment
         self._saved: Mapping[str, object] | None = None
@@ -56,9 +57,8 @@ class MetadataSaver:
         """The storage that did it last."""
 
     async def run(self) -> None:
-        pause = self._seconds
         while self._seconds:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(self._seconds)
             if not self._is_leader():
                 self._saved = self._seen_at = None
                 continue
@@ -70,10 +70,12 @@ class MetadataSaver:
             if trouble and trouble != self._trouble:
                 log.warning("the documents of the cluster are not saved in the archive: %s", trouble)
             self._trouble = trouble
-            pause = self._seconds if self._is_archiving else max(self._seconds, min(2 * pause, LOOK_SECONDS_MAX))
 
     async def look(self) -> None:
         """Save them where they have changed."""
+        if not self._is_backing_up() and not await self._cluster.coordinator.children(ARCHIVES):
+            self._is_archiving = False
+            return
         began = asyncio.get_running_loop().time()
         found = await standing(self._cluster)
         if found != self._saved:

@@ -8,9 +8,13 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.faulty_store import FaultyStore
+from tests.unit.waltzd.archive.test_verification import archive
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import Label, Manifest, sha256_of
+from waltzd.archive.metadata import save_metadata
 from waltzd.archive.tail import UNIQUE_BYTES, Part, Slot, Tail, slot_name, tail_name, tail_of
+from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.verification import check_tail, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, encode_payloads
@@ -141,3 +145,22 @@ def test_a_tail_of_another_archive_or_one_that_needs_a_manifest_that_is_not_ther
         tail_of(archive, archive.manifest(0, ""))
     with pytest.raises(ArchiveDamaged, match="do not fit together"):
         read(stored(part(10, 12), since=10))
+
+
+# -- among other objects -------------------------------------------------------------------------------------------------
+
+
+def test_a_survey_knows_tails_and_documents_and_a_tail_is_checked() -> None:
+    store = archive(2, partitions=1)
+    tail = PartitionTail(store, survey(store).label, 0, lambda: UUID(int=77))
+    run = encode_payloads(6, [b"one", b"two"])
+    tail.add(session=1, since=6, last=7, moment=5, read=lambda first, last, bytes_max: run)
+    assert save_metadata(store, b"documents") == 1
+    found = survey(store)
+    assert (found.tails, found.metadata, found.strange, found.flaws) == ([0], [1], [], [])
+    assert check_tail(store, found, 0) is None
+    slot = store.objects[slot_name(0, 0)]
+    slot.data = slot.data.replace(b"two", b"TWO")
+    flaw = check_tail(store, found, 0)
+    assert flaw is not None
+    assert "partition-0/tail/0, which holds the ids 6 to 7, has other bytes" in flaw.detail

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from tests.batches import batches_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from tests.unit.waltzd.archive.test_archiving import FAULTS, Turns
+from waltzd.archive import manifest as manifests
 from waltzd.archive import tailing
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import Entry, Label, Manifest
 from waltzd.archive.tail import UNIQUE_BYTES, Tail, slot_name, tail_name, tail_of
 from waltzd.archive.tailing import IDLE_MICROSECONDS, PartitionTail
-from waltzd.errors import ArchiveDamaged, ObjectExists, StoreUnavailable, UnknownVersion, WaltzError
+from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion, WaltzError
 from waltzd.format.batch import Batch
 from waltzd.format.record import encode_payloads, join_runs
 from waltzd.protocol.descriptions import Archived
@@ -86,6 +87,12 @@ class Room:
     document: Archived = field(default_factory=Archived)
     committed: int = -1
     ids: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.store, FaultyStore):
+            self.store._write(manifests.LABEL, LABEL.text)
+        else:
+            self.store.put_new(manifests.LABEL, LABEL.text)
 
     def fresh_id(self) -> UUID:
         self.ids += 1
@@ -294,6 +301,18 @@ def test_an_older_owner_changes_nothing() -> None:
     room.back_up(session=5)
     room.committed = 11
     assert room.back_up(session=4).last == 8
+
+
+def test_nothing_is_begun_in_a_store_that_was_emptied() -> None:
+    room = Room(committed=8)
+    tail = room.tail()
+    room.back_up(tail)
+    room.store.objects.clear()
+    room.committed = 11
+    for one in (tail, room.tail()):
+        with pytest.raises(ForeignArchive, match="does not hold the archive"):
+            room.back_up(one)
+    assert [name for name in room.store.objects if name.endswith(".json")] == []
 
 
 def test_another_log_is_not_built_upon() -> None:

@@ -31,6 +31,16 @@ def test_the_replicas_take_turns_of_a_few_segments() -> None:
     assert asked == [name for name in (*ALL, "a") for _ in range(TURN_SEGMENTS)]
 
 
+def test_when_a_segment_is_known_to_wait_who_had_none_is_asked_again() -> None:
+    turns = Turns()
+    for name in ALL:
+        assert turns.choose(ALL, 5) == name
+        turns.found_none(name, 5)
+    assert turns.choose(ALL, 5) is None
+    turns.hurry()
+    assert turns.choose(ALL, 5) == "a"
+
+
 def test_when_one_has_nothing_another_is_asked_and_then_only_when_something_was_committed() -> None:
     turns, asked = Turns(), []
     for _ in range(6):
