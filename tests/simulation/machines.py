@@ -12,7 +12,6 @@ from tests.simulation.loop import Life, SimLoop
 from tests.simulation.network import Network
 from tests.simulation.plan import Setup
 from waltzd.cluster.documents import ClusterMeta
-from waltzd.server.session.archive_lane import ArchiveLane
 
 if TYPE_CHECKING:
     from tests.simulation.coordinator import ZooKeeper
@@ -50,7 +49,6 @@ class World(Protocol):
 
     def say(self, who: str, what: str) -> None: ...
     def mistake(self, error: BaseException) -> None: ...
-    def archive_lane(self) -> ArchiveLane | None: ...
 
 
 class Machine(ABC):

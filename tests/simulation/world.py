@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -36,7 +35,6 @@ from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import Entry, Label, pieces_of
-from waltzd.archive.reading import ArchiveReader, PieceCache
 from waltzd.archive.verification import check_piece
 from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
@@ -48,11 +46,9 @@ from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
-from waltzd.server.session.archive_lane import ArchiveLane
 from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
 
-T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
 STEPS_MAX = 3_000_000
@@ -167,13 +163,6 @@ class Simulation:
         self._replicas = {number: set(names("storage", self.setup.storages)) for number in range(self.setup.partitions)}
         self._lost: tuple[str, ...] = ()
         """Who will never be well again."""
-
-    def archive_lane(self) -> ArchiveLane | None:
-        """Of a server that starts: how it reads what storages have trimmed."""
-        if self.store is None:
-            return None
-        reader = ArchiveReader(self.store, self.meta.key, PieceCache(20_000))
-        return ArchiveLane(reader, bring=_elsewhere, read=_elsewhere)
 
     # -- what all machines use
 
@@ -673,12 +662,6 @@ class Simulation:
         ]
         if wrong:
             raise Broken(f"partition {partition}: {'; '.join(wrong)}")
-
-
-async def _elsewhere(function: Callable[..., T], *arguments: Any) -> T:
-    """As on another thread."""
-    await asyncio.sleep(0)
-    return function(*arguments)
 
 
 class _Listener(logging.Handler):
