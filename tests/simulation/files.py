@@ -3,13 +3,18 @@ itself. Read here by hand, without the code of a storage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from uuid import UUID
 
+from tests.simulation.faulty_store import FaultyStore
+from waltzd.archive.manifest import Entry
 from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import Head
 from waltzd.format.footer import END_BYTES, NO_HASH, Footer, footer_bytes
-from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader
+from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader, index_name, segment_name
+from waltzd.format.record import Run
+from waltzd.storage.replica.segment import Segment
 
 Files = dict[str, bytes]
 
@@ -77,3 +82,24 @@ def broken_chain(files: Files, *, is_trimmed: bool = False) -> Iterator[str]:
         ):
             yield f"the footer of {name} says other ids or times than its batches"
         before = footer.hash
+
+
+def archived_runs(store: FaultyStore, key: UUID, partition: int, pieces: Sequence[Entry], last_id: int) -> list[Run]:
+    """The records up to this id, as an archive has them."""
+    runs: list[Run] = []
+    disk = SimDisk()
+    disk.make_directory("archive")
+    for piece in pieces:
+        if piece.first > last_id:
+            break
+        data = store.objects[piece.name(partition)].data
+        size = piece.size - piece.index_bytes
+        for name, raw in ((segment_name, data[:size]), (index_name, data[size:])):
+            disk.create(f"archive/{name(piece.first)}").write(0, raw)
+        expected = FileHeader(created_ms=0, key=key, partition=partition, first_id=piece.first)
+        segment = Segment.open(disk, "archive", expected=expected, next_id=piece.last + 1)
+        at = piece.first
+        while at <= min(piece.last, last_id):
+            runs.append(segment.read(at, min(piece.last, last_id), 1 << 20, with_locks=True))
+            at = runs[-1].last_id + 1
+    return runs

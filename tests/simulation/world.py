@@ -25,7 +25,7 @@ from tests.simulation.clients import ClientMachine
 from tests.simulation.coordinator import ZooKeeper
 from tests.simulation.events import happen
 from tests.simulation.faulty_store import Faults, FaultyStore
-from tests.simulation.files import batch_files, broken_chain, differences
+from tests.simulation.files import archived_runs, batch_files, broken_chain, differences
 from tests.simulation.loop import Life, SimLoop, run
 from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
@@ -39,7 +39,6 @@ from waltzd.archive.verification import check_piece
 from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
-from waltzd.disk.simulated import SimDisk
 from waltzd.errors import (
     ArchiveAway,
     ArchiveDamaged,
@@ -52,14 +51,12 @@ from waltzd.errors import (
 )
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
-from waltzd.format.layout import FileHeader, index_name, segment_name
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
-from waltzd.storage.replica.segment import Segment
 
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
@@ -554,7 +551,11 @@ class Simulation:
                 pipeline = self._pipeline(partition)
                 committed = pipeline.committed
                 floor = await self._check_floor(partition)
-                runs = self._archived(partition, floor - 1, await self._pieces(partition))
+                runs: list[Run] = []
+                if self.store is not None:
+                    runs = archived_runs(self.store, self.meta.key, partition, await self._pieces(partition), floor - 1)
+                if floor and (not runs or runs[-1].last_id != floor - 1):
+                    raise Broken(f"partition {partition} is trimmed up to {floor - 1}, and its archive does not reach that")
                 if committed >= floor:
                     runs += [found async for found in pipeline.read(floor, committed, with_locks=True)]
                 if floor > 0:
@@ -578,29 +579,6 @@ class Simulation:
         store = FaultyStore(objects=self.store.objects)
         archive = PartitionArchive(store, Label(archive=known.archive, cluster=self.meta.key), partition)
         return list(pieces_of(archive.newest(said(known)).entries, archive.chunk))
-
-    def _archived(self, partition: int, last_id: int, pieces: Sequence[Entry]) -> list[Run]:
-        """What only the archive has."""
-        runs: list[Run] = []
-        disk = SimDisk()
-        disk.make_directory("archive")
-        for piece in pieces:
-            if piece.first > last_id:
-                break
-            assert self.store is not None
-            data = self.store.objects[piece.name(partition)].data
-            size = piece.size - piece.index_bytes
-            for name, raw in ((segment_name, data[:size]), (index_name, data[size:])):
-                disk.create(f"archive/{name(piece.first)}").write(0, raw)
-            expected = FileHeader(created_ms=0, key=self.meta.key, partition=partition, first_id=piece.first)
-            segment = Segment.open(disk, "archive", expected=expected, next_id=piece.last + 1)
-            at = piece.first
-            while at <= min(piece.last, last_id):
-                runs.append(segment.read(at, min(piece.last, last_id), 1 << 20, with_locks=True))
-                at = runs[-1].last_id + 1
-        if last_id >= 0 and (not runs or runs[-1].last_id != last_id):
-            raise Broken(f"partition {partition} is trimmed up to {last_id}, and its archive does not reach that")
-        return runs
 
     async def _check_floor(self, partition: int) -> int:
         """The first id that storages have to have: no storage begins above it, and what is below is archived."""

@@ -47,6 +47,8 @@ CALL_SECONDS = 30.0
 
 ARCHIVE_SECONDS = 600.0
 """A segment is read, proven, sent to a store and read back, one at a time on each storage."""
+TRIM_SECONDS = 120.0
+"""To look for objects in a store, or to remove files: what was not done in time is asked for again."""
 
 
 class ReplicaClient(Caller):
@@ -190,12 +192,12 @@ class ReplicaClient(Caller):
             first_id=first_id,
             last_id=last_id,
         )
-        reply: wire.MarkReply = await self._call(self._stub.SeeArchive, request, ARCHIVE_SECONDS)
+        reply: wire.MarkReply = await self._call(self._stub.SeeArchive, request, TRIM_SECONDS)
         return reply.mark
 
     async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
         request = wire.MarkRequest(target=self._target(partition, session), mark=floor)
-        return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, ARCHIVE_SECONDS))
+        return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, TRIM_SECONDS))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""
