@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -41,7 +40,16 @@ from waltzd.archive.verification import check_piece
 from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
-from waltzd.errors import CannotConnect, ControlDamaged, NotOwner, NotReady, PartitionDamaged, WaltzError
+from waltzd.errors import (
+    ArchiveAway,
+    ArchiveDamaged,
+    CannotConnect,
+    ControlDamaged,
+    NotOwner,
+    NotReady,
+    PartitionDamaged,
+    WaltzError,
+)
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.format.record import Run, join_runs
@@ -52,7 +60,6 @@ from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
 
-T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
 STEPS_MAX = 3_000_000
@@ -553,7 +560,9 @@ class Simulation:
                     raise Broken(f"partition {partition} is trimmed up to {floor - 1}, and its archive does not reach that")
                 if committed >= floor:
                     runs += [found async for found in pipeline.read(floor, committed, with_locks=True)]
-                await self._check_times(pipeline, runs, floor)
+                if floor > 0:
+                    await self._check_read_through(pipeline, committed, runs)
+                await self._check_times(pipeline, runs)
                 await self._check_archive(partition, runs)
                 self._check_tail(partition, runs)
                 break
@@ -588,7 +597,34 @@ class Simulation:
                     raise Broken(f"partition {partition} begins at {begin} on {storage.name}, and its floor is {floor}")
         return floor
 
-    async def _check_times(self, pipeline: Pipeline, runs: Sequence[Run], floor: int) -> None:
+    async def _check_read_through(self, pipeline: Pipeline, last_id: int, runs: Sequence[Run]) -> None:
+        """A reader of the whole log gets it from its owner, and goes on where the store has ended a read."""
+        found: list[Run] = []
+        at, end = 0, self.loop.now + PATIENCE_SECONDS
+        while at <= last_id:
+            try:
+                async for run in pipeline.read(at, last_id, with_locks=True):
+                    found.append(run)
+                    at = run.last_id + 1
+            except (ArchiveAway, ArchiveDamaged):
+                if self.loop.now > end:
+                    raise
+                await asyncio.sleep(0.1)
+        read, log = join_runs(found), join_runs(runs)
+        if (read.first_id, read.data) != (log.first_id, log.data):
+            raise Broken(f"a reader of partition {pipeline.session.partition} got another log than there is")
+
+    async def _find_time(self, pipeline: Pipeline, time: int) -> int:
+        end = self.loop.now + PATIENCE_SECONDS
+        while True:
+            try:
+                return await pipeline.find_time(time)
+            except (ArchiveAway, ArchiveDamaged):
+                if self.loop.now > end:
+                    raise
+                await asyncio.sleep(0.1)
+
+    async def _check_times(self, pipeline: Pipeline, runs: Sequence[Run]) -> None:
         """What has a time stands behind what has none; no clock was ever so far ahead; and each time is found again."""
         columns = [np.full(len(found), UNTIMED) if found.times is None else found.times for found in runs]
         times = np.concatenate(columns) if columns else np.zeros(0, np.int64)
@@ -602,10 +638,7 @@ class Simulation:
             )
         known = times[times != UNTIMED]
         for time in (0, int(known[len(known) // 2]), int(known[-1]), int(known[-1]) + 1):
-            at = int((times < time).sum()) - 1
-            if at < floor and floor > 0:
-                continue  # only the archive knows
-            found = await pipeline.find_time(time)
+            at, found = int((times < time).sum()) - 1, await self._find_time(pipeline, time)
             if found != at:
                 raise Broken(f"the time {time} of partition {pipeline.session.partition} is behind {at}, not {found}")
 
