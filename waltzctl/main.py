@@ -36,7 +36,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "analysis": ("", "What a log says when all of it is looked at."),
         "audit": ("", "Who asked the daemons for what, and was refused what."),
         "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
-        "backup": ("", "Whether a cluster could be brought back."),
+        "backup": ("", "How much would be lost now; and whether all of it comes back."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
         "channel": ("", "Names for sets of partitions."),
@@ -103,9 +103,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "backup": {
         "drill": (
-            "waltzctl.records.backup:drill",
+            "waltzctl.records.drill:drill",
             "Restore into a scratch directory, and check it all.",
         ),
+        "status": ("waltzctl.records.backup:status", "How far each partition is backed up."),
     },
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),

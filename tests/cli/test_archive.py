@@ -17,6 +17,7 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
+from waltzd.cluster.metadata import read
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
@@ -32,10 +33,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[LocalCluster]:
     """Its two partitions are archived as far as segments are sealed."""
     lasting = {kind: dict(settings) for kind, settings in LASTING.items()}
+    reads = {"archive": str(store), "tail_bytes_max": 1 << 20}
     settings: dict[str, dict[str, object]] = {
         **lasting,
         "storage": {**lasting.get("storage", {}), "archive": str(store)},
-        "server": {**lasting.get("server", {}), "segment_bytes_max": 20_000},
+        "server": {
+            **lasting.get("server", {}),
+            "segment_bytes_max": 20_000,
+            "session_bytes_max": 1 << 20,
+            "backup_seconds": 1,
+            **reads,
+        },
     }
     made = LocalCluster.make(tmp_path_factory.mktemp("cluster") / "cluster", partitions=2, settings=settings)
     try:
@@ -69,6 +77,38 @@ def as_json(told: Any) -> Any:
     return json.loads(told.out)
 
 
+def test_readers_do_not_notice_that_old_segments_leave_the_storages(
+    waltzctl: Tool, cluster: LocalCluster, archived: Path
+) -> None:
+    """By id, as a feed, by time and by what matches: across the trim floor and back to the storages."""
+    with BlockingClient(cluster.server_addresses) as client:
+        written = [transaction.payload for transaction in client.scan(1)]
+        for batch in range(20, 44):
+            payloads = [b"record %d of batch %d" % (number, batch) + b"." * 1000 for number in range(50)]
+            assert client.append_many(payloads, partition=1).committed == 50
+            written += payloads
+        kept = waltzctl("cluster", "set", "--keep-local", "100KB", "--yes", *where(cluster))
+        assert kept.code == 0, kept.err
+        ends, floor = time.monotonic() + PATIENCE_SECONDS, 0
+        while floor <= 500:
+            assert time.monotonic() < ends, "nothing was trimmed"
+            assert client.append_many([b"one more"], partition=1).committed == 1
+            written.append(b"one more")
+            rows = as_json(waltzctl("archive", "status", *where(cluster), "-o", "json"))["partitions"]
+            floor = rows[1]["floor"]
+            time.sleep(0.3)
+        assert [transaction.payload for transaction in client.scan(1)] == written
+        some = client.read_some(1, floor - 2, floor + 1)
+        assert [transaction.payload for transaction in some] == written[floor - 2 : floor + 2]
+        fed = client.feed(1, after=99)
+        assert [next(fed).payload for _ in range(len(written) - 100)] == written[100:]
+        fed.close()
+        old = client.read(1, 120)
+        assert next(iter(client.read_some(1, from_time=old.time, until_time=some[0].time))).id <= 120
+    found = waltzctl("txn", "grep", "1", "--match", "record 7 of batch 2$", "-o", "json", *where(cluster))
+    assert [json.loads(line)["id"] for line in found.out.splitlines()] == [107], found.err
+
+
 def follow(waltzctl: Tool, cluster: LocalCluster, archived: Path, page: str) -> None:
     """The commands of a page, in its order."""
     text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")
@@ -94,7 +134,7 @@ def test_an_archive_is_told_verified_and_cleaned(
         time.sleep(0.2)
     assert told.code == 0, told.err
     for row in rows:
-        assert 0 <= row["archived_to"] < row["committed"] == 999
+        assert 0 <= row["archived_to"] < row["committed"] >= 999
         assert (row["behind"], row["trouble"]) == (row["committed"] - row["archived_to"], "")
     assert "archived" in waltzctl("archive", "status", *where(cluster)).out
     found = waltzctl("archive", "verify", str(archived), "-o", "json")
@@ -104,7 +144,17 @@ def test_an_archive_is_told_verified_and_cleaned(
     monkeypatch.setenv("WALTZ_DIRECTORY", str(cluster.directory))
     for page in ("archive", "watch-the-archive"):
         follow(waltzctl, cluster, archived, page)
+    backed_up = check_backup(waltzctl, cluster, archived)
     cluster.stop()  # an archive outlives its cluster
+    told = as_json(waltzctl("backup", "status", str(archived), "-o", "json"))
+    assert [one["backed_up_to"] for one in told["partitions"]] == backed_up
+    assert all(one["complete_to"] for one in told["partitions"])
+    assert told["metadata"]["moment"]
+    slot = next((archived / "partition-1" / "tail").iterdir())
+    flip(slot)
+    bad = waltzctl("archive", "verify", str(archived), "--partitions", "1")
+    assert (bad.code, f"tail/{slot.name}" in bad.out) == (8, True), bad.out
+    flip(slot)
     segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
     orphan = segment.with_name(segment.name[:-16] + 16 * "0")
     orphan.write_bytes(b"of an upload that was cut short")
@@ -142,6 +192,31 @@ def test_an_archive_is_told_verified_and_cleaned(
     flip(newest)
     refused = waltzctl("archive", "clean", str(archived), "--yes")
     assert (refused.code, "W2100" in refused.err, "nothing was removed" in refused.err) == (5, True, True)
+    (archived / "archive.json").unlink()
+    assert waltzctl("archive", "verify", str(archived)).code != 0
+    done = waltzctl(*heal, "--yes", "-o", "json")
+    assert (done.code, as_json(done)["healed"]) == (0, ["archive.json", f"partition-0/manifest/{newest.name}"]), done
+    assert waltzctl("archive", "verify", str(archived)).code == 0
+
+
+def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int]:
+    """How far all partitions are backed up, once that is all."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        told = waltzctl("backup", "status", *where(cluster), "-o", "json")
+        found = as_json(told)
+        if found["metadata"] and found["metadata"]["number"] and all(
+            row["lost_transactions"] == 0 and row["complete_to"] for row in found["partitions"]
+        ):  # fmt: skip
+            break
+        assert time.monotonic() < ends, told.out
+        time.sleep(0.2)
+    assert told.code == 0, told.err
+    assert [row["lost_seconds"] for row in found["partitions"]] == [0, 0]
+    assert "Documents of the cluster: number" in waltzctl("backup", "status", *where(cluster)).out
+    newest = sorted((store / "metadata").iterdir())[-1]
+    assert read(newest.read_bytes(), "here").meta.partitions == 2
+    return [row["backed_up_to"] for row in found["partitions"]]
 
 
 def flip(path: Path) -> None:
@@ -163,3 +238,4 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 def test_examples(waltzctl: Tool) -> None:
     for command in ("status", "verify", "clean", "heal"):
         assert examples(waltzctl, ["archive", command])
+    assert examples(waltzctl, ["backup", "status"])

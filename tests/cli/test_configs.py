@@ -20,7 +20,7 @@ from waltzd.archive.reading import ReadCounters
 from waltzd.daemon import metrics
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.errors import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE
-from waltzd.protocol.descriptions import ServerDescription, Statistics, StorageDescription
+from waltzd.protocol.descriptions import MetadataBackup, ServerDescription, Statistics, StorageDescription
 from waltzd.protocol.histogram import Histogram
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -46,6 +46,7 @@ def names() -> set[str]:
         is_draining=False,
         is_leader=True,
         partitions=(),
+        metadata_backup=MetadataBackup(),
     )
     storage = StorageDescription(
         cluster_key=UUID(int=1),

@@ -9,6 +9,7 @@ import json
 import queue
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -24,7 +25,9 @@ import pytest
 
 from tests.cli.browser import ENTER, TAB, Browser, missing
 from tests.cli.example import examples
+from tests.process.certificates import Authority
 from waltzctl.playground.local import LocalCluster
+from waltzd.protocol.role import Role
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60.0
@@ -153,6 +156,37 @@ def test_a_change_is_the_one_of_the_tool(waltzctl: Tool, here: Path) -> None:
             newest = json.loads(waltzctl("history", "-n", "1", "-o", "json").out)["history"][0]
             assert (newest["verb"], newest["subject"]) == (f"server {verb}", "server-2")
             assert (newest["outcome"], newest["reason"]) == ("done", "a trial")
+
+
+def test_over_tls_a_browser_shows_who_a_person_is(waltzctl: Tool, here: Path, tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    key = LocalCluster.find(here).blueprint.key
+    shown = authority.sign(["https://console.example"], ["localhost"], file="shown")
+    options = ["--https-certificate", shown.certificate, "--https-key", shown.key, "--https-ca", shown.ca]
+    with serving(here, *map(str, options)) as console:
+        home = console.address()
+        assert home.startswith("https://127.0.0.1:")
+        for files, expected in (
+            (authority.issue(key, Role.OBSERVER, "ann"), 200),
+            (authority.issue(key, Role.CLIENT, "shop"), 403),
+            (stranger.issue(key, Role.OPERATOR, "eve"), None),
+            (None, None),
+        ):
+            context = ssl.create_default_context(cafile=str(shown.ca))
+            if files is not None:
+                context.load_cert_chain(files.certificate, files.key)
+            address = home.replace("127.0.0.1", "localhost")
+            with httpx2.Client(verify=context, trust_env=False, timeout=PATIENCE_SECONDS) as client:
+                if expected is None:
+                    with pytest.raises(httpx2.TransportError):
+                        client.get(address)
+                else:
+                    assert client.get(address).status_code == expected
+        assert console.end()[0] == 0
+    half = waltzctl("console", "--https-certificate", shown.certificate)
+    assert (half.code, half.out) == (2, "")
+    wrong = waltzctl("console", *options[:4], "--https-ca", shown.key)
+    assert (wrong.code, wrong.out) == (2, "")
 
 
 def test_where_others_would_reach_it_it_does_not_start(waltzctl: Tool, here: Path) -> None:

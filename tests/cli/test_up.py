@@ -176,7 +176,7 @@ def test_what_the_screen_says_can_be_done(home: Path, waltzctl: Tool) -> None:
     """Every command that it names, as it stands there."""
     brought = waltzctl("up", "--detach", "--partitions", "2")
     tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(brought.out)}
-    assert list(tries) == ["txn", "status", "health", "top", "logs", "kill", "up", "down"]
+    assert list(tries) == ["txn", "status", "health", "top", "console", "logs", "kill", "up", "down"]
     wait_until_well(waltzctl, tries["status"][1:])
     for word in ("txn", "health"):
         done = waltzctl(*tries[word][1:])

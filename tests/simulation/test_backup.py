@@ -15,9 +15,14 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving
 from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import pieces_of
+from waltzd.archive.metadata import newest_metadata
 from waltzd.archive.tail import tail_of
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.metadata import read
 from waltzd.errors import StoreUnavailable
+from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import runs_of
+from waltzd.server.metadata import MetadataSaver
 from waltzd.server.session.owned import OwnedLog
 
 
@@ -128,6 +133,41 @@ async def test_whatever_fails_the_backup_is_the_log(seed: int) -> None:
 
 
 @story
+async def test_only_what_is_committed_is_backed_up() -> None:
+    """Also on a replica that holds more, and on one that has not begun the session and may still be cut."""
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        owned, pipeline = await c.holding(20)
+        await c.all_hold(19)
+        port = owned._session.log.links["s0"].port  # type: ignore[union-attr]
+        session = pipeline.session.session
+        found = await port.back_up(0, Archived(), session=session, committed=11, moment=5)
+        assert (found.last_id, found.moment) == (11, 5)
+        for name in ("s1", "s2"):
+            c.storages[name].hang()
+        pipeline.append(20)
+        await c.until(lambda: c.last_id("s0") == 39)
+        await owned.close(hand_over=False)
+        newer = c.storages["s0"].port()
+        await newer.open(0, session + 7, partitions=1)
+        found = await newer.back_up(0, Archived(), session=session + 7, committed=10**6, moment=9)
+        assert (found.last_id <= 19, found.moment) == (True, 5)
+        for name in ("s1", "s2"):
+            c.storages[name].go_on()
+
+
+@story
+async def test_a_replica_that_holds_less_does_not_say_that_all_is_there() -> None:
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        owned, pipeline = await c.holding(20)
+        port = owned._session.log.links["s0"].port  # type: ignore[union-attr]
+        await c.all_hold(19)
+        found = await port.back_up(0, Archived(), session=pipeline.session.session, committed=30, moment=7)
+        assert (found.last_id, found.moment) == (19, 0)
+
+
+@story
 async def test_a_store_that_is_away_is_told_once_and_the_log_goes_on() -> None:
     store = FaultyStore()
     async with backing_up(store) as c:
@@ -150,3 +190,59 @@ async def test_a_store_that_is_away_is_told_once_and_the_log_goes_on() -> None:
         assert owned.describe().backup_trouble == ""
         assert check(c, store, mark) == mark + 1
         assert any("the backup goes on" in line for line in c.log)
+
+
+# -- the documents of the cluster ----------------------------------------------------------------------------------------
+
+
+@story
+async def test_the_leader_has_documents_saved_when_they_change() -> None:
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        leads = True
+        saver = MetadataSaver(
+            Cluster(c.tree.connect()), c.connect, is_leader=lambda: leads, seconds=10, moment=lambda: "now"
+        )
+        running = asyncio.create_task(saver.run())
+        pipeline = await c.opened(await own(c))
+        await pipeline.committed(pipeline.append(200))
+        await asyncio.sleep(120)
+        number, text = newest_metadata(store) or (0, b"")
+        said = saver.describe()
+        assert said is not None
+        assert (said.number, said.trouble, 0 <= said.age_ms <= 10_000) == (number, "", True)
+        await pipeline.committed(pipeline.append(200))  # segments are archived, and marks rise
+        await asyncio.sleep(120)
+        assert newest_metadata(store) == (number, text)
+        await c.add_learner("s0")
+        await asyncio.sleep(15)
+        found = newest_metadata(store)
+        assert found is not None
+        assert found[0] == number + 1
+        assert read(found[1], "here").replicas(0).replicas["s0"] == "learner"
+        leads = False
+        await asyncio.sleep(30)
+        assert saver.describe() is None
+        assert newest_metadata(store) == found
+        running.cancel()
+
+
+@story
+async def test_an_emptied_store_is_not_begun_anew_by_documents() -> None:
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        saver = MetadataSaver(Cluster(c.tree.connect()), c.connect, is_leader=lambda: True, seconds=10)
+        pipeline = await c.opened(await own(c))
+        await pipeline.committed(pipeline.append(200))
+        await asyncio.sleep(60)
+        store.objects.clear()
+        for name in list(c.storages):
+            await c.restart(name)
+        running = asyncio.create_task(saver.run())
+        await asyncio.sleep(30)
+        said = saver.describe()
+        assert said is not None
+        assert "W2265" in said.trouble
+        assert said.age_ms == -1
+        assert "metadata/0000000001.json" not in store.objects
+        running.cancel()

@@ -337,3 +337,33 @@ async def read_some(log: Log, first_id: int) -> Run:
             return await cold.read(first_id, log.tail.first_id - 1)
         except (ArchiveAway, ArchiveDamaged, NotReady):
             await asyncio.sleep(1)
+
+
+@story
+async def test_who_reads_on_has_the_next_piece_brought_before_it_is_needed() -> None:
+    store = FaultyStore()
+    async with trimmed(store) as c:
+        pipeline = await c.opened()
+        await reached(c.made, await written(c.made, pipeline, 60))
+        bounds = sealed(c.made)
+        c.trim(bounds[10][0])
+        log, known = pipeline.session, await pipeline.session.ask_archived()
+        assert known is not None
+        c.lane.reader.cache = PieceCache(1 << 20)
+        await read_all_of(log, *bounds[0])
+        assert c.reader.counters.pieces == 1, "nobody wants more than this one"
+        first_id, last_id = bounds[3]
+        await ColdReader(log, asyncio.Semaphore(1), 1 << 20).read(first_id, bounds[8][1])
+        await asyncio.sleep(0.1)
+        assert c.reader.counters.pieces == 3
+        assert c.reader.at_hand(0, known, last_id + 1) is not None
+        c.reader.cache = PieceCache(
+            2 * c.reader.entry(0, known, first_id).size
+        )  # the next would take the place of this one
+        await ColdReader(log, asyncio.Semaphore(1), 1 << 20).read(first_id, bounds[8][1])
+        await asyncio.sleep(0.1)
+        assert c.reader.counters.pieces == 4
+        store.objects = {}
+        c.reader.cache = PieceCache(1 << 20)
+        with pytest.raises(ArchiveDamaged, match="is not in the store"):
+            await read_all_of(log, *bounds[6])

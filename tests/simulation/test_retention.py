@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from waltzd.cluster.archives import archived, save_keep_local
 from waltzd.errors import Trimmed
 from waltzd.format.layout import index_offset, segment_ids
 from waltzd.server.session.owned import OwnedLog
+from waltzd.server.session.replica import Log
 
 SMALL = replace(SETTINGS, session_bytes_max=8_000)
 """Sessions give way to the next one often, so low marks move."""
@@ -219,6 +221,36 @@ async def put_back(c: Cell, meta: object, version: int) -> bool:
     except ChangedMeanwhile:
         return False
     return True
+
+
+@story
+async def test_a_session_that_gives_way_in_the_middle_ends_neither_archiving_nor_trimming() -> None:
+    """A planned new session has other links: who was to be asked next may not be there at this moment."""
+    async with archiving(FaultyStore()) as c:
+        owned = await begun(c, "5KB", 20)
+        calls, loop = c.storages["s0"].calls, asyncio.get_running_loop()
+        assert calls is not None
+        right, times = calls.segments, 0
+
+        def segments(*arguments: Any, **named: Any) -> Any:
+            nonlocal times
+            log, times = (log_of(owned), times + 1)
+            if times < 4:
+                links, log.links = log.links, {name: link for name, link in log.links.items() if name != "s2"}
+                loop.call_later(0.5, setattr, log, "links", links)
+            return right(*arguments, **named)
+
+        calls.segments = segments  # type: ignore[method-assign]
+        floor = await trimmed(c)
+        await under_load(c, owned, 30)
+        assert await trimmed(c, above=floor) > floor
+        assert times >= 4
+        assert not any("a mistake in Waltz itself" in line for line in c.log)
+
+
+def log_of(owned: OwnedLog[Appender]) -> Log:
+    assert owned._session is not None
+    return owned._session.log
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -21,7 +21,7 @@ from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
 from waltzctl.records.lock import ask, can_look, look
 from waltzctl.shell import moment
-from waltzctl.shell.reach import check_operator, unknown
+from waltzctl.shell.reach import unknown
 from waltzctl.show import records
 from waltzctl.show.records import Explained, Looked
 from waltzd import Client, Transaction
@@ -33,7 +33,7 @@ from waltzd.protocol.locks import Lock, Mode
 ROWS = 50
 SHOWN_BYTES = 4096
 """Of a payload."""
-LINE_CHARACTERS = 160
+LINE_CHARACTERS = 100
 CHUNK, CHUNK_MAX = 25, 1000
 CHUNK_BYTES = 4 << 20
 LOOKED_MAX, LOOKED_BYTES_MAX = 20_000, 32 << 20
@@ -47,7 +47,7 @@ MODES = ("write", "read", "append")
 @asynccontextmanager
 async def client_of(asked: Asked) -> AsyncIterator[Client]:
     """At the servers of the last look: also while ZooKeeper does not answer."""
-    check_operator(asked.reach.tls, "read or append transactions")
+    asked.check_operator("read or append transactions")
     addresses = [view.meta.listen for view in asked.picture.servers if view.error is None]
     if not addresses:
         raise NoServerUp(f"no server of the cluster {asked.picture.meta.name} is up")

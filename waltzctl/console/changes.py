@@ -22,7 +22,7 @@ from waltzctl.placement.moving import MoveOptions
 from waltzctl.shell.change import Asked as Agreed
 from waltzctl.shell.change import Change, Prepare, Request, agree, carried_out
 from waltzctl.shell.progress import Amount
-from waltzctl.shell.reach import Reach, check_operator, unknown
+from waltzctl.shell.reach import Reach, unknown
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import MARGINS
 from waltzctl.show.forms import Column
@@ -161,7 +161,7 @@ class Works:
 def check_allowed(asked: Asked) -> None:
     if not asked.allows_changes:
         raise ConsoleOnlyLooks("this console was started to look only")
-    check_operator(asked.reach.tls, "change a cluster")
+    asked.check_operator("change a cluster")
 
 
 def verb_of(asked: Asked) -> tuple[Verb, dict[str, str]]:
@@ -208,6 +208,12 @@ async def plan_page(asked: Asked, *, error: WaltzError | None = None) -> Page:
     )  # fmt: skip
 
 
+def reason_of(asked: Asked) -> str | None:
+    """Why, and which person's browser it was: the history names whom the console acts for."""
+    who = f"by {asked.browser.name} in the console" if asked.browser is not None else ""
+    return "; ".join(filter(None, [asked.query.get("reason", "").strip(), who])) or None
+
+
 async def begin(asked: Asked, works: Works) -> Work | Page:
     """With what a form says: the work, or the page that says why not."""
     check_allowed(asked)
@@ -223,7 +229,7 @@ async def begin(asked: Asked, works: Works) -> Work | Page:
         wanted = name_of(change.plan, asked.reach)
         if asked.query.get("confirm", "").strip() != wanted:
             raise NotConfirmed(f"the name that was typed is not {wanted}", next_step="type what the form asks for")
-        agreed = Agreed(confirm=wanted, reason=asked.query.get("reason", "").strip() or None)
+        agreed = Agreed(confirm=wanted, reason=reason_of(asked))
         if not change.plan.steps or not agree(change.plan, agreed, asked.reach, "json"):
             raise NotConfirmed("there is nothing to do", next_step="look at the cluster: it is so already")
     except (NotConfirmed, BadArgument) as error:

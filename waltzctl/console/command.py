@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ from typer import Option
 
 from waltzctl.console.watch import EVERY_SECONDS
 from waltzctl.shell.interruption import NUMBERS
-from waltzctl.shell.options import Output
+from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.reach import Meant, Reach, check_operator
 from waltzctl.show.forms import JSON_VERSION
 from waltzd.client import loop
@@ -36,6 +37,18 @@ def console(
     allow_changes: Annotated[
         bool, Option("--allow-changes", help="Also change the cluster: each change shows its plan, and wants a name typed.")
     ] = False,
+    https_certificate: Annotated[
+        str | None, Option("--https-certificate", metavar="FILE", help="What browsers are shown. These three, or none.")
+    ] = None,
+    https_key: Annotated[str | None, Option("--https-key", metavar="FILE", help="Its key.")] = None,
+    https_ca: Annotated[
+        str | None,
+        Option("--https-ca", metavar="FILE", help="The authorities that sign certificates of persons, for their browsers."),
+    ] = None,
+    names: Annotated[
+        tuple[str, ...],
+        Option("--host", metavar="NAME", help="What browsers call this machine, where it is not --listen. Once for each."),
+    ] = (),
     reach: Meant,
     output: Output = "table",
 ) -> int:
@@ -43,7 +56,8 @@ def console(
     runs until Ctrl-C, on this machine, beside the cluster, and belongs to no daemon.
 
     The address that it prints opens once: the browser keeps a cookie. When it was used, another one is printed; with -o
-    json, an object a line. It needs `pip install 'waltzd[console]'`.
+    json, an object a line. With --https-certificate each browser shows the certificate of a person in its place, and other
+    machines may reach it. It needs `pip install 'waltzd[console]'`.
 
     \b
     Examples:
@@ -51,12 +65,35 @@ def console(
       waltzctl console --listen 127.0.0.1:0 --allow-changes
     """
     place = _place(listen)
-    if not place.is_loopback:
+    files = (https_certificate, https_key, https_ca)
+    if any(files) and not all(files):
+        raise Misused("--https-certificate, --https-key and --https-ca go together.")
+    if not place.is_loopback and not all(files):
         raise ConsoleExposed(f"--listen {listen}: other machines would reach it without certificates")
     if allow_changes:
         check_operator(reach.tls, "change a cluster")
-    loop.run(_serve(reach, place, every, output, allows_changes=allow_changes), fast=True)
+    serving = Serving(
+        place=place,
+        every=every,
+        output=output,
+        allows_changes=allow_changes,
+        names=names,
+        files=files if all(files) else None,
+    )
+    loop.run(_serve(reach, serving), fast=True)
     return EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    place: Address
+    every: float
+    output: str
+    allows_changes: bool
+    names: tuple[str, ...]
+    """What browsers call this machine."""
+    files: tuple[str | None, ...] | None
+    """Certificate, key and authorities."""
 
 
 def _place(listen: str) -> Address:
@@ -66,11 +103,12 @@ def _place(listen: str) -> Address:
         raise BadArgument(f"--listen: {error}", not_done="the console did not start") from None
 
 
-async def _serve(reach: Reach, place: Address, every: float, output: str, *, allows_changes: bool) -> None:
+async def _serve(reach: Reach, given: Serving) -> None:
     import uvicorn
 
     from waltzctl.console.door import Door, hosts_of
     from waltzctl.console.site import Site
+    from waltzctl.console.tls import Files, Naming
     from waltzctl.console.watch import Watch
 
     class Server(uvicorn.Server):
@@ -78,15 +116,19 @@ async def _serve(reach: Reach, place: Address, every: float, output: str, *, all
         def capture_signals(self) -> Iterator[None]:  # it would end the process by the same signal afterwards
             yield
 
-    watch = Watch(reach, every=every)
+    certificate, key, ca = given.files or (None, None, None)
+    context = Files(certificate=certificate, key=key, ca=ca).context() if certificate and key and ca else None
+    watch = Watch(reach, every=given.every)
     async with watch.running():
-        with _listening(place) as bound:
-            here = Address(place.host, bound.getsockname()[1])
+        with _listening(given.place) as bound:
+            here = Address(given.place.host, bound.getsockname()[1])
+            hosts = frozenset[str]().union(*(hosts_of(name, here.port) for name in (here.host, *given.names)))
             door = Door(
-                hosts=hosts_of(here.host, here.port),
-                told=lambda token: put_address(f"http://{here}/enter?token={token}", output),
+                hosts=hosts,
+                is_open=context is not None,
+                told=lambda token: put_address(f"http://{here}/enter?token={token}", given.output),
             )
-            site = Site(watch, door, allows_changes=allows_changes)
+            site = Site(watch, door, is_secure=context is not None, allows_changes=given.allows_changes)
             config = uvicorn.Config(
                 site.app,
                 log_config=None,
@@ -94,7 +136,8 @@ async def _serve(reach: Reach, place: Address, every: float, output: str, *, all
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                http="h11",
+                http="h11" if context is None else Naming,
+                ssl_context_factory=None if context is None else lambda *_: context,
                 timeout_graceful_shutdown=5,
             )
             server = Server(config)
@@ -107,8 +150,12 @@ async def _serve(reach: Reach, place: Address, every: float, output: str, *, all
             for number in NUMBERS:
                 running.add_signal_handler(number, end)
             try:
-                typer.echo(f"The console of the cluster {watch.name} runs until Ctrl-C. An address opens once:", err=True)
-                door.begin()
+                once = "An address opens once:" if context is None else "A browser needs the certificate of a person:"
+                typer.echo(f"The console of the cluster {watch.name} runs until Ctrl-C. {once}", err=True)
+                if context is None:
+                    door.begin()
+                else:
+                    put_address(f"https://{Address(given.names[0], here.port) if given.names else here}/", given.output)
                 await server.serve(sockets=[bound])
             finally:
                 await site.works.end()

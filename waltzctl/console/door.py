@@ -99,4 +99,7 @@ def hosts_of(host: str, port: int) -> frozenset[str]:
     names = {f"[{host}]" if ":" in host else host}
     if names & {"127.0.0.1", "[::1]", "localhost"}:
         names |= {"127.0.0.1", "[::1]", "localhost"}
-    return frozenset(f"{name}:{port}".lower() for name in names)
+    found = {f"{name}:{port}".lower() for name in names}
+    if port in (80, 443):  # which browsers leave out
+        found |= {name.lower() for name in names}
+    return frozenset(found)

@@ -17,14 +17,15 @@ from waltzctl.console.chart import Cursor, Line, cursors, lines
 from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
 from waltzctl.picture.picture import PartitionView, Picture
-from waltzctl.shell.reach import MEANT, Reach, option, unknown
+from waltzctl.shell.reach import MEANT, Reach, check_operator, option, unknown
 from waltzctl.show import cluster, watching
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
 from waltzctl.watching.facts import Grade, Health, Sighting
 from waltzctl.watching.rates import SORTS, PartitionRates, StorageRates, by
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors import BadArgument, NotPermitted, WaltzError
+from waltzd.protocol.role import Identity, Role
 
 ROWS = 100
 """Of a table that is cut into pages."""
@@ -61,6 +62,8 @@ class Asked:
     allows_changes: bool = False
     form: str = ""
     """The secret of forms of this browser."""
+    browser: Identity | None = None
+    """Whose certificate the browser has shown."""
 
     @property
     def reach(self) -> Reach:
@@ -79,6 +82,16 @@ class Asked:
     async def cluster(self) -> Cluster:
         """The documents; raises while the coordinator does not answer."""
         return await self.watch.poll.cluster()
+
+    def check_operator(self, what: str) -> None:
+        """Raises where the certificate of this console, or of the browser, may only look."""
+        check_operator(self.reach.tls, what)
+        if self.browser is not None and self.browser.role is not Role.OPERATOR:
+            raise NotPermitted(
+                f"the certificate of {self.browser.name} has the role {self.browser.role}, which may not {what}",
+                not_done="nothing was changed, and no transaction was read",
+                next_step=f"use a certificate with the role {Role.OPERATOR}",
+            )
 
     def command(self, *words: object) -> str:
         """As it is typed, where this console was started: it means the same cluster."""
@@ -144,6 +157,7 @@ async def now(asked: Asked) -> Page:
                 template="doctor.html",
                 given={
                     "checks": [(tone_of(check.grade.value), check) for check in checks if check.grade is not Grade.PASS],
+                    "at": asked.seen.examined,
                     "passed": [check for check in checks if check.grade is Grade.PASS],
                 },
             ),
@@ -285,7 +299,7 @@ def cut(asked: Asked, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Seq
 async def partition(asked: Asked) -> Page:
     picture = asked.picture
     text = asked.name
-    if not text.isdecimal() or int(text[:10]) >= len(picture.partitions):
+    if not text.isdecimal() or len(text) > 10 or int(text) >= len(picture.partitions):
         raise unknown("partition", text, range(len(picture.partitions)) if len(picture.partitions) < 20 else ())
     number = int(text)
     view, trouble, meta = picture.partitions[number], None, None
@@ -321,7 +335,7 @@ async def partition(asked: Asked) -> Page:
                         [(view, rates)],
                         Look(
                             tones={"state": tone_of},
-                            without={"partition", "waiting"},
+                            without={"partition", "state", "waiting"},
                             wide={"format", "generation", "session"},
                         ),
                     ),

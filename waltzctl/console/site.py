@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from waltzctl.console.changes import Works, begin, changes_page, plan_page
 from waltzctl.console.door import HEADERS, Door, Session
 from waltzctl.console.pages import Asked, Make, Page, Part
 from waltzctl.console.table import tone_of
+from waltzctl.console.tls import IDENTITY, check_browser
 from waltzctl.console.watch import IDLE_SECONDS, Watch
 from waltzctl.show.terminal import printable
 from waltzd.errors import (
@@ -148,9 +149,14 @@ class Site:
             Route("/enter", self._enter, methods=["GET"]),
             Route("/favicon.ico", self._no_icon, methods=["GET"]),
         ]
-        self.app: ASGIApp = _Guard(Starlette(routes=routes, exception_handlers={404: self._unknown}), door)
+        self.app: ASGIApp = _Guard(
+            Starlette(routes=routes, exception_handlers={404: self._unknown}), door, self._check if door.is_open else None
+        )
 
     # -- who asks
+
+    def _check(self, scope: Scope) -> None:
+        check_browser(scope.get(IDENTITY), self.watch.key)
 
     async def _enter(self, request: Request) -> Response:
         session = self.door.enter(request.query_params.get("token", ""))
@@ -195,6 +201,7 @@ class Site:
             name=request.path_params.get("name", ""),
             allows_changes=self.allows_changes,
             form=session.form,
+            browser=request.scope.get(IDENTITY),
         )
 
     async def _show(self, entry: Entry, request: Request, session: Session) -> Response:
@@ -313,8 +320,9 @@ _HOST = re.compile(r"[a-z0-9.\-\[\]:]{1,255}", re.IGNORECASE)
 class _Guard:
     """Before everything else: the host that was meant is ours; behind everything: what each answer must say."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._door = app, door
+    def __init__(self, app: ASGIApp, door: Door, check: Callable[[Scope], None] | None) -> None:
+        """`check`: raises where the certificate of a browser does not do."""
+        self._app, self._door, self._check = app, door, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -332,4 +340,10 @@ class _Guard:
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._door.knows(hosts[0]):
             await PlainTextResponse("This console is not known by that name.", status_code=421)(scope, receive, send_with)
             return
+        if self._check is not None:
+            try:
+                self._check(scope)
+            except WaltzError as error:
+                await PlainTextResponse("\n".join(error.lines()), status_code=403)(scope, receive, send_with)
+                return
         await self._app(scope, receive, send_with)

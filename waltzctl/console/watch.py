@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from waltzctl.shell.reach import Reach
 from waltzctl.watching.doctor import examination
@@ -54,6 +55,8 @@ class Seen:
     trail: tuple[Point, ...] = ()
     checks: tuple[Check, ...] = ()
     """Of the doctor, who comes less often."""
+    examined: str = ""
+    """When the doctor looked."""
 
 
 class Watch:
@@ -70,6 +73,7 @@ class Watch:
         self._trail: deque[Point] = deque(maxlen=TRAIL_MAX)
         self._at = 0.0
         self._examined = -DOCTOR_SECONDS
+        self._ills: tuple[str, ...] = ()
         self._examining: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -93,6 +97,12 @@ class Watch:
         """Of the cluster."""
         assert self.seen.sighting is not None
         return self.seen.sighting.picture.meta.name
+
+    @property
+    def key(self) -> UUID:
+        """Of the cluster."""
+        assert self.seen.sighting is not None
+        return self.seen.sighting.picture.meta.key
 
     def end(self) -> None:
         """All that follow are let go."""
@@ -152,7 +162,8 @@ class Watch:
             found = self._rated(before, sighting, time.monotonic() - then)
             self._examine(sighting)
         self._at = time.monotonic()
-        await self.publish(replace(found, number=before.number + 1, checks=self.seen.checks))
+        doctor = self.seen  # it may have come meanwhile
+        await self.publish(replace(found, number=before.number + 1, checks=doctor.checks, examined=doctor.examined))
 
     async def publish(self, seen: Seen) -> None:
         """To all that follow."""
@@ -161,15 +172,18 @@ class Watch:
             self._looked.notify_all()
 
     def _examine(self, sighting: Sighting) -> None:
-        """Beside the looks: what does not answer the doctor must not hold them up."""
-        if (self._examining is None or self._examining.done()) and time.monotonic() - self._examined >= DOCTOR_SECONDS:
-            self._examined = time.monotonic()
+        """Beside the looks: what does not answer the doctor must not hold them up. It comes again sooner when something
+        else is wrong than before."""
+        ills = tuple(reason.key for reason in sighting.verdict.reasons)
+        is_due = ills != self._ills or time.monotonic() - self._examined >= DOCTOR_SECONDS
+        if is_due and (self._examining is None or self._examining.done()):
+            self._examined, self._ills = time.monotonic(), ills
             self._examining = asyncio.create_task(self._examination(sighting))
 
     async def _examination(self, sighting: Sighting) -> None:
         with suppress(WaltzError):  # what is wrong, the next look says
             checks = tuple(await examination(self.poll, sighting, seconds=CALL_SECONDS))
-            self.seen = replace(self.seen, checks=checks)
+            self.seen = replace(self.seen, checks=checks, examined=sighting.at)
 
     def _rated(self, before: Seen, sighting: Sighting, seconds: float) -> Seen:
         if before.error is not None or before.sighting is None:

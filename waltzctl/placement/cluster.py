@@ -13,9 +13,9 @@ from typer import Option
 from waltzctl.picture import last_seen
 from waltzctl.picture.look import look, seen
 from waltzctl.placement.changeover import change_format
-from waltzctl.placement.keeping import change_keep_local
 from waltzctl.placement.moving import Moving
 from waltzctl.placement.partition import spread_all
+from waltzctl.placement.retention import change_keep_local
 from waltzctl.shell.change import Change, Changing
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say

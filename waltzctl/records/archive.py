@@ -24,7 +24,7 @@ from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, Unsafe
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, StoreUnavailable, Unsafe, WaltzError
 
 if TYPE_CHECKING:
     from waltzctl.picture.picture import Picture
@@ -43,7 +43,7 @@ SHOWN = 5
 def status(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
 
-    Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local` says what stays on storages.
+    Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local 7d` says what stays there.
     What is committed and not archived is in the segment that is being written, or waits for the store. Owners look for each
     archived object within a day: `checked` says when that was begun last, and `missing` what is gone. The exit code is 8
     where an archive does not go on, or lacks something.
@@ -100,8 +100,8 @@ def verify(
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Check an archive in its STORE: the manifests, that all objects which they name are there, and that every byte is what
-    was archived. No cluster is asked.
+    """Check an archive in its STORE: the manifests, that all objects which they name are there, that every byte is what was
+    archived, and that saved documents of the cluster are whole. No cluster is asked.
 
     All of it is read, unless --quick is given: of a bucket, that costs what its provider charges. The exit code is 8 where
     something is wrong. Each finding names an object, and the ids that it holds.
@@ -113,7 +113,7 @@ def verify(
     """
     from waltzctl.show import archive
     from waltzd.archive.place import open_store
-    from waltzd.archive.verification import survey
+    from waltzd.archive.verification import check_tail, survey
 
     opened, started = open_store(store), time.monotonic()
     found = survey(opened)
@@ -124,9 +124,36 @@ def verify(
     flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flaws += [flaw for *_, flaw in _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)]
+    for number in found.tails if not quick else ():
+        if partitions is None or number in found.manifests:
+            flaw = check_tail(opened, found, number)
+            flaws += [flaw] if flaw is not None else []
+    if not quick and partitions is None:
+        flaws += metadata_flaws(opened, found.label)
     put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
+
+
+def metadata_flaws(store: Store, label: Label) -> list[Flaw]:
+    """Objects with the documents of the cluster that are not what was saved, or not of this cluster."""
+    from waltzd.archive.metadata import metadata_in
+    from waltzd.archive.store import read_object
+    from waltzd.archive.verification import Flaw
+    from waltzd.cluster.metadata import read
+
+    flaws = []
+    for one in metadata_in(store):
+        try:
+            saved = read(read_object(store, one.name, one.size), one.name)
+        except WaltzError as error:
+            if isinstance(error, StoreUnavailable):
+                raise
+            flaws.append(Flaw(name=one.name, detail=error.message))
+        else:
+            if saved.meta.key != label.cluster:
+                flaws.append(Flaw(name=one.name, detail=f"has the documents of the cluster {saved.meta.key}"))
+    return flaws
 
 
 def heal(
@@ -144,7 +171,8 @@ def heal(
     output: Output = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Put back segments that an archive has lost, or that are not what was archived, from the replicas of one storage.
+    """Put back what an archive has lost, or what is not what was archived: segments from the replicas of one storage, and
+    the label, manifests and chunks out of the rest of the archive.
 
     Run it on the machine of a storage, with the rights to write into the STORE. The archive is verified first. A file goes
     back only when it has the SHA-256 that the manifest says, and only to where that is missing or other bytes stand: a
@@ -158,27 +186,32 @@ def heal(
     """
     from waltzctl.show import archive
     from waltzd.archive.archiving import PartitionArchive
+    from waltzd.archive.healing import Mended, made_again, put_back
     from waltzd.archive.place import open_store
     from waltzd.archive.verification import survey
 
     opened = open_store(store)
-    found = survey(opened)
+    again = made_again(opened)
+    found = survey(Mended(opened, again))
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flawed = _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)
     held = [(number, piece) for number, piece, _ in flawed if file_of(source, number, piece) is not None]
     rest = [*found.flaws, *(flaw for number, piece, flaw in flawed if (number, piece) not in held)]
-    steps = [f"put back {piece.name(number)}, {size(piece.size)}, from {source}" for number, piece in held]
+    steps = [f"make {name} again, out of the rest of the archive" for name in again]
+    steps += [f"put back {piece.name(number)}, {size(piece.size)}, from {source}" for number, piece in held]
     plan = Plan(verb="archive heal", subject=opened.place, steps=tuple(steps))
     for flaw in rest:
         archive.told_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
     reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
     if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
         return EXIT_FINDINGS if rest else EXIT_OK
+    for name, made in again.items():
+        put_back(opened, name, made)
     for number, piece in held:
         data = file_of(source, number, piece)
         if data is not None:
             PartitionArchive(opened, found.label, number).put_back(piece, data)
-    healed = [piece.name(number) for number, piece in held]
+    healed = [*again, *(piece.name(number) for number, piece in held)]
     put_plan(plan, output, result="done", healed=healed, left=[flaw.name for flaw in rest])
     return EXIT_FINDINGS if rest else EXIT_OK
 

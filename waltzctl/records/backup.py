@@ -1,134 +1,179 @@
-"""`waltzctl backup drill`: a restore that nobody needs yet, on this machine and without a daemon, to know that it works."""
+"""`waltzctl backup`: how much would be lost if all storages were, as owners say, or by the store alone."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Annotated, Any
-from uuid import uuid4
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Argument, Option
 
-from waltzctl.placement.backup import Ending, bytes_up_to, moment_of, source_at, told
-from waltzctl.shell.progress import Progress, Shown, ShownProgress
+from waltzctl.shell.options import Bare
+from waltzctl.shell.reach import ClusterOptions, Reach, using
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.restore import Drill, drilled
-from waltzctl.show.terminal import size
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, DiskFull, PathMissing
+from waltzctl.show.terminal import Screen, printable
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
 if TYPE_CHECKING:
-    from waltzd.archive.cutting import ArchivedLog, Cut
+    from waltzctl.show.backup import Backups
+    from waltzd.cluster.cluster import Cluster
 
-SESSION = 1
-"""Nobody ever opens what a drill has made."""
-PARTITIONS_AT_ONCE = 2
+WATCH_SECONDS = 2.0
+LATE_SECONDS = 60.0
+"""More than is usual: the exit code says so."""
 
 
-def drill(
+def status(
     *,
-    store: Annotated[str, Argument(metavar="STORE", help="A directory, or s3://bucket/folder.")],
-    end: Ending,
-    scratch: Annotated[
-        Path,
-        Option("--directory", metavar="DIR", help="Where there is room for one replica of all; it is emptied again."),
-    ],
+    store: Annotated[
+        str | None,
+        Argument(
+            metavar="[STORE]",
+            help="Ask this store, and no cluster: a directory, or s3://bucket/folder. Without it, owners are asked.",
+        ),
+    ] = None,
+    watch: Annotated[
+        float | None,
+        Option(
+            "--watch",
+            min=0.2,
+            max=3600,
+            metavar="[SECONDS]",
+            help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.",
+        ),
+        Bare(f"{WATCH_SECONDS:g}"),
+    ] = None,
+    given: ClusterOptions,
     output: AnyForm = "table",
-    progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Restore one replica of each partition from STORE into a directory of this machine, check every record, say how long
-    it took, and remove all of it again. No daemon runs and no cluster is asked.
+    """Show for each partition how much would be lost now if all storages were: transactions, and for how long something
+    that is committed is not in the store. And how old the documents of the cluster are there.
 
-    The exit code is 8 where something is wrong. What cannot be restored is refused as `waltzctl cluster restore` would. Run
-    it regularly: a backup that was never restored is a hope.
+    Owners know that exactly. With a STORE nobody else is asked, as when the cluster is gone: it says up to which moment all
+    that was committed is there. An owner says so again after at most five minutes where nothing is committed. The exit code
+    is 8 where the backup does not go on, or is a minute behind.
 
     \b
     Examples:
-      waltzctl backup drill /mnt/archive --latest --directory /var/tmp
-      waltzctl backup drill s3://waltz-archive/orders --to-time 2h --directory /var/tmp -o json
+      waltzctl backup status
+      waltzctl backup status --watch 5
+      waltzctl backup status /mnt/archive -o json
     """
-    if not scratch.is_dir():
-        raise PathMissing(
-            f"{scratch} is no directory", not_done="nothing was restored", next_step="name one with --directory"
+    reach = given.reach() if store is None else None
+    if watch is None:
+        found = _look(store, reach)
+        put(found.page(), output)
+        return _code(found)
+    return _watch(store, reach, watch, output)
+
+
+def _code(found: Backups) -> int:
+    return EXIT_FINDINGS if found.is_behind(LATE_SECONDS) else EXIT_OK
+
+
+def _look(store: str | None, reach: Reach | None) -> Backups:
+    if store is not None:
+        return _in_store(store)
+    assert reach is not None
+    return using(reach, lambda cluster: _said(cluster, reach))
+
+
+def _watch(store: str | None, reach: Reach | None, every: float, output: str) -> int:
+    """The exit code is that of the last look."""
+    code = EXIT_FINDINGS
+
+    def look(screen: Screen | None) -> None:
+        nonlocal code
+        found: Backups | WaltzError
+        try:
+            found = _look(store, reach)
+            code = _code(found)
+        except WaltzError as error:
+            found, code = error, error.exit_code
+        if screen is not None:
+            screen.put(found if isinstance(found, WaltzError) else found.page().draw, every)
+        elif isinstance(found, WaltzError):
+            for line in found.lines():
+                typer.echo(printable(line), err=True)
+        else:
+            put(found.page(), output)
+
+    with suppress(KeyboardInterrupt):
+        if output != "table":
+            while True:
+                look(None)
+                time.sleep(every)
+        with Screen() as screen:
+            while True:
+                look(screen)
+                time.sleep(every)
+    return code
+
+
+async def _said(cluster: Cluster, reach: Reach) -> Backups:
+    """As owners and the leader say."""
+    from waltzctl.picture.look import look
+    from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
+
+    picture = await look(cluster.coordinator, tls=reach.tls)
+    rows = []
+    for view in picture.partitions:
+        said = view.said
+        is_kept = said is not None and said.backed_up_to is not None
+        rows.append(
+            BackedUpPartition(
+                partition=view.partition,
+                committed=None if said is None else said.committed,
+                backed_up=None if said is None else said.backed_up_to,
+                transactions=said.lost_now if said is not None and is_kept else None,
+                seconds=said.backup_lag_ms / 1000 if said is not None and is_kept else None,
+                moment=0 if said is None or said.backed_up is None else said.backed_up.moment,
+                trouble="its owner does not say" if said is None else said.backup_trouble or said.archive_trouble,
+            )
         )
-    with Progress("restoring", progress) as course:
-        found = practised(store, end, scratch, course.update)
-    put(drilled(found, moment_of(found.cut), told(found.cut, found.logs)), output)
-    return EXIT_OK if found.is_right else EXIT_FINDINGS
+    metadata = None
+    for server in picture.servers:
+        saved = None if server.said is None else server.said.metadata_backup
+        if saved is not None:
+            age = saved.age_ms / 1000 if saved.age_ms >= 0 else None
+            metadata = SavedMetadata(number=saved.number, seconds=age, moment="", trouble=saved.trouble)
+    return Backups(place="", partitions=rows, metadata=metadata)
 
 
-def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int, int], None]) -> Drill:
-    from waltzd.disk.real import RealDisk
-    from waltzd.storage.offline.verify import Options, Target, verify
+def _in_store(place: str) -> Backups:
+    """As the store says, and nobody else."""
+    from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
+    from waltzd.archive.metadata import newest_metadata
+    from waltzd.archive.place import open_store
+    from waltzd.archive.tail import tail_at
+    from waltzd.archive.verification import survey
+    from waltzd.cluster.metadata import read
 
-    source = source_at(store)
-    cut = end.cut(source.logs, datetime.now(UTC))
-    total = sum(bytes_up_to(log, cut.points[number].mark) for number, log in source.logs.items())
-    disk = RealDisk()
-    free = disk.free_bytes(str(scratch))
-    if total > free:
-        raise DiskFull(
-            f"{scratch}: {size(total)} are needed, {size(free)} are free",
-            not_done="nothing was restored",
-            next_step="name a directory with more room with --directory",
+    store = open_store(place)
+    found, now = survey(store), time.time_ns() // 1000
+    rows = []
+    for number in sorted({*found.manifests, *found.tails}):
+        trouble = next((flaw.detail for flaw in found.flaws if flaw.partition == number), "")
+        tail, last = None, found.manifests[number].last if number in found.manifests else -1
+        try:
+            tail = tail_at(store, found.label, number)
+        except WaltzError as error:
+            trouble = trouble or f"{error.code} {error.message}"
+        moment = 0 if tail is None else tail.moment
+        rows.append(
+            BackedUpPartition(
+                partition=number,
+                committed=None,
+                backed_up=max(last, -1 if tail is None else tail.last),
+                transactions=None,
+                seconds=max(0.0, (now - moment) / 1e6) if moment else None,
+                moment=moment,
+                trouble=trouble,
+            )
         )
-    home = mkdtemp(prefix="waltz-drill-", dir=scratch)
-    try:
-        started = time.monotonic()
-        asyncio.run(_restored(home, source.logs, cut, lambda done: on_progress(done, total)))
-        restored = time.monotonic()
-        report = verify(disk, [Target(storage=home)], Options(is_deep=True))
-        return Drill(
-            place=source.store.place, cut=cut, logs=source.logs, bytes=total, restored_seconds=restored - started,
-            verified_seconds=time.monotonic() - restored, findings=tuple(report.findings),
-            records=sum(one.records for one in report.partitions),
-        )  # fmt: skip
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-async def _restored(home: str, logs: Mapping[int, ArchivedLog], cut: Cut, on_bytes: Callable[[int], None]) -> None:
-    """A storage's directory, as a storage would make it."""
-    from waltzd.archive.restoring import build
-    from waltzd.disk.real import RealDisk
-    from waltzd.storage.replica.control import ControlFile, new_identity
-    from waltzd.storage.replica.restored import folder_for, give_name
-
-    disk, key, done = RealDisk(), uuid4(), 0
-    ControlFile.create(disk, home, key, max(logs) + 1)
-    turns = asyncio.Semaphore(PARTITIONS_AT_ONCE)
-
-    def add(size: int) -> None:
-        nonlocal done
-        done += size
-        on_bytes(done)
-
-    async def one(number: int, log: ArchivedLog) -> tuple[int, Any]:
-        async with turns:
-            folder = folder_for(home, number)
-            mark = cut.points[number].mark
-            return number, await build(disk, log, mark, key=key, folder=folder, run=asyncio.to_thread, on_bytes=add)
-
-    tasks = [asyncio.create_task(one(number, log)) for number, log in sorted(logs.items())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
-            raise outcome
-    with closing(ControlFile.open(disk, home)) as control:
-        new_identity(disk, home, control.header)
-        for task in tasks:
-            number, built = task.result()
-            give_name(
-                disk, home, control, number, session=SESSION, last_id=built.last_id, newest=built.newest,
-                segments=built.segments,
-            )  # fmt: skip
+    metadata, newest = None, newest_metadata(store)
+    if newest is not None:
+        number, text = newest
+        metadata = SavedMetadata(number=number, seconds=None, moment=read(text, f"metadata {number}").moment, trouble="")
+    return Backups(place=store.place, partitions=rows, metadata=metadata)

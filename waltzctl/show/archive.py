@@ -65,7 +65,9 @@ REACHING: Columns[Reaching] = (
 )
 FLAWS: Columns[Flaw] = (
     Column("object", lambda one: one.name),
-    Column("partition", lambda one: one.partition, is_right=True, cell=str),
+    Column(
+        "partition", lambda one: one.partition, is_right=True, cell=lambda number: "" if number is None else str(number)
+    ),
     Column("first", lambda one: one.first, is_right=True),
     Column("last", lambda one: one.last, is_right=True),
     Column("detail", lambda one: one.detail),

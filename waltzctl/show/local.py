@@ -262,6 +262,7 @@ def _tries(directory: Path, running: Sequence[Process], found: Picture, *, here:
         (f"waltzctl status{here}", "who owns what, and how it is"),
         (f"waltzctl health{here}", "a probe in every partition"),
         (f"waltzctl top{here}", "what it does, live"),
+        (f"waltzctl console{here}", "all of it in a browser"),
         (f"waltzctl logs{up_here} --follow", "what the daemons say"),
     ]
     pids = {one.name: one.pid for one in running if one.pid is not None}

@@ -44,6 +44,8 @@ FILES_WARN, FILES_FAIL = 0.6, 0.9
 DAYS_WARN, DAYS_FAIL = 30.0, 7.0
 LAG_WARN = 100_000
 """Ids: more than a live replica is ever behind."""
+BACKUP_MS_WARN = 120_000
+"""Something that is committed is not backed up for so long: ten seconds are usual."""
 COORDINATOR_WARN_MS, COORDINATOR_FAIL_MS = 50.0, 1_000.0
 OPEN_SHOWN = 3
 AGAIN = "look again when everything answers"
@@ -251,6 +253,25 @@ def _contents(facts: Facts) -> Found:
             next_step="see `waltzctl archive status`, and the logs of the storages",
         )
     return f"all that is archived was there {oldest:,.0f} hours ago, or later"
+
+
+def _backup(facts: Facts) -> Found:
+    late: list[int] = []
+    troubles: dict[str, list[int]] = {}
+    for view in facts.picture.partitions:
+        if view.said is not None and view.said.backup_lag_ms > BACKUP_MS_WARN:
+            found = troubles.setdefault(view.said.backup_trouble, []) if view.said.backup_trouble else late
+            found.append(view.partition)
+    for trouble, numbers in troubles.items():
+        yield warn(f"the backup of {spell(numbers, 'is', 'are')} behind: {trouble}")
+    if late:
+        yield warn(f"the backup of {spell(late, 'is', 'are')} more than {BACKUP_MS_WARN // 60_000} minutes behind")
+    for server in facts.picture.servers:
+        saved = None if server.said is None else server.said.metadata_backup
+        if saved is not None and not 0 <= saved.age_ms <= BACKUP_MS_WARN and saved.trouble:
+            yield warn(f"the documents of the cluster are not saved in the archive: {saved.trouble}")
+    is_backed_up = any(view.said is not None and view.said.backed_up is not None for view in facts.picture.partitions)
+    return "what is committed is backed up" if is_backed_up else "nothing is backed up, and no storage is asked to"
 
 
 def _groups(facts: Facts) -> Found:
@@ -488,6 +509,13 @@ RULES = (
         fix="find out who deletes in the store; `waltzctl archive heal` puts back what a storage still has",
         needs=("servers",),
         alerts={"WaltzArchiveIncomplete": (Grade.FAIL, 5)},
+    ),
+    Rule(
+        name="backup",
+        find=_backup,
+        fix="see `waltzctl backup status`: the log goes on, and what is not backed up is lost if all storages are",
+        needs=("servers",),
+        alerts={"WaltzBackupBehind": (Grade.WARN, 5), "WaltzMetadataNotSaved": (Grade.WARN, 30)},
     ),
     Rule(name="failure domains", find=_groups, fix="add storages in other groups, then `waltzctl partition auto-assign`"),
     Rule(

@@ -33,6 +33,9 @@ from waltzd.format.footer import END_BYTES, Footer, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION, FileHeader
 from waltzd.format.record import OVERHEAD_BYTES, Run, id_and_length
 
+APART = 1_000_000
+"""So many microseconds may the clocks of servers differ. What was committed after the moment of a backup may have a time
+before it, which its owner gave it; but what it caused has a later one, by a clock that may be so much behind."""
 _OBJECT = re.compile(r"partition-(0|[1-9][0-9]{0,4})/(?:manifest/([0-9]{10})\.json|tail\.json)")
 
 
@@ -282,7 +285,7 @@ def log_of(archive: PartitionArchive, known: Manifest) -> ArchivedLog:
         rest.append(found)
     if tail is None:
         return ArchivedLog(archive, manifest)
-    return ArchivedLog(archive, manifest, rest, complete_to=tail.moment, session=tail.session)
+    return ArchivedLog(archive, manifest, rest, complete_to=tail.moment - APART, session=tail.session)
 
 
 def logs_in(store: Store, label: Label, partitions: int | None) -> dict[int, ArchivedLog]:
@@ -379,12 +382,10 @@ def cut_latest(logs: Mapping[int, ArchivedLog], *, is_each: bool = False) -> Cut
 
 def cut_at_marks(logs: Mapping[int, ArchivedLog], marks: Mapping[int, int]) -> Cut:
     """Each at the mark that was asked for it."""
-    for what, left in (
-        ("the marks do not say where it ends", logs.keys() - marks),
-        ("the store has none", marks.keys() - logs),
-    ):
-        if left:
-            raise CutImpossible(f"partition {min(left)}: {what}")
+    if left := logs.keys() - marks:
+        raise CutImpossible(f"the marks do not say where partition {min(left)} ends")
+    if strange := marks.keys() - logs:
+        raise CutImpossible(f"the store has no partition {min(strange)}")
     points = {number: log.at_mark(marks[number]) for number, log in logs.items()}
     given = {number: marks[number] for number, point in points.items() if point.mark != marks[number]}
     return Cut(points=points, given=given)

@@ -243,6 +243,10 @@ class PieceCache:
                 self._pieces.move_to_end(entry.sha256)
             return found
 
+    def holds(self, size: int) -> bool:
+        """Whether so much fits, all else left out."""
+        return size <= self._bytes_max
+
     def begin(self, entry: Entry, path: str) -> _Spool:
         """A file for a piece. There is room for it."""
         with self._lock:

@@ -15,8 +15,10 @@ from itertools import islice
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import highest_numbers, is_manifest, label_of
 from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, sha256_of
+from waltzd.archive.metadata import number_of
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store
+from waltzd.archive.tail import tail_name, tail_of
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, UnfitSegment, UnknownVersion
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
@@ -24,6 +26,7 @@ from waltzd.protocol.descriptions import ArchiveCheck, Archived
 _OBJECT = re.compile(
     r"partition-(0|[1-9][0-9]{0,4})/(segment|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
 )
+_TAIL = re.compile(r"partition-(0|[1-9][0-9]{0,4})/tail(\.json|/(?:0|[1-9][0-9]{0,2}))")
 CHECK_PIECES = 32
 """Looked for at once, as uploads wait meanwhile."""
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent, UnknownVersion)
@@ -34,7 +37,8 @@ class Flaw:
     """An object that is not what it has to be."""
 
     name: str
-    partition: int
+    partition: int | None = None
+    """None where it is of no partition."""
     first: int | None = None
     last: int | None = None
     detail: str
@@ -53,6 +57,10 @@ class Survey:
     flaws: list[Flaw] = field(default_factory=list)
     orphans: list[Listed] = field(default_factory=list)
     pending: list[Listed] = field(default_factory=list)
+    tails: list[int] = field(default_factory=list)
+    """Partitions that have one."""
+    metadata: list[int] = field(default_factory=list)
+    """Numbers of the objects that hold the documents of the cluster."""
     strange: list[Listed] = field(default_factory=list)
     """Objects that no archive has."""
 
@@ -69,7 +77,11 @@ def survey(store: Store) -> Survey:
             found.manifests[partition] = manifest
             found.pieces[partition] = list(_walk(archive, partition, manifest.entries, named, found.flaws))
     for one in listed:
-        if one.name not in named and not is_manifest(one.name):
+        if tail := _TAIL.fullmatch(one.name):
+            found.tails += [int(tail[1])] if tail[2] == ".json" else []
+        elif saved := number_of(one.name):
+            found.metadata.append(saved)
+        elif one.name not in named and not is_manifest(one.name):
             _sort(one, found)
     return found
 
@@ -146,6 +158,18 @@ def _pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id
             yield entry
         elif entry.last >= first_id:
             yield from _pieces_from(archive, archive.chunk(entry).entries, first_id)
+
+
+def check_tail(store: Store, found: Survey, partition: int) -> Flaw | None:
+    """Whether all that the tail of this partition counts is there, record for record."""
+    archive = PartitionArchive(store, found.label, partition)
+    try:
+        _, _, parts = tail_of(archive, found.manifests.get(partition) or archive.manifest(0, ""))
+        for part in parts:
+            part.content()
+    except _WRONG as error:
+        return Flaw(name=tail_name(partition), partition=partition, detail=error.message)
+    return None
 
 
 def check_piece(store: Store, label: Label, partition: int, piece: Entry, *, is_quick: bool) -> Flaw | None:

@@ -218,18 +218,6 @@ def _check_numbers(saved: Saved, name: str) -> None:
         raise MetadataFileDamaged(f"{name} contradicts itself: it has more or fewer partitions than the cluster")
 
 
-def sameness(saved: Saved) -> str:
-    """A hash of what is worth saving anew. What only rises is left out, as it rises all the time: marks, the counter of
-    client ids, when applications were seen, how far archives reach."""
-    rising = (CLIENT_IDS, ARCHIVES, CLIENTS)
-    said = {
-        path: _still(document)
-        for path, document in saved.documents.items()
-        if path not in rising and path.rpartition("/")[0] not in rising
-    }
-    return hashlib.sha256(b"".join(line_of(path, document) for path, document in sorted(said.items()))).hexdigest()
-
-
 def _still(document: Document) -> Document:
     """A partition's, without how far its replicas have acknowledged."""
     if not isinstance(document, PartitionMeta):
@@ -266,6 +254,13 @@ async def cut(cluster: Cluster, *, moment: str) -> Saved:
                 raise
             left_out.append(path)
     return Saved(moment=moment, documents=documents, left_out=tuple(sorted(left_out)))
+
+
+async def standing(cluster: Cluster) -> Mapping[str, object]:
+    """What changes when there is something to save anew, by one look that need not be of one moment. How far archives reach
+    is left out: they know it themselves."""
+    found = _settled(await _look(cluster))
+    return {path: one for path, one in found.items() if not path.startswith(f"{ARCHIVES}/")}
 
 
 async def _look(cluster: Cluster) -> dict[str, Node]:

@@ -91,6 +91,10 @@ def of_server(
     yield _gauge("waltz_server_coordinator_connected", "1 while ZooKeeper answers.", found.is_connected)
     yield _gauge("waltz_server_draining", "1 while it gives its partitions away.", found.is_draining)
     yield _gauge("waltz_server_leader", "1 on the server that decides who owns what.", found.is_leader)
+    if found.metadata_backup is not None:
+        about = "On the leader: since the documents of the cluster were last seen in the archive as they are; -1: never."
+        age = found.metadata_backup.age_ms
+        yield _gauge("waltz_server_metadata_backup_age", about, age / 1000 if age >= 0 else -1)
     about = "Processes of applications that are connected."
     yield _gauge("waltz_server_client_instances", about, found.clients.instances)
     for name, about, value in (
@@ -189,6 +193,12 @@ _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = 
     ("archived_id", "The highest id that is archived; -1 for none.", archived_id),
     ("archive_stopped", "1 while its archive does not go on.", lambda owned: bool(owned.archive_trouble)),
     ("archive_incomplete", "1 while its archive lacks what was in it.", is_incomplete),
+    (
+        "backup_lag_seconds",
+        "For how long something that is committed is not backed up; 0 when all is.",
+        lambda owned: owned.backup_lag_ms / 1000,
+    ),
+    ("backup_lag_transactions", "Committed transactions that are not backed up.", lambda owned: owned.lost_now),
 )
 _COUNTED: tuple[tuple[str, str, Callable[[PartitionStatistics], float]], ...] = (
     ("attempted_transactions", "Transactions that clients wanted to append.", lambda done: done.attempts),

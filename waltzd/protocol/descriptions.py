@@ -351,6 +351,18 @@ class OwnedPartition:
     archive_check: ArchiveCheck | None = None
     """None before anything was looked for in this session."""
 
+    @property
+    def backed_up_to(self) -> int | None:
+        """The last id in the store, of a segment or of the tail; None where nothing is archived."""
+        found = [one.last_id for one in (self.archived, self.backed_up) if one is not None]
+        return max(found, default=None)
+
+    @property
+    def lost_now(self) -> int:
+        """Committed transactions that would be lost with the cluster, where it is archived at all."""
+        reached = self.backed_up_to
+        return 0 if reached is None else max(0, self.committed - reached)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientInstance:

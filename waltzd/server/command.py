@@ -52,6 +52,7 @@ from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
 from waltzd.server.lookout import Lookout, dial
+from waltzd.server.metadata import MetadataSaver
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
@@ -287,6 +288,9 @@ class _Daemon:
         )
         self.clients = Registry()
         self.calls = ServerCalls(self.owner, self.access, self.clients)
+        self._saver = MetadataSaver(
+            cluster, self._connect, is_leader=lambda: self.election.is_leader, seconds=config.backup_seconds
+        )
         self._roster = Roster(self._names, self.clients, is_leader=lambda: self.election.is_leader)
 
     async def live(self, supervisor: Supervisor) -> None:
@@ -308,6 +312,7 @@ class _Daemon:
                     tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
                     tasks.create_task(self._roster.run(), name="names of applications"),
+                    tasks.create_task(self._saver.run(), name="metadata in the archive"),
                     tasks.create_task(self._policy.reconciler.run(), name="policy"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
@@ -365,6 +370,7 @@ class _Daemon:
             is_leader=self.election.is_leader,
             partitions=self.owner.describe(),
             clients=self.clients.totals(),
+            metadata_backup=self._saver.describe(),
         )
 
     async def unready(self) -> list[str]:

@@ -58,7 +58,10 @@ CALL_SECONDS = 30.0
 """Every call has a deadline. Proving a long tail at `open` may need more; give it there."""
 
 ARCHIVE_SECONDS = 600.0
+METADATA_SECONDS = 60.0
 """A segment is read, proven, sent to a store and read back, one at a time on each storage."""
+TRIM_SECONDS = 120.0
+"""To look for objects in a store, or to remove files: what was not done in time is asked for again."""
 
 
 class ReplicaClient(Caller):
@@ -202,12 +205,12 @@ class ReplicaClient(Caller):
             first_id=first_id,
             last_id=last_id,
         )
-        reply: wire.MarkReply = await self._call(self._stub.SeeArchive, request, ARCHIVE_SECONDS)
+        reply: wire.MarkReply = await self._call(self._stub.SeeArchive, request, TRIM_SECONDS)
         return reply.mark
 
     async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
         request = wire.MarkRequest(target=self._target(partition, session), mark=floor)
-        return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, ARCHIVE_SECONDS))
+        return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, TRIM_SECONDS))
 
     async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
         request = wire.BackUpRequest(
@@ -220,7 +223,7 @@ class ReplicaClient(Caller):
         request = wire.MetadataRequest(
             cluster_key=self._key.bytes, text=zlib.compress(text), archive=None if archive is None else archive.bytes
         )
-        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, ARCHIVE_SECONDS)
+        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, METADATA_SECONDS)
         return reply.number
 
     async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:

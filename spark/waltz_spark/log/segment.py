@@ -19,12 +19,13 @@ import numpy as np
 from waltz_spark.log.batch_segment import Bad, Batches
 from waltz_spark.log.origin import BATCH_BYTES, Extent, Span
 from waltzd.disk.seam import Disk, File, join, opened
-from waltzd.errors import HeaderDamaged, PartitionDamaged
+from waltzd.errors import HeaderDamaged, PartitionDamaged, Trimmed, WaltzError
 from waltzd.format.footer import Footer, read_footer
 from waltzd.format.index import read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, segment_ids, segment_name
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
 from waltzd.format.scan import scan, survey
+from waltzd.storage.replica.promise import read_promise
 
 ENTRIES_MIN = 64
 
@@ -67,10 +68,23 @@ def read_segment_runs(
         following = first_ids[position + 1] if position + 1 < len(first_ids) else None
         stop = span.last if following is None else min(span.last, following - 1)
         if position < 0:
-            raise _missing(place, place.directory, Span(next_id, stop))
+            raise _in_front(disk, place, Span(next_id, stop))
         with closing(Segment.open(disk, place, first_ids[position], following)) as segment:
             yield from segment.runs(Span(next_id, stop), batch_bytes, with_locks=with_locks)
         next_id = stop + 1
+
+
+def _in_front(disk: Disk, place: Place, span: Span) -> WaltzError:
+    """Of the first segment: what is missing there, or was trimmed."""
+    promise, _ = read_promise(disk, place.directory, place.partition, place.key, is_expected=False)
+    if promise is None or span.first >= promise.floor:
+        return _missing(place, place.directory, span)
+    return Trimmed(
+        f"{place.directory}: id {span.first} of partition {place.partition} is only in the archive; this replica has ids "
+        f"from {promise.floor} on",
+        not_done=f"no row from id {span.first} on was returned",
+        floor=promise.floor,
+    )
 
 
 def _missing(place: Place, path: str, span: Span) -> PartitionDamaged:
@@ -110,7 +124,7 @@ class Segment:
         first_ids = segment_ids(disk.names(place.directory))
         position = bisect_right(first_ids, id_) - 1
         if position < 0:
-            raise _missing(place, place.directory, Span(id_, id_))
+            raise _in_front(disk, place, Span(id_, id_))
         return Segment.open(disk, place, first_ids[position], next(iter(first_ids[position + 1 :]), None))
 
     def close(self) -> None:

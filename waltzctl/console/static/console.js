@@ -91,6 +91,10 @@
     source = null;
   }
 
+  // On a narrow screen the list of pages is longer than it.
+  const here = document.querySelector("header nav [aria-current]");
+  if (here) here.parentElement.parentElement.scrollLeft = here.offsetLeft - 60;
+
   reveal(document);
   if (document.body.dataset.live) {
     // A browser has few lines to one place: a page that nobody sees must not hold one.

@@ -3,7 +3,7 @@
 Two kinds of work have threads of their own: bringing a piece from the store, which takes as long as the store does, and
 reading from a piece that is in the cache. So a store that hangs keeps no reader whose piece is here, and neither of them
 keeps the loop, the replicas, or those who read from these. One piece of a partition is brought at a time: readers that
-follow each other through a log want the same one.
+follow each other through a log want the same one. Who has read half of a piece and goes on has the next one brought.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from waltzd.archive.manifest import Entry
 from waltzd.archive.reading import ATTEMPTS, ArchiveReader, Piece, PieceRotten
 from waltzd.errors import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable, WaltzError
 from waltzd.format.record import Run
@@ -42,9 +43,12 @@ class ArchiveLane:
                 piece = await self._piece(partition, known, first_id)
                 try:
                     run: Run = await self._read(_records, piece, first_id, last_id, bytes_max, with_locks)
-                    return run
                 except PieceRotten:
                     self.reader.cache.drop(piece)
+                    continue
+                if last_id > piece.entry.last:
+                    self._look_ahead(partition, known, piece.entry, run.last_id)
+                return run
             raise self.reader.rotten(partition, piece.entry)
 
     async def find_time(self, partition: int, known: Archived, time: int, last_id: int) -> int:
@@ -70,10 +74,26 @@ class ArchiveLane:
             if under_way is not None:
                 await asyncio.wait((under_way,))
                 continue
-            task = asyncio.create_task(self._brought(partition, known, id_), name=f"archive of partition {partition}")
-            self._bringing[partition] = task
-            task.add_done_callback(lambda _: self._bringing.pop(partition))
-            return await asyncio.shield(task)  # a reader that goes away leaves the piece to the others
+            # A reader that goes away leaves the piece to the others.
+            return await asyncio.shield(self._begin(partition, known, id_))
+
+    def _begin(self, partition: int, known: Archived, id_: int) -> asyncio.Task[Piece]:
+        def done(task: asyncio.Task[Piece]) -> None:
+            del self._bringing[partition]
+            if not task.cancelled():
+                task.exception()  # nobody may be waiting for it any more
+
+        task = asyncio.create_task(self._brought(partition, known, id_), name=f"archive of partition {partition}")
+        task.add_done_callback(done)
+        self._bringing[partition] = task
+        return task
+
+    def _look_ahead(self, partition: int, known: Archived, entry: Entry, last_id: int) -> None:
+        is_late = 2 * last_id >= entry.first + entry.last
+        if not is_late or entry.last >= known.last_id or partition in self._bringing:
+            return
+        if self.reader.cache.holds(3 * entry.size) and self.reader.at_hand(partition, known, entry.last + 1) is None:
+            self._begin(partition, known, entry.last + 1)
 
     async def _brought(self, partition: int, known: Archived, id_: int) -> Piece:
         piece: Piece = await self._bring(self._find, partition, known, id_)

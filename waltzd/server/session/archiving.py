@@ -102,7 +102,7 @@ class Archiving:
         self.known = None if meta is None else said(meta)
         known = self.known or Archived()
         try:
-            found = await owned.links[name].port.archive(owned.partition, known, session=owned.session)
+            found = await owned.port(name).archive(owned.partition, known, session=owned.session)
             check(found, known, owned.committed)
         except WaltzError as error:
             turns.failed(name, f"{error.code} {error.message}", able)

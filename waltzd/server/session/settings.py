@@ -86,6 +86,8 @@ class SessionSettings:
     """How long a new owner waits for the old one to close, and the old one for what is in flight."""
     catch_up_bytes_per_second: Callable[[], int] = unbounded
     """How fast one replica copies from another just now; 0 for as fast as it can."""
+    trim_seconds: float = 10.0
+    """Between two looks whether storages need not keep something any more: policies are days, or many segments."""
     turns: Turns = field(default_factory=Turns)
     archive: ArchiveLane | None = None
     """Where readers find what storages have trimmed."""

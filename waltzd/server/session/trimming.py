@@ -24,9 +24,6 @@ from waltzd.protocol.retention import Keep, keep_of
 from waltzd.server.core.retention import Sealed, next_floor, reach_of
 from waltzd.server.session.replica import Log
 
-LOOK_SECONDS = 10.0
-"""Between two looks whether something may go: policies are days, or many segments."""
-
 
 def microseconds() -> int:
     """Since 1970: batches have their times so."""
@@ -53,7 +50,7 @@ class Trimming:
         now = asyncio.get_running_loop().time()
         if now < self._next_look:
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_look = now + self._log.settings.trim_seconds
         try:
             await self._step()
             self._tell("")
@@ -98,7 +95,7 @@ class Trimming:
             return floor, None
         replicas: list[list[Sealed]] = []
         for name in names:
-            replicas.append(await log.links[name].port.segments(log.partition, session=log.session))
+            replicas.append(await log.port(name).segments(log.partition, session=log.session))
         found = next_floor(floor, archived=meta.last, reach=reach, replicas=replicas, keep=keep, older=older)
         if found <= floor:
             self._looked_at = looked_at
@@ -131,7 +128,7 @@ class Trimming:
         failed: WaltzError | None = None
         for name in able:
             try:
-                return await log.links[name].port.see_archive(log.partition, known, first_id, last_id, session=log.session)
+                return await log.port(name).see_archive(log.partition, known, first_id, last_id, session=log.session)
             except WaltzError as error:
                 failed = error
         if failed is not None:
@@ -139,9 +136,11 @@ class Trimming:
         return first_id - 1
 
     async def _tell_storages(self, floor: int) -> None:
-        log, core = self._log, self._log.core
+        """A planned new session may begin meanwhile, with new links: then some are told at the next look."""
+        log = self._log
         for name, link in sorted(log.links.items()):
+            core = log.core
             status, progress = core.status(name), core.progress(name)
             if status is None or not link.is_readable or max(status.floor, progress.trimmed) >= floor:
                 continue
-            core.trimmed(name, floor, await link.port.trim(log.partition, log.session, floor))
+            core.trimmed(name, floor, await log.port(name).trim(log.partition, log.session, floor))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tests.unit.pictures import KEY
+from waltzctl.console.tls import IDENTITY
 from waltzctl.console.watch import Point, Seen, Watch
 from waltzctl.picture.picture import Picture
 from waltzctl.shell.reach import Reach
@@ -12,6 +17,7 @@ from waltzctl.watching.rates import rates
 from waltzctl.watching.rules import diagnose, judge
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect
+from waltzd.protocol.role import Identity, Role
 
 REACH = Reach(
     hosts="zk:1", root="/waltz", tls=None, name="trial", is_protected=False,
@@ -56,3 +62,12 @@ class Still(Watch):
 
     async def now(self) -> Seen:
         return self.seen
+
+
+def named(app: ASGIApp, role: Role = Role.OPERATOR, key: UUID = KEY) -> ASGIApp:
+    """As over TLS, from the browser of ann."""
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, IDENTITY: Identity(key, role, "ann")}, receive, send)
+
+    return inner

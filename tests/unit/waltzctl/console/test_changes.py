@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.unit.pictures import well
-from tests.unit.waltzctl.console.still import HOST, REACH, Still, seen_of
+from tests.unit.waltzctl.console.still import HOST, REACH, Still, named, seen_of
 from waltzctl.console import changes
 from waltzctl.console.changes import WORKS_MAX, Verb, Works, mark_of, prepared
 from waltzctl.console.door import Door, hosts_of
@@ -24,6 +24,7 @@ from waltzctl.shell.safety import Danger, Effect, Margin, Plan
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect
+from waltzd.protocol.role import Role
 
 PLAN = Plan(verb="server drain", subject="server-1", steps=("server-1 takes no partitions any more",), danger=Danger.TYPED)
 HARMFUL = Effect(before=Margin(partition=3, members=3, level=2), after=Margin(partition=3, members=3, level=1))
@@ -65,12 +66,19 @@ def documents() -> Cluster:
 class Visit:
     """A browser that is in, at a console that may change something unless it is told otherwise."""
 
-    def __init__(self, documents: Cluster | None, *, allows_changes: bool = True, is_protected: bool = False) -> None:
+    def __init__(
+        self,
+        documents: Cluster | None,
+        *,
+        allows_changes: bool = True,
+        is_protected: bool = False,
+        role: Role = Role.OPERATOR,
+    ) -> None:
         watch = Still(seen_of(well()), documents)
         watch.reach = replace(REACH, is_protected=is_protected)
         door = Door(hosts=hosts_of("127.0.0.1", 8765), is_open=True)
         self.site = Site(watch, door, allows_changes=allows_changes)
-        self.client = TestClient(self.site.app, base_url=f"http://{HOST}")
+        self.client = TestClient(named(self.site.app, role), base_url=f"http://{HOST}")
         self.client.get("/")
 
     def form(self) -> dict[str, str]:
@@ -96,7 +104,7 @@ def test_a_plan_is_shown_and_done_when_its_name_was_typed(trial: Trial, document
         assert trial.done == ["server-1"]
         html = visit.client.get("/history").text
         assert "server drain server-1" in html
-        assert "new &lt;b&gt;memory&lt;/b&gt;" in html
+        assert "new &lt;b&gt;memory&lt;/b&gt;; by ann in the console" in html
 
 
 @pytest.mark.parametrize("typed", ["", "server-2", "SERVER-1", "yes"])
@@ -163,7 +171,7 @@ def test_a_form_of_another_site_changes_nothing(trial: Trial, documents: Cluster
         answer = visit.send(said, **headers)
         assert answer.status_code == 403
         assert "W2322" in answer.text
-    stranger = TestClient(visit.site.app, base_url=f"http://{HOST}").post("/change/trial", data=form)
+    stranger = TestClient(named(visit.site.app), base_url=f"http://{HOST}").post("/change/trial", data=form)
     assert "W2322" in stranger.text, "its secret is that of another browser"
     assert trial.done == []
     assert visit.send(form, origin=f"http://{HOST}").status_code == 303
@@ -185,6 +193,22 @@ def test_a_console_that_looks_has_no_plans_and_takes_no_form(trial: Trial, docum
     for path in ("/servers", "/partitions/0"):
         assert "/change/" not in visit.client.get(path).text
         assert "/change/" in Visit(documents).client.get(path).text
+
+
+def test_the_browser_of_an_observer_looks(trial: Trial, documents: Cluster) -> None:
+    form = Visit(documents).form()
+    visit = Visit(documents, role=Role.OBSERVER)
+    assert visit.client.get("/servers").status_code == 200
+    session = visit.site.door.session(visit.client.cookies[visit.site.cookie])
+    assert session is not None
+    for answer in (
+        visit.client.get(ADDRESS),
+        visit.client.get("/transactions"),
+        visit.send(form | {"secret": session.form, "confirm": "server-1"}),
+    ):
+        assert answer.status_code == 403
+        assert "W2024 the certificate of ann has the role observer" in answer.text
+    assert trial.done == []
 
 
 @pytest.mark.parametrize("query", ["", "thing=", "thing=--yes", "thing=a%0Ab", f"thing={'x' * 1000}"])

@@ -60,13 +60,17 @@ def test_sessions_are_bounded_and_the_one_that_asked_last_stays() -> None:
             ["127.0.0.1", "127.0.0.1:2", "evil.example:1"],
         ),
         ("::1", ["[::1]:1", "localhost:1"], ["::1:1"]),
-        ("console.example", ["console.example:1"], ["localhost:1", "127.0.0.1:1"]),
+        ("console.example", ["console.example:1"], ["localhost:1", "127.0.0.1:1", "console.example"]),
     ],
 )
 def test_names_of_the_console(host: str, known: list[str], foreign: list[str]) -> None:
     door = Door(hosts=hosts_of(host, 1))
     assert all(map(door.knows, known))
     assert not any(map(door.knows, foreign))
+
+
+def test_a_port_that_browsers_leave_out() -> None:
+    assert Door(hosts=hosts_of("console.example", 443)).knows("console.example")
 
 
 GOOD = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}

@@ -10,13 +10,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from tests.unit.pictures import owned, partition, replica, silent, storage, well
-from tests.unit.waltzctl.console.still import HOST, Still, seen_of
+from tests.unit.pictures import KEY, owned, partition, replica, silent, storage, well
+from tests.unit.waltzctl.console.still import HOST, Still, named, seen_of
 from waltzctl.console.door import HEADERS, Door, hosts_of
 from waltzctl.console.pages import partition_columns
 from waltzctl.console.site import ENTRIES, FORM_BYTES_MAX, Site, form_of
@@ -28,6 +29,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect
+from waltzd.protocol.role import Role
 
 NASTY = "<script>alert(1)</script>"
 LOOKING = ["/", "/partitions", "/partitions/0", "/storages", "/servers"]
@@ -37,7 +39,7 @@ LOOKING = ["/", "/partitions", "/partitions/0", "/storages", "/servers"]
 def browser(seen: Seen, documents: Cluster | None = None, **given: Any) -> TestClient:
     """A browser that is in."""
     door = Door(hosts=hosts_of("127.0.0.1", 8765), is_open=True)
-    return TestClient(Site(Still(seen, documents), door, **given).app, base_url=f"http://{HOST}")
+    return TestClient(named(Site(Still(seen, documents), door, **given).app), base_url=f"http://{HOST}")
 
 
 def table_of(html: str, label: str) -> list[dict[str, str]]:
@@ -87,6 +89,26 @@ def test_a_browser_comes_in_by_the_token_once() -> None:
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
     assert client.get("/").status_code == 200
     assert TestClient(site.app, base_url=f"http://{HOST}").get(f"/enter?token={tokens[0]}").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "said"),
+    [
+        (Role.CLIENT, KEY, "the certificate of ann has the role client"),
+        (Role.STORAGE, KEY, "the certificate of ann has the role storage"),
+        (Role.OPERATOR, UUID(int=8), "the certificate of ann is for another cluster"),
+        (None, KEY, "the certificate of this browser does not say whose it is"),
+    ],
+)
+def test_a_certificate_that_is_no_person_of_this_cluster_gets_nothing(role: Role | None, key: UUID, said: str) -> None:
+    door = Door(hosts=hosts_of("127.0.0.1", 8765), is_open=True)
+    app = Site(Still(seen_of(well())), door).app
+    client = TestClient(app if role is None else named(app, role, key), base_url=f"http://{HOST}")
+    for path in ("/", "/static/console.js", "/nowhere"):
+        answer = client.get(path)
+        assert answer.status_code == 403
+        assert answer.text.startswith(f"W2024 {said}")
+        assert answer.headers["x-frame-options"] == "DENY"
 
 
 def test_over_tls_the_cookie_never_travels_without() -> None:
@@ -241,9 +263,9 @@ def test_partitions_that_want_something_alone_and_sorted() -> None:
     assert client.get("/partitions?sort=colour").status_code == 400
 
 
-@pytest.mark.parametrize("path", ["/partitions/4", "/partitions/-1", "/partitions/x", "/partitions/99999999999999999999"])
-def test_a_partition_that_is_not_there(path: str) -> None:
-    answer = browser(seen_of(well())).get(path)
+@pytest.mark.parametrize("number", ["4", "-1", "x", "99999999999999999999", "00000000009999"])
+def test_a_partition_that_is_not_there(number: str) -> None:
+    answer = browser(seen_of(well())).get(f"/partitions/{number}")
     assert answer.status_code == 404
     assert "W2102" in answer.text
 

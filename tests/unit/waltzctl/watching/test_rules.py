@@ -25,6 +25,9 @@ LOST = Lost(cause=GONE, seen=None)
 RECOVERING = owned(0, (), step="RECOVERING")
 MUTE = replace(partition(0), said=None)
 LATE = partition(0, said=owned(0, (replica("s1"), replace(replica("s2"), durable_id=5), replica("s3")), committed=200_000))
+BEHIND = partition(
+    0, said=replace(owned(0, (replica("s1"), replica("s2"), replica("s3"))), backup_lag_ms=200_000)
+)  # fmt: skip
 STUCK = partition(
     0, said=replace(owned(0, (replica("s1"), replica("s2"), replica("s3"))), archive_trouble="s1: W2260 away")
 )  # fmt: skip
@@ -138,6 +141,7 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
         (with_partition(STUCK), "archive", Grade.WARN, "archive of partition 0 does not go on: s1: W2260 away; how long"),
         (with_archive(missing="it is gone"), "archived objects", Grade.FAIL, "partition 0 lacks what was in it: it is"),
         (with_archive(age_ms=60 * 3_600_000), "archived objects", Grade.WARN, "was looked for 60 hours ago"),
+        (with_partition(BEHIND), "backup", Grade.WARN, "the backup of partition 0 is more than 2 minutes behind"),
         (replace(sound(), unreadable={"/storages/s9": GONE}), "documents", Grade.FAIL, GONE.message),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

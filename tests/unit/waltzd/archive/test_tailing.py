@@ -279,6 +279,16 @@ def test_two_owners_make_one_tail(seed: int) -> None:
     room.check_whole()
 
 
+def test_what_rotted_on_its_way_is_not_counted() -> None:
+    room = Room(FaultyStore(faults=Faults(rotten=100)), committed=8)
+    with pytest.raises(ArchiveDamaged, match="has other bytes than were written there"):
+        room.back_up()
+    assert tail_name(0) not in room.store.objects
+    room.store.faults = Faults()
+    room.back_up()
+    room.check_whole()
+
+
 def test_an_older_owner_changes_nothing() -> None:
     room = Room(committed=8)
     room.back_up(session=5)

@@ -29,7 +29,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def upload(store: FaultyStore, known: Archived, number: int, *, partition: int = 0) -> Archived:
     """The segment of that number, of two batches."""
-    batches = batches_of([[b"a", b"b"], [b"c"]] * 8, cuts=range(1, 16, 2), partition=partition)
+    batches = batches_of([[b"a", b"b"], [b"c"]] * 12, cuts=range(1, 24, 2), partition=partition)
     footer = NO_HASH
     for own in segments_of(batches)[: number + 1]:
         data, footer = segment_raw(own, key=KEY, partition=partition, footer_before=footer)

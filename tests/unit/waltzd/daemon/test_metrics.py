@@ -32,6 +32,7 @@ from waltzd.format.record import HEAD
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.descriptions import (
+    MetadataBackup,
     OwnedPartition,
     OwnedReplica,
     PartitionDescription,
@@ -83,6 +84,7 @@ SERVER = ServerDescription(
     is_connected=True,
     is_draining=False,
     is_leader=True,
+    metadata_backup=MetadataBackup(number=3, age_ms=4500),
     partitions=(
         owned(0, *LEVEL, attempts=12, committed=10, committed_bytes=1000, refused={"CONFLICT": 1, "FLOOR": 1}, fed=30,
               fed_bytes=3000),

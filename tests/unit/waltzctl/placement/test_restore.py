@@ -1,0 +1,139 @@
+"""The documents of a restored cluster: above everything that is known of the old one, and such that its first owner, by its
+own code, has nothing to decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+from tests.archives import ARCHIVE, Uploads
+from tests.batches import batches_of
+from tests.simulation.faulty_store import FaultyStore
+from waltzctl.placement.backup import Source
+from waltzctl.placement.plan import assign_replicas
+from waltzctl.placement.proof import Proven
+from waltzctl.placement.restore import SESSIONS_AHEAD, Wish, partition_meta, restoration
+from waltzctl.placement.restoring import Target
+from waltzd.archive.cutting import Point, cut_latest
+from waltzd.archive.manifest import Label
+from waltzd.cluster.cluster import ARCHIVES, ASSIGNMENT, CLIENT_IDS, EXPECTED, PARTITIONS, POLICY, ROOT, STORAGES
+from waltzd.cluster.documents import (
+    Assignment,
+    ClusterMeta,
+    Counter,
+    Document,
+    Grant,
+    Membership,
+    Ownership,
+    PartitionMeta,
+    PolicyDocument,
+    ServerMeta,
+    StorageMeta,
+)
+from waltzd.cluster.metadata import Saved
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.server.core.recovery import Recovery, Step
+
+OLD, NEW = UUID(int=1), UUID(int=2)
+STORAGES_OF_IT = {name: StorageMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", group=name) for name in "abc"}
+
+
+def source(*, session: int = 40) -> Source:
+    """Two partitions; batches are of session 4, and the documents know of a later one."""
+    store = FaultyStore()
+    logs = {}
+    for number in range(2):
+        uploads = Uploads(store, cluster=OLD, partition=number)
+        uploads.batches(batches_of([[b"a", b"b"], [b"c"]], cuts=[1], partition=number))
+        logs[number] = uploads.log()
+    documents: dict[str, Document] = {
+        ROOT: ClusterMeta(name="orders", key=OLD, partitions=2, created="2026", format=1),
+        ASSIGNMENT: Assignment(owners=(Ownership("x", 70), Ownership(None, 3))),
+        CLIENT_IDS: Counter(5_000, UUID(int=77)),
+        POLICY: PolicyDocument(grants=(Grant(names=("x",), may=("read",), partitions=(0,)),)),
+        f"{PARTITIONS}/0": PartitionMeta(generation=7, session=session),
+        f"{STORAGES}/old": StorageMeta(name="old", listen="o:1", admin_listen="o:2", group="old"),
+        f"{EXPECTED}/x": ServerMeta(name="x", listen="x:1", admin_listen="x:2", instance=UUID(int=5), version="1"),
+    }
+    saved = Saved(moment="2026-11-24T10:00:00+00:00", documents=documents)
+    return Source(place="there", label=Label(archive=ARCHIVE, cluster=OLD), logs=logs, newest=saved, store=store)
+
+
+def wish(*, key: UUID = NEW, session: int = 40) -> Wish:
+    found = source(session=session)
+    assert found.newest is not None
+    return Wish(
+        source=found,
+        cut=cut_latest(found.logs, is_each=True),
+        saved=found.newest,
+        meta=replace(found.newest.meta, key=key),
+        storages=STORAGES_OF_IT,
+        planned=assign_replicas(2, dict.fromkeys("abc", "g"), 3),
+    )
+
+
+def statuses(wanted: Wish, partition: int) -> dict[str, ReplicaStatus]:
+    """As storages answer that have carried out the order."""
+    order = wanted.order(partition)
+    return {
+        name: ReplicaStatus(
+            partition=partition, session=order.session, promised_session=order.session, low_mark=order.mark,
+            local_low_mark=order.mark, committed=order.mark, last_id=order.mark, incarnation=UUID(int=9 + at),
+            is_available=True, is_full=False, segments=1, findings=(),
+        )
+        for at, name in enumerate(wanted.planned[partition])
+    }  # fmt: skip
+
+
+def test_sessions_are_above_every_one_that_is_known_of() -> None:
+    assert [wish().session(number) for number in (0, 1)] == [40 + SESSIONS_AHEAD, 4 + SESSIONS_AHEAD]
+    assert wish(session=2).session(0) == 4 + SESSIONS_AHEAD
+
+
+def test_what_says_where_things_were_is_left_out_and_the_rest_goes_on() -> None:
+    wanted = wish()
+    found = restoration(wanted, {number: statuses(wanted, number) for number in (0, 1)})
+    assert found.meta == ClusterMeta(name="orders", key=NEW, partitions=2, created="2026", format=1)
+    assert set(found.documents) == {POLICY, CLIENT_IDS, *(f"{STORAGES}/{name}" for name in "abc")}
+    counter = found.documents[CLIENT_IDS]
+    assert isinstance(counter, Counter)
+    assert counter.next > 5_000
+    assert counter.secret != UUID(int=77)
+    owners = found.assignment(Target()).owners
+    assert [owner.server for owner in owners] == [None, None]
+    assert owners[0].generation > 70
+    roles = [one.roles for one in found.verdicts if isinstance(one, Proven)]
+    assert roles == [dict.fromkeys("abc", Membership.MEMBER)] * 2
+
+
+def test_an_archive_is_gone_on_with_only_under_its_own_key_and_where_nothing_of_it_is_given_up() -> None:
+    same = wish(key=OLD)
+    found = restoration(same, {number: statuses(same, number) for number in (0, 1)})
+    assert {f"{ARCHIVES}/0", f"{ARCHIVES}/1"} <= set(found.documents)
+    counter = found.documents[CLIENT_IDS]
+    assert isinstance(counter, Counter)
+    assert counter.secret == UUID(int=77)
+    shorter = replace(same, cut=replace(same.cut, points={**same.cut.points, 1: Point(mark=1)}))
+    assert not shorter.goes_on_archiving
+    assert not wish().goes_on_archiving
+
+
+def test_the_first_owner_has_nothing_to_decide() -> None:
+    """A majority of the storages is enough, as after an orderly end."""
+    wanted = wish()
+    for number in (0, 1):
+        said = statuses(wanted, number)
+        saved = partition_meta(wanted, number, said)
+        meta = replace(saved, session=saved.session + 1)
+        roles = dict.fromkeys(sorted(said), Membership.MEMBER)
+        asking = Recovery(meta, roles, is_taken=False)
+        for name in ("a", "b"):
+            asking.asked(name, said[name])
+        assert asking.refusal is None
+        assert asking.has_asked_enough
+        recovery = Recovery(meta, roles)
+        for name in ("a", "b"):
+            recovery.asked(name, said[name])
+            recovery.opened(name, replace(said[name], promised_session=meta.session))
+        assert recovery.refusal is None
+        assert (recovery.decide(), recovery.step) == (2, Step.SETTLING)

@@ -1,0 +1,114 @@
+"""The leader has the documents of the cluster put into the archive, whenever they changed: storages write, servers do not.
+
+It looks every few seconds, seldom where no storage has an archive. What only rises is no change
+(`waltzd.cluster.metadata`). A new leader saves once, as it does not know what the one before has seen. Nothing depends on
+it, and while a storage or its store is silent it is done later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from uuid import UUID
+
+from waltzd.cluster.archives import all_archived
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import StorageMeta
+from waltzd.cluster.metadata import cut, standing, write
+from waltzd.errors import NoArchive, WaltzError
+from waltzd.protocol.descriptions import MetadataBackup
+from waltzd.protocol.peers import ReplicaPort
+
+log = logging.getLogger("waltz.server")
+LOOK_SECONDS_MAX = 300.0
+"""Between two looks where no storage has an archive."""
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class MetadataSaver:
+    def __init__(
+        self,
+        cluster: Cluster,
+        connect: Callable[[StorageMeta], ReplicaPort],
+        *,
+        is_leader: Callable[[], bool],
+        seconds: float,
+        moment: Callable[[], str] = _now,
+    ) -> None:
+        """`seconds`: between two looks; 0 for none. `moment`: for people, in the text."""
+        self._cluster = cluster
+        self._connect = connect
+        self._is_leader = is_leader
+        self._seconds = seconds
+        self._moment = moment
+        self._saved: Mapping[str, object] | None = None
+        """What stood there when it was saved last."""
+        self._number = 0
+        self._seen_at: float | None = None
+        self._trouble = ""
+        self._is_archiving = False
+        self._asked = ""
+        """The storage that did it last."""
+
+    async def run(self) -> None:
+        pause = self._seconds
+        while self._seconds:
+            await asyncio.sleep(pause)
+            if not self._is_leader():
+                self._saved = self._seen_at = None
+                continue
+            try:
+                await self.look()
+                trouble = ""
+            except WaltzError as error:
+                trouble = f"{error.code} {error.message}"
+            if trouble and trouble != self._trouble:
+                log.warning("the documents of the cluster are not saved in the archive: %s", trouble)
+            self._trouble = trouble
+            pause = self._seconds if self._is_archiving else max(self._seconds, min(2 * pause, LOOK_SECONDS_MAX))
+
+    async def look(self) -> None:
+        """Save them where they have changed."""
+        began = asyncio.get_running_loop().time()
+        found = await standing(self._cluster)
+        if found != self._saved:
+            archives = {meta.archive for meta in (await all_archived(self._cluster.coordinator)).values()}
+            text = write(await cut(self._cluster, moment=self._moment()))
+            self._number = await self._save(text, min(archives, default=None))
+            if not self._number:
+                return
+            self._saved = found
+        self._seen_at = began
+
+    async def _save(self, text: bytes, archive: UUID | None) -> int:
+        """By the first storage that can; 0 where none has an archive."""
+        failed: WaltzError | None = None
+        self._is_archiving = False
+        storages = await self._cluster.storages()
+        for name in sorted(storages, key=lambda name: (name != self._asked, name)):
+            try:
+                number = await self._connect(storages[name]).save_metadata(text, archive)
+            except NoArchive:
+                continue
+            except WaltzError as error:
+                failed = error
+                continue
+            self._is_archiving, self._asked = True, name
+            return number
+        if failed is not None:
+            self._is_archiving = True
+            raise failed
+        return 0
+
+    def describe(self) -> MetadataBackup | None:
+        """None where this server does not lead, and where no storage archives."""
+        if not self._is_leader() or not self._is_archiving:
+            return None
+        since = self._seen_at
+        age = -1 if since is None else round(1000 * (asyncio.get_running_loop().time() - since))
+        return MetadataBackup(number=self._number, age_ms=age, trouble=self._trouble)
