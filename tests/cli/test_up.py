@@ -34,7 +34,7 @@ from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEEPER, free_base, is_free, ports_from
 from waltzctl.show.local import Board
 from waltzd import BlockingClient, FeedMode
-from waltzd.archive.manifest import LABEL, Label
+from waltzd.archive.manifest import LABEL, Label, manifest_name
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -268,9 +268,7 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
         client.append_many([bytes(64 << 10)] * 20, partition=1)
         client.append_many([b"begins another segment"], partition=1)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while "partition-1" not in os.listdir(home / "archive") or not os.listdir(
-        home / "archive" / "partition-1" / "manifest"
-    ):
+    while not (home / "archive" / manifest_name(1, 1)).exists():
         assert time.monotonic() < deadline, "a full segment is archived"
         time.sleep(0.1)
     assert waltzctl("archive", "verify", str(home / "archive"), "-o", "json").code == 0

@@ -58,6 +58,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "FAN_OUT", 3)
     monkeypatch.setattr(archive_origin, "READ_BYTES", 1500)
     monkeypatch.setattr(archive_origin, "LOOK_BYTES", 200)
+    monkeypatch.setattr(archive_origin, "REMEMBERED_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -247,6 +248,24 @@ def test_a_store_that_is_away_is_no_writer_s_trouble(
             ask()
         assert "written" not in found.value.detail_not_done
         assert "read again" in found.value.detail_next_step
+
+
+def test_a_stream_does_not_list_the_store_with_every_look(
+    tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_origin, "REMEMBERED_SECONDS", 1e9)
+    log = mixed_log(tmp_path / "s" / "0", 2)
+    store, origin = kept
+    archived([log.directory], store)
+    first = origin.catalog()
+    store.log.clear()
+    assert origin.catalog() == first
+    assert store.log == []
+    assert origin.catalog([0]).spans == first.spans
+    assert store.log != [], "other partitions are another question"
+    store.log.clear()
+    assert copy.deepcopy(origin).catalog() == first
+    assert store.log != [], "a copy remembers nothing"
 
 
 def test_bytes_are_fetched_once(kept: tuple[FaultyStore, ArchiveOrigin]) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, folder_of
 from waltzd.archive.store import Listed, Store, read_object
-from waltzd.errors import ForeignArchive, ObjectAbsent
+from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent
 
 _MANIFEST = re.compile(r"partition-(0|[1-9][0-9]{0,4})/manifest/([0-9]{10})\.json")
 CALLS_MAX = 16
@@ -69,7 +69,7 @@ def newest_manifests(store: Store, label: Label, partitions: Collection[int] | N
 def _last(archive: PartitionArchive, number: int) -> Manifest:
     found = archive.manifest_at(number)
     if found is None:
-        raise ObjectAbsent(f"{archive.name_at(number)} was listed, and is not in the store")
+        raise ArchiveDamaged(f"{archive.name_at(number)} was listed, and is not in the store")
     while (following := archive.manifest_at(found.number + 1)) is not None:
         found = following
     return found
@@ -85,4 +85,10 @@ def all_pieces(archive: PartitionArchive, manifest: Manifest) -> list[Entry]:
 
 
 def _below(archive: PartitionArchive, entry: Entry) -> tuple[Entry, ...]:
-    return (entry,) if entry.level == 0 else archive.chunk(entry).entries
+    if entry.level == 0:
+        return (entry,)
+    try:
+        return archive.chunk(entry).entries
+    except ObjectAbsent as error:
+        where = f"{entry.name(archive.partition)}, ids {entry.first} to {entry.last} of partition {archive.partition}"
+        raise ArchiveDamaged(f"{where}: it is not in the store, and nobody else knows the segments of these ids") from error

@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 from uuid import UUID
 
@@ -42,6 +43,8 @@ from waltzd.format.record import Run
 
 READ_BYTES = 16 << 20
 """Of one request of a reading. It is in memory beside what is made of it."""
+REMEMBERED_SECONDS = 10.0
+"""What there is: a stream asks a hundred times a second, and a list of objects costs money."""
 INDEX_BYTES = 1 << 20
 LOOK_BYTES = 64 << 10
 """Of one request of who looks at heads, footers or an index."""
@@ -107,16 +110,38 @@ class Contents:
                 )  # fmt: skip
 
 
+class _Memory:
+    def __init__(self) -> None:
+        self._found: dict[frozenset[int] | None, tuple[float, Contents]] = {}
+
+    def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
+        """A pickled copy begins empty."""
+        return _Memory, ()
+
+    def contents(self, partitions: frozenset[int] | None, ask: Callable[[], Contents]) -> Contents:
+        now = time.monotonic()
+        since, found = self._found.get(partitions, (-REMEMBERED_SECONDS, None))
+        if found is None or now - since >= REMEMBERED_SECONDS:
+            found = ask()
+            self._found[partitions] = now, found
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOrigin:
     place: str
     """The store, as the storages name it."""
+    _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
 
     def describe(self) -> str:
         return f"the archive {self.place}"
 
     def contents(self, partitions: Collection[int] | None = None) -> Contents:
-        """Of these partitions, as far as they are in the archive, or of all."""
+        """Of these partitions, as far as they are in the archive, or of all; as it was a few seconds ago at the latest."""
+        among = None if partitions is None else frozenset(partitions)
+        return self._memory.contents(among, lambda: self._contents(among))
+
+    def _contents(self, partitions: Collection[int] | None) -> Contents:
         with _asking(_NOT_READ):
             label = label_of(self._store, not_done=_NOT_READ)
             found = newest_manifests(self._store, label, partitions)
