@@ -36,6 +36,8 @@ PAGES = [
     "/", "/partitions", "/partitions/0", "/transactions", "/transactions/0-0", "/locks?name=order&id=17&mark=-1",
     "/clients", "/storages", "/servers", "/archive", "/history", "/events", "/nowhere",
 ]  # fmt: skip
+LOOKED_AT = ["/", "/partitions", "/partitions/0", "/transactions", "/transactions/0-0", "/events", "/nowhere"]
+"""By the rules of axe-core, which take long: a page of each kind."""
 SERIOUS = ("serious", "critical")
 
 
@@ -210,10 +212,11 @@ def test_in_a_browser(waltzctl: Tool, here: Path, live: LocalCluster) -> None:
         for path in PAGES:
             browser.look(is_dark=path in PAGES[::2], width=390 if path in PAGES[::3] else 1280)
             browser.open(home + path)
-            browser.run(axe)
-            found = browser.wait_for("axe.run().then(arguments[0])")
-            bad = [(one["id"], one["nodes"][0]["html"]) for one in found["violations"] if one["impact"] in SERIOUS]
-            assert bad == [], path
+            if path in LOOKED_AT:
+                browser.run(axe)
+                found = browser.wait_for("axe.run({resultTypes: ['violations']}).then(arguments[0])")
+                bad = [(one["id"], one["nodes"][0]["html"]) for one in found["violations"] if one["impact"] in SERIOUS]
+                assert bad == [], path
             assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), (
                 f"{path} is as wide as the window"
             )

@@ -58,7 +58,10 @@ def test_the_sdist_has_what_the_wheel_is_built_of_and_no_more(sdist: Path) -> No
     assert {name.parts[0] for name in names if len(name.parts) > 1} - {"waltzd.egg-info"} == {
         "configs", "spark", "waltzctl", "waltzd",
     }  # fmt: skip
-    assert {name.suffix for name in names if name.parts[0] in ("waltzctl", "waltzd")} == {".py", ".pyi", ".proto", ".typed"}
+    console = {name for name in names if name.parts[:2] == ("waltzctl", "console")}
+    ours = {name for name in names if name.parts[0] in ("waltzctl", "waltzd")}
+    assert {name.suffix for name in ours - console} == {".py", ".pyi", ".proto", ".typed"}
+    assert {name.suffix for name in console} == {".py", ".html", ".css", ".js", ".svg"}
     assert {str(name) for name in names if name.parts[0] == "configs"} == {
         f"configs/{path.name}" for path in (ROOT / "configs").iterdir()
     }
@@ -73,6 +76,8 @@ def test_the_wheel_has_every_module_and_what_stands_beside_them(wheel: Path) -> 
     ends = {name.split(".data/data/", 1)[-1] for name in names}
     assert {f"share/waltz/{path.name}" for path in (ROOT / "configs").iterdir()} <= ends
     assert {"waltzd/py.typed", "waltzd/wire/wire.proto"} <= names
+    folders = [ROOT / "waltzctl/console" / name for name in ("templates", "static")]
+    assert {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

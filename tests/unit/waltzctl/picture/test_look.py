@@ -1,0 +1,121 @@
+"""Connections to daemons that stay open from one look to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.unit.pictures import KEY, server, storage, well
+from waltzctl.picture import look
+from waltzctl.picture.look import Contacts
+from waltzd.cluster.documents import ServerMeta
+from waltzd.errors import CannotConnect
+
+
+class Client:
+    made: ClassVar[list[Client]] = []
+
+    def __init__(self, address: str, *_: object, **__: object) -> None:
+        self.address, self.is_closed = address, False
+        self.made.append(self)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Server(Client):
+    made: ClassVar[list[Client]] = []
+
+
+class Storage(Client):
+    made: ClassVar[list[Client]] = []
+
+
+META, OTHER = server("a").meta, server("b").meta
+
+
+@pytest.fixture(autouse=True)
+def nobody_asked() -> None:
+    Server.made.clear()
+    Storage.made.clear()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+async def call(contacts: Contacts, meta: Any = META, kind: Any = Server, error: BaseException | None = None) -> Client:
+    found: Client
+    async with contacts.to(kind, meta, KEY, None, 1.0) as found:
+        assert not found.is_closed
+        if error is not None:
+            raise error
+    return found
+
+
+def test_one_look_after_the_other_uses_the_same() -> None:
+    async def work() -> None:
+        async with Contacts() as contacts:
+            first = await call(contacts)
+            await contacts.rest()
+            assert await call(contacts) is first
+            assert [one.is_closed for one in Server.made] == [False]
+        assert first.is_closed
+
+    run(work())
+
+
+def test_over_which_a_call_failed_is_not_used_again() -> None:
+    async def work() -> None:
+        async with Contacts() as contacts:
+            first = await call(contacts)
+            for error in (CannotConnect("gone"), asyncio.CancelledError()):
+                with pytest.raises(type(error)):
+                    await call(contacts, error=error)
+            assert [one.is_closed for one in Server.made] == [True, True]
+            assert await call(contacts) is not first
+
+    run(work())
+
+
+def test_what_a_look_had_no_use_for_is_closed() -> None:
+    async def work() -> None:
+        async with Contacts() as contacts:
+            first, second = await call(contacts), await call(contacts, OTHER)
+            await contacts.rest()
+            await call(contacts)
+            await contacts.rest()
+            assert (first.is_closed, second.is_closed) == (False, True)
+
+    run(work())
+
+
+def test_a_daemon_that_moved_or_is_another_one_has_its_own() -> None:
+    async def work() -> None:
+        moved = ServerMeta(name="a", listen="x:1", admin_listen="x:2", instance=META.instance, version="1")
+        same_name = storage("a").meta
+        async with Contacts() as contacts:
+            found = [await call(contacts), await call(contacts, moved), await call(contacts, same_name, Storage)]
+            assert len({id(one) for one in found}) == 3
+            assert found[1].address == "x:2"
+
+    run(work())
+
+
+def test_a_look_by_itself_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(look, "ServerAdminClient", Server)
+        monkeypatch.setattr(look, "AdminClient", Storage)
+
+        async def describe(_self: Client) -> Any:
+            raise CannotConnect("gone")
+
+        monkeypatch.setattr(Client, "describe", describe, raising=False)
+        found = await look.look_without(well().meta, [META], [storage("s1").meta], {})
+        assert [view.error is not None for view in found.nodes] == [True, True]
+        assert all(one.is_closed for one in (*Server.made, *Storage.made))
+
+    run(work())
