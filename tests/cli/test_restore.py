@@ -7,6 +7,9 @@ that is restored, each partition has all that was acknowledged up to the moment,
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import shutil
 import threading
 import time
@@ -175,8 +178,11 @@ def check(client: BlockingClient, lost: Lost, marks: list[int], moment: float | 
         assert leg == 0 or (number, 0) in legs, f"transfer {number} has its second leg, and not its first"
 
 
-def test_a_cluster_that_is_gone_comes_back_at_one_moment(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
-    """By the words of the help. The first attempt meets an object that has rotted, and the second one goes on."""
+def test_a_cluster_that_is_gone_comes_back_at_one_moment(
+    lost: Lost, waltzctl: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the words of the help, and of the page that is for that day. A first attempt meets an object that has rotted, and
+    the next one goes on."""
     latest, _ = examples(waltzctl, ["cluster", "restore"])
     with Elsewhere(tmp_path, key=uuid4()) as there:
         at = latest.index("--storage")
@@ -188,9 +194,18 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(lost: Lost, waltzctl: T
             refused(told, 8, "W2264", "partition 1", "has other bytes than the manifest says", "no server takes part")
             refused(waltzctl("cluster", "describe", *there.where), 4, "W2045", "waltzctl cluster restore began at")
         assert "goes on with what was begun" in waltzctl(*words, "--dry-run").out
-        told = waltzctl(*words, "--confirm", "local", "--progress", "json", "-o", "json")
-        assert (told.code, '"event": "progress"' in told.err) == (0, True), told.err
+        for name, value in (
+            ("STORE", str(lost.store)), ("STORAGES", " ".join(there.given)), ("CLUSTER", "local"),
+            ("WALTZ_COORDINATOR", there.zookeeper.hosts),
+        ):  # fmt: skip
+            monkeypatch.setenv(name, value)
+        before, after = page_commands()[:4], page_commands()[4:]
+        for typed in before:
+            more = ["--progress", "json", "-o", "json"] if "--confirm" in typed else []
+            told = waltzctl(*typed, *more)
+            assert told.code == 0, (typed, told)
         found = json.loads(told.out)
+        assert '"event": "progress"' in told.err
         moment = datetime.fromisoformat(found["moment"]).timestamp()
         marks = [row["last_id"] for row in found["partitions"]]
         assert all(mark > 50 for mark in marks)
@@ -201,11 +216,20 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(lost: Lost, waltzctl: T
         with pytest.raises(WaltzError) as caught:
             lost.application.append(b"?", partition=0, timeout=20)
         assert str(lost.key) in caught.value.message, caught.value
-        assert waltzctl("cluster", "describe", *there.where).code == 0
-        assert "cluster restore" in waltzctl("history", *there.where).out
+        for typed in after:
+            told = waltzctl(*typed)
+            assert told.code == 0, (typed, told)
+        assert "cluster restore" in told.out
         for storage in there.storages:
             storage.stop()
             assert waltzctl("verify-segments", storage.directory).code == 0
+
+
+def page_commands() -> list[list[str]]:
+    """What `docs/how-to/everything-is-gone.md` has a person type, with the words of this environment."""
+    text = (Path(__file__).parents[2] / "docs/how-to/everything-is-gone.md").read_text(encoding="utf-8")
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    return [shlex.split(os.path.expandvars(line))[1:] for line in lines]
 
 
 @contextmanager

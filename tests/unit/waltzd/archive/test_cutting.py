@@ -112,7 +112,7 @@ def test_causes_are_in_each_cut_of_their_effects() -> None:
             cause = pick.choice(made) if made and pick.random() < 0.7 else None
             clock = TIME + pick.randrange(12)
             seen = 0 if cause is None else logs[cause[0]][cause[1]][0]
-            time = max([clock, seen, *(logs[number][-1:] and [logs[number][-1][0]])])
+            time = max(clock, seen, *(earlier for earlier, _ in logs[number][-1:]))
             logs[number].append((time, cause))
             made.append((number, len(logs[number]) - 1))
         stored = {number: rows[: pick.randrange(len(rows) + 1)] for number, rows in logs.items()}
@@ -174,7 +174,10 @@ def test_marks_are_those_of_all_partitions_and_batches_stay_whole() -> None:
     cut = cut_at_marks({0: log}, {0: 2})
     assert (cut.points[0].mark, cut.given) == (1, {0: 2})
     assert cut_at_marks({0: log}, {0: 0}).points[0].mark == -1
-    for marks, said in (({0: 4}, "ends at id 3"), ({}, "do not say where partition 0"), ({0: 1, 1: 1}, "no partition 1")):
+    wrong: list[tuple[dict[int, int], str]] = [
+        ({0: 4}, "ends at id 3"), ({}, "do not say where partition 0"), ({0: 1, 1: 1}, "no partition 1")
+    ]  # fmt: skip
+    for marks, said in wrong:
         with pytest.raises(CutImpossible, match=said):
             cut_at_marks({0: log}, marks)
 
