@@ -118,17 +118,17 @@ def test_causes_are_in_each_cut_of_their_effects() -> None:
         stored = {number: rows[: pick.randrange(len(rows) + 1)] for number, rows in logs.items()}
         if not all(stored.values()):
             continue
-        time = moment_of([
+        moment = moment_of([
             Reach(partition=number, end=Point(mark=len(rows) - 1), complete_to=rows[-1][0] - 1)
             for number, rows in stored.items()
         ])  # fmt: skip
-        assert time is not None
-        kept = {number: [row for row in rows if row[0] <= time] for number, rows in stored.items()}
+        assert moment is not None
+        kept = {number: [row for row in rows if row[0] <= moment] for number, rows in stored.items()}
         for rows in kept.values():
             for _, cause in rows:
                 assert cause is None or cause[1] < len(kept[cause[0]]), seed
         for number, rows in logs.items():  # nothing of that time or before is missing
-            assert len(kept[number]) == sum(row[0] <= time for row in rows), seed
+            assert len(kept[number]) == sum(row[0] <= moment for row in rows), seed
 
 
 def test_a_time_that_the_store_cannot_give_is_refused_by_name() -> None:
@@ -155,12 +155,11 @@ def test_records_without_times_are_cut_at_no_time() -> None:
     uploads = Uploads(FaultyStore(), cluster=KEY)
     uploads.records(encode_payloads(0, [b"x", b"y"]))
     old = uploads.log()
-    for cut in (
-        lambda: cut_at_time({0: old}, TIME, now=LATE),
-        lambda: cut_latest({0: old, 1: log_at([TIME], cuts=[0])[0]}),
-    ):
-        with pytest.raises(NoTimes, match="partition 0: the ids 0 to 1 are records of format 0"):
-            cut()
+    said = "partition 0: the ids 0 to 1 are records of format 0"
+    with pytest.raises(NoTimes, match=said):
+        cut_at_time({0: old}, TIME, now=LATE)
+    with pytest.raises(NoTimes, match=said):
+        cut_latest({0: old, 1: log_at([TIME], cuts=[0])[0]})
     assert cut_at_marks({0: old}, {0: 0}).points[0].mark == 0
     uploads.batches(batches_of([[b"a"], [b"b"]], first_id=2, times=[TIME, TIME + 4], cuts=[1]))
     both = uploads.log()
