@@ -78,8 +78,15 @@ class Lost:
     key: UUID
     addresses: list[str]
     transfers: Transfers
+    storage: tuple[str, str]
+    """The addresses that its storage had."""
     application: BlockingClient
     """One that still thinks that it is there."""
+
+    def storage_again(self, home: Path) -> Daemon:
+        """One that answers where a storage of it was, under its key."""
+        listen, admin = self.storage
+        return Daemon(home, cluster_key=self.key, partitions=PARTITIONS, listen=listen, admin_listen=admin)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,8 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lost]:
             cluster.kill()  # in the middle of the load
             stop.set()
             load.join()
-            yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers, client)
+            listen, admin = cluster.blueprint.addresses(cluster.blueprint.storage_names[0])[:2]
+            yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers, (listen, admin), client)
     finally:
         stop.set()
         cluster.kill()
@@ -189,6 +197,9 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(
         words = [*latest[:2], str(lost.store), *latest[3:at], *there.given, *there.where]
         dry = waltzctl(*words, "--dry-run")
         assert (dry.code, "all partitions are cut at" in dry.out, "would do" in dry.out) == (0, True, True), dry.err
+        with lost.storage_again(tmp_path / "old"):
+            told = waltzctl(*words, "--dry-run")
+            assert (told.code, "of the old cluster answers at" in told.err) == (5, True), told
         with rotten(lost.store, partition=1):
             told = waltzctl(*words, "--confirm", "local")
             refused(told, 8, "W2264", "partition 1", "has other bytes than the manifest says", "no server takes part")
@@ -248,6 +259,8 @@ def test_what_is_no_target_is_refused_before_anything_is_changed(lost: Lost, wal
         words = ["cluster", "restore", str(lost.store), "--latest", *there.given, *there.where, "--dry-run"]
         refused(waltzctl(*words), 5, "W2284", "the storages have the key of the cluster that is to be restored")
         assert waltzctl(*words, "--same-key").code == 0
+        with lost.storage_again(tmp_path / "old"):
+            refused(waltzctl(*words, "--same-key"), 5, "W2284", "of the old cluster answers at")
         refused(waltzctl(*words, "--same-key", "--replicas", "2"), 2, "2 replicas")
         refused(waltzctl(*words[:2], str(tmp_path), *words[3:]), 4, "W2265", "holds no archive")
         assert waltzctl("storage", "create-partition", there.storages[0].admin_listen, "1").code == 0
