@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.unit.waltzd.archive.test_tailing import Room
 from waltzd.archive.store import Store, read_object
 from waltzd.errors import ObjectAbsent, ObjectExists, StoreRefused
 
@@ -90,3 +91,13 @@ class StoreContract:
         assert read_object(store, "a", 5) == b"12345"
         with pytest.raises(StoreRefused, match="has more than 4 bytes"):
             read_object(store, "a", 4)
+
+    def test_a_tail_grows_in_it(self, store: Store) -> None:
+        """Two storages in turn: each finds what the other has written, and writes over nothing that it has not read."""
+        room = Room(store=store)  # type: ignore[arg-type]
+        tails = room.tail(), room.tail()
+        for turn, room.committed in enumerate(range(2, 48, 3)):
+            room.back_up(tails[turn // 3 % 2])
+            room.archive()
+            room.check_whole()
+        assert len(store.list("partition-0/tail")) <= 12

@@ -39,9 +39,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "backup": ("", "How much would be lost now; and whether all of it comes back."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
+        "channel": ("", "Names for sets of partitions."),
         "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
         "config": ("", "Check and explain configuration files."),
+        "console": ("waltzctl.console.command:console", "The cluster in a browser."),
         "context": ("", "Give clusters names."),
         "create-cluster": ("waltzctl.placement.creation:create", "Make a cluster of storages that run."),
         "doctor": ("waltzctl.watching.doctor:doctor", "Look for what will go wrong next, with the cure."),
@@ -86,6 +88,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "archive": {
         "clean": ("waltzctl.records.archive:clean", "Remove what uploads that were cut short have left."),
+        "heal": ("waltzctl.records.archive:heal", "Put back what an archive lost, from a storage."),
         "marks": ("waltzctl.records.archive:marks", "Where each partition would end that is restored."),
         "restore": (
             "waltz_spark.restoring.archive_command:restore_",
@@ -114,6 +117,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "certificate": {
         "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),
+    },
+    "channel": {
+        "create": ("waltzctl.config.channel:create", "Give partitions a name."),
+        "list": ("waltzctl.config.channel:list_", "The channels and their partitions."),
+        "remove": ("waltzctl.config.channel:remove", "Take a name away; its partitions stay."),
+        "set": ("waltzctl.config.channel:set_", "Give a channel other partitions."),
     },
     "client": {
         "describe": ("waltzctl.watching.client:describe", "One application: its instances, and what it uses."),
@@ -307,7 +316,7 @@ def run(arguments: Sequence[str]) -> int:
             with cli.make_context("waltzctl", list(arguments)) as context:
                 result = cli.invoke(context)
         except ModuleNotFoundError as error:  # a storage node does not have what exports and analyses need
-            raise not_installed(error, "tools", "spark") from error
+            raise not_installed(error, "tools", "spark", "console") from error
     except ClickException as error:
         error.show()
         return EXIT_USAGE

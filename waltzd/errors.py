@@ -235,6 +235,15 @@ class NoSuchPartition(WaltzError):
     next_step = "list the partitions of the storage, or create the partition there"
 
 
+class NoSuchChannel(WaltzError):
+    """The cluster has no channel of this name: it was mistyped, removed, or never made. Nothing was done. An application is
+    not told of a channel either where the policy grants it nothing in any of its partitions."""
+
+    code, exit_code, status = "W2300", EXIT_NOT_FOUND, "NOT_FOUND"
+    not_done = "nothing was done"
+    next_step = "`waltzctl channel list` shows them; `waltzctl channel create NAME PARTITIONS` makes one"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""
@@ -532,6 +541,7 @@ BROUGHT = {
     "spark": ("waltz_spark", "pyarrow", "pyspark", "py4j"),
     "metrics": ("prometheus_client",),
     "otel": ("opentelemetry",),
+    "console": ("starlette", "uvicorn", "jinja2", "markupsafe"),
 }
 """What a program imports, by the extra that brings it."""
 
@@ -1028,7 +1038,7 @@ class ArchiveDamaged(WaltzError):
 
     code, exit_code = "W2264", EXIT_FINDINGS
     not_done = "nothing was written, and nothing of it was used"
-    next_step = "bring the object back from a copy or an older version of it in the store"
+    next_step = "bring it back with `waltzctl archive heal`, or from a copy or an older version of it in the store"
 
 
 class ForeignArchive(WaltzError):
@@ -1048,6 +1058,48 @@ class NoArchive(WaltzError):
     code, status = "W2266", "FAILED_PRECONDITION"
     not_done = "nothing was uploaded"
     next_step = "set `archive` in the configuration of each storage, with the same store, and start them again"
+
+
+class Trimmed(WaltzError):
+    """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
+    removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
+    first id that replicas still have."""
+
+    code, exit_code, retry, status = "W2267", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
+    not_done = "nothing was returned"
+    next_step = "read these ids from the archive, or begin at the id that the message names"
+
+
+class OnlyInArchive(WaltzError):
+    """These ids have left the storages: they stand in the archive, and this server has no `archive` in its configuration,
+    so it cannot read them. Newer ids are read as ever. `waltzctl archive status` shows where the archive is and how far it
+    reaches."""
+
+    code, exit_code, status = "W2270", EXIT_NOT_FOUND, "FAILED_PRECONDITION"
+    not_done = "nothing was read"
+    next_step = (
+        "set `archive` in the configuration of each server, with the store of the storages, and start them again; or read "
+        "the archive itself: `waltzctl spark-export --source STORE`"
+    )
+
+
+class ArchiveAway(WaltzError):
+    """These ids have left the storages, and the store of the archive cannot be read just now; the message has the store's
+    own words. Mounts wait for it, with a longer pause each time, and nothing else waits with them: reads of newer ids and
+    appends go on."""
+
+    code, exit_code, retry = "W2271", EXIT_TIMEOUT, Retry.LATER
+    not_done = "nothing was read"
+    next_step = "check that the store is up and that the server may read it; nothing has to be started again"
+
+
+class CacheFailed(WaltzError):
+    """What is read from the archive is kept in files for a while, and such a file could not be made or written: the disk is
+    full, or the directory is not there or not writable. It is tried again with the next read."""
+
+    code, exit_code, retry = "W2272", EXIT_ERROR, Retry.LATER
+    not_done = "nothing was read from the archive"
+    next_step = "make room, lower `archive_cache_bytes`, or name another directory in `archive_cache`"
 
 
 class CutImpossible(WaltzError):
@@ -1204,6 +1256,46 @@ class MarkUnknown(WaltzError):
     code, exit_code = "W2201", EXIT_UNSAFE
     not_done = "nothing was read"
     next_step = "give the directory of the storage itself; or set allowUncommitted to true to read whatever is there"
+
+
+# -- the console -------------------------------------------------------------------------------------------------------
+
+
+class ConsoleExposed(WaltzError):
+    """The console was to listen where other machines reach it, without certificates: whoever hears the network would have
+    its token, and see the cluster. It did not start. On this machine alone it needs no certificate; another one can reach
+    it through a tunnel, like `ssh -L`."""
+
+    code, exit_code = "W2320", EXIT_USAGE
+    not_done = "the console did not start"
+    next_step = "leave --listen out and reach it through a tunnel; or give --https-certificate, --https-key and --https-ca"
+
+
+class ConsoleClosed(WaltzError):
+    """This browser did not come in by the address that the console printed, or the console was started again since. A token
+    opens once; when it was used the console prints another one."""
+
+    code, exit_code = "W2321", EXIT_NOT_AUTHORISED
+    not_done = "nothing was shown"
+    next_step = "open the newest address that `waltzctl console` has printed"
+
+
+class ConsoleFormRefused(WaltzError):
+    """A form was sent to the console that none of its own pages has made for this browser: another site may have sent it,
+    or the page is older than the console. Nothing was changed."""
+
+    code, exit_code = "W2322", EXIT_NOT_AUTHORISED
+    not_done = "nothing was changed"
+    next_step = "open the page again, and send the form from there"
+
+
+class ConsoleOnlyLooks(WaltzError):
+    """The console was started to look only, or a certificate may only look: its own, or the one that the browser has shown.
+    Nothing was changed."""
+
+    code, exit_code = "W2323", EXIT_NOT_AUTHORISED
+    not_done = "nothing was changed"
+    next_step = "use the command that the page shows, or start the console with --allow-changes"
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------

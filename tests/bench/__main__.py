@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import curves, formats, idle, moves, spark, storage, tool, views
+from tests.bench import archive, curves, formats, idle, moves, spark, storage, tool, views
 from tests.bench.peers import command as peers
 
 BENCHES = {
+    "archive": archive.main,
     "curves": curves.main,
     "formats": formats.main,
     "idle": idle.main,

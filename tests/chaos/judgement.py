@@ -14,10 +14,13 @@ from tests.chaos.load import Load
 from tests.chaos.plan import DAEMONS, STORAGES
 from tests.chaos.world import PARTITIONS, World
 from waltzctl.records.offline import resolve
+from waltzd.archive.local import LocalStore
+from waltzd.archive.manifest import Entry
+from waltzd.archive.verification import check_piece, survey
 from waltzd.disk.real import RealDisk
-from waltzd.errors import WaltzError
+from waltzd.errors import ForeignArchive, WaltzError
 from waltzd.format.finding import Code
-from waltzd.format.layout import HEADER_BYTES
+from waltzd.format.layout import HEADER_BYTES, segment_name
 from waltzd.storage.offline.verify import Options, verify
 
 LINES_TOLD = 12
@@ -100,7 +103,40 @@ async def same_files(world: World) -> list[str]:
                 f"{name} {size} bytes {digest}" for name, (size, digest) in zip(STORAGES, digests, strict=True)
             )
             problems.append(f"partition {partition} is not the same on all storages: {told}")
-    return problems
+    told, wrong = await asyncio.to_thread(archived, world)
+    print(f"      {told}", flush=True)
+    return problems + wrong
+
+
+def archived(world: World) -> tuple[str, list[str]]:
+    """The archive of a cluster that is stopped, in one sentence: as `waltzctl archive verify` looks at it, and held against
+    the files of the storages."""
+    store = LocalStore(str(world.archive))
+    try:
+        found = survey(store)
+    except ForeignArchive:
+        return "nothing was archived", []
+    problems = [f"the archive: {flaw.name} {flaw.detail}" for flaw in found.flaws]
+    pieces = [(partition, piece) for partition, own in found.pieces.items() for piece in own]
+    for partition, piece in pieces:
+        flaw = check_piece(store, found.label, partition, piece, is_quick=False)
+        if flaw is not None:
+            problems.append(f"the archive: {flaw.name} {flaw.detail}")
+        elif not _is_log(world, partition, piece):
+            problems.append(f"the archive: {piece.name(partition)} is not what any storage has")
+    total = {partition: len(own) for partition, own in found.pieces.items()}
+    return (
+        f"archived segments by partition: {total}, orphans: {len(found.orphans)}, pending: {len(found.pending)}",
+        problems,
+    )
+
+
+def _is_log(world: World, partition: int, piece: Entry) -> bool:
+    """In format 0 replicas may have other segments than the one that uploaded, and each has its own date in the header."""
+    records = (world.archive / piece.name(partition)).read_bytes()[HEADER_BYTES : piece.size - piece.index_bytes]
+    files = [world.storage_directory(name) / str(partition) / segment_name(piece.first) for name in STORAGES]
+    held = [path.read_bytes()[HEADER_BYTES:][: len(records)] for path in files if path.is_file()]
+    return not held or records in held
 
 
 def _verify(world: World, name: str) -> list[str]:

@@ -37,7 +37,9 @@ SERVER_SETTINGS: Mapping[str, object] = {
     "session_seconds": SESSION_SECONDS,
     "storage_seconds": 2,
     "session_bytes_max": 8 << 20,
+    "segment_bytes_max": 32 << 10,
 }
+"""Segments are small, so that much is sealed, and archived."""
 
 
 def placed(blueprint: Blueprint, hosts: Mapping[str, str]) -> Blueprint:
@@ -86,6 +88,11 @@ class World:
         assert self._preload is not None
         return self._preload
 
+    @property
+    def archive(self) -> Path:
+        """On a disk to which nothing happens."""
+        return self.folder / "archive"
+
     def storage_directory(self, name: str) -> Path:
         return self.folder / "cluster" / name / "data"
 
@@ -94,6 +101,7 @@ class World:
     async def start(self) -> None:
         self.folder.mkdir()
         (self.folder / "history").mkdir()
+        self.archive.mkdir()
         directory = self.folder / "cluster"
         (directory / "log").mkdir(parents=True)
         if sandbox.refusal() is None:
@@ -125,7 +133,8 @@ class World:
         if self._network is not None:
             blueprint = placed(blueprint, {name: self._network.address(name) for name in DAEMONS})
             anywhere = {"plaintext": "anywhere"}
-        settings = {"storage": {**STORAGE_SETTINGS, **anywhere}, "server": {**SERVER_SETTINGS, **anywhere}}
+        storage = {**STORAGE_SETTINGS, "archive": str(self.archive), **anywhere}
+        settings = {"storage": storage, "server": {**SERVER_SETTINGS, **anywhere}}
         local = LocalCluster(directory, blueprint, settings=settings)
         for name, daemon in local.daemons.items():
             if self._network is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from waltzd.cluster.metadata import read
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +33,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[LocalCluster]:
     """Its two partitions are archived as far as segments are sealed."""
     lasting = {kind: dict(settings) for kind, settings in LASTING.items()}
+    reads = {"archive": str(store), "tail_bytes_max": 1 << 20}
     settings: dict[str, dict[str, object]] = {
         **lasting,
         "storage": {**lasting.get("storage", {}), "archive": str(store)},
-        "server": {**lasting.get("server", {}), "segment_bytes_max": 20_000, "backup_seconds": 1},
+        "server": {
+            **lasting.get("server", {}),
+            "segment_bytes_max": 20_000,
+            "session_bytes_max": 1 << 20,
+            "backup_seconds": 1,
+            **reads,
+        },
     }
     made = LocalCluster.make(tmp_path_factory.mktemp("cluster") / "cluster", partitions=2, settings=settings)
     try:
@@ -66,7 +77,54 @@ def as_json(told: Any) -> Any:
     return json.loads(told.out)
 
 
-def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalCluster, archived: Path) -> None:
+def test_readers_do_not_notice_that_old_segments_leave_the_storages(
+    waltzctl: Tool, cluster: LocalCluster, archived: Path
+) -> None:
+    """By id, as a feed, by time and by what matches: across the trim floor and back to the storages."""
+    with BlockingClient(cluster.server_addresses) as client:
+        written = [transaction.payload for transaction in client.scan(1)]
+        for batch in range(20, 44):
+            payloads = [b"record %d of batch %d" % (number, batch) + b"." * 1000 for number in range(50)]
+            assert client.append_many(payloads, partition=1).committed == 50
+            written += payloads
+        kept = waltzctl("cluster", "set", "--keep-local", "100KB", "--yes", *where(cluster))
+        assert kept.code == 0, kept.err
+        ends, floor = time.monotonic() + PATIENCE_SECONDS, 0
+        while floor <= 500:
+            assert time.monotonic() < ends, "nothing was trimmed"
+            assert client.append_many([b"one more"], partition=1).committed == 1
+            written.append(b"one more")
+            rows = as_json(waltzctl("archive", "status", *where(cluster), "-o", "json"))["partitions"]
+            floor = rows[1]["floor"]
+            time.sleep(0.3)
+        assert [transaction.payload for transaction in client.scan(1)] == written
+        some = client.read_some(1, floor - 2, floor + 1)
+        assert [transaction.payload for transaction in some] == written[floor - 2 : floor + 2]
+        fed = client.feed(1, after=99)
+        assert [next(fed).payload for _ in range(len(written) - 100)] == written[100:]
+        fed.close()
+        old = client.read(1, 120)
+        assert next(iter(client.read_some(1, from_time=old.time, until_time=some[0].time))).id <= 120
+    found = waltzctl("txn", "grep", "1", "--match", "record 7 of batch 2$", "-o", "json", *where(cluster))
+    assert [json.loads(line)["id"] for line in found.out.splitlines()] == [107], found.err
+
+
+def follow(waltzctl: Tool, cluster: LocalCluster, archived: Path, page: str) -> None:
+    """The commands of a page, in its order."""
+    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    assert len(lines) >= 3
+    storage = str(cluster.storage_directories[0])
+    for line in lines:
+        command, _, other = line.partition(" || test $? -eq ")
+        words = command.replace("/mnt/archive", str(archived)).replace("/var/lib/waltz", storage)
+        told = waltzctl(*shlex.split(words)[1:])
+        assert told.code in (0, int(other or 0)), (line, told)
+
+
+def test_an_archive_is_told_verified_and_cleaned(
+    waltzctl: Tool, cluster: LocalCluster, archived: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends = time.monotonic() + PATIENCE_SECONDS
     while True:
         told = waltzctl("archive", "status", *where(cluster), "-o", "json")
@@ -76,13 +134,16 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
         time.sleep(0.2)
     assert told.code == 0, told.err
     for row in rows:
-        assert 0 <= row["archived_to"] < row["committed"] == 999
+        assert 0 <= row["archived_to"] < row["committed"] >= 999
         assert (row["behind"], row["trouble"]) == (row["committed"] - row["archived_to"], "")
     assert "archived" in waltzctl("archive", "status", *where(cluster)).out
     found = waltzctl("archive", "verify", str(archived), "-o", "json")
     assert (found.code, as_json(found)["result"]) == (0, "clean"), found.out
     sums = as_json(found)["partitions"]
     assert [one["last"] >= row["archived_to"] for one, row in zip(sums, rows, strict=True)] == [True, True]
+    monkeypatch.setenv("WALTZ_DIRECTORY", str(cluster.directory))
+    for page in ("archive", "watch-the-archive"):
+        follow(waltzctl, cluster, archived, page)
     backed_up = check_backup(waltzctl, cluster, archived)
     cluster.stop()  # an archive outlives its cluster
     told = as_json(waltzctl("backup", "status", str(archived), "-o", "json"))
@@ -97,22 +158,45 @@ def test_an_archive_is_told_verified_and_cleaned(waltzctl: Tool, cluster: LocalC
     segment = sorted((archived / "partition-0" / "segment").iterdir())[0]
     orphan = segment.with_name(segment.name[:-16] + 16 * "0")
     orphan.write_bytes(b"of an upload that was cut short")
+    hidden = archived / ".new" / "of-a-killed-writer"
+    hidden.write_bytes(b"half of it")
+    os.utime(hidden, (0, 0))
     dry = waltzctl("archive", "clean", str(archived), "--dry-run")
     assert (dry.code, orphan.name in dry.out, orphan.exists()) == (0, True, True)
     done = waltzctl("archive", "clean", str(archived), "--yes", "-o", "json")
-    assert (done.code, as_json(done)["removed"]) == (0, [f"partition-0/segment/{orphan.name}"]), done.err
+    removed = [f"partition-0/segment/{orphan.name}", f".new/{hidden.name}"]
+    assert (done.code, as_json(done)["removed"], hidden.exists()) == (0, removed, False), done.err
     assert (orphan.exists(), waltzctl("archive", "verify", str(archived)).code) == (False, 0)
     flip(segment)
     bad = waltzctl("archive", "verify", str(archived))
     assert (bad.code, segment.name in bad.out, "1 finding" in bad.out) == (8, True, True)
     assert waltzctl("archive", "verify", str(archived), "--quick").code == 0
     assert waltzctl("archive", "verify", str(archived), "--partitions", "1", "-o", "json").code == 0
+    empty = cluster.directory / "nothing"
+    empty.mkdir()
+    left = waltzctl("archive", "heal", str(archived), "--from", str(empty), "--yes")
+    assert (left.code, f"{empty} does not have it" in left.err, "nothing" in left.out) == (8, True, True), left
+    replica = min(cluster.directory.rglob(f"0/{segment.name[:19]}.seg"))
+    heal = ("archive", "heal", str(archived), "--from", str(replica.parent.parent))
+    dry = waltzctl(*heal, "--dry-run")
+    assert (dry.code, segment.name in dry.out) == (0, True), dry
+    assert waltzctl("archive", "verify", str(archived)).code == 8
+    done = waltzctl(*heal, "--yes", "-o", "json")
+    assert (done.code, as_json(done)["healed"]) == (0, [f"partition-0/segment/{segment.name}"]), done
+    assert waltzctl("archive", "verify", str(archived)).code == 0
     segment.unlink()
     assert "is not in the store" in waltzctl("archive", "verify", str(archived), "--quick").out
+    assert waltzctl(*heal, "--yes", "--quick").code == 0
+    assert waltzctl("archive", "verify", str(archived)).code == 0
     newest = sorted((archived / "partition-0" / "manifest").iterdir())[-1]
     flip(newest)
     refused = waltzctl("archive", "clean", str(archived), "--yes")
     assert (refused.code, "W2100" in refused.err, "nothing was removed" in refused.err) == (5, True, True)
+    (archived / "archive.json").unlink()
+    assert waltzctl("archive", "verify", str(archived)).code != 0
+    done = waltzctl(*heal, "--yes", "-o", "json")
+    assert (done.code, as_json(done)["healed"]) == (0, ["archive.json", f"partition-0/manifest/{newest.name}"]), done
+    assert waltzctl("archive", "verify", str(archived)).code == 0
 
 
 def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int]:
@@ -152,6 +236,6 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 
 
 def test_examples(waltzctl: Tool) -> None:
-    for command in ("status", "verify", "clean"):
+    for command in ("status", "verify", "clean", "heal"):
         assert examples(waltzctl, ["archive", command])
     assert examples(waltzctl, ["backup", "status"])

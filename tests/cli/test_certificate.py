@@ -198,6 +198,9 @@ def test_nobody_there_is_not_about_certificates(waltzctl: Tool, operator: Files)
 # -- a certificate that may only look ----------------------------------------------------------------------------------
 
 CHANGING = {
+    "channel create": ["orders", "0"],
+    "channel remove": ["orders"],
+    "channel set": ["orders", "0"],
     "client disconnect": ["billing"],
     "cluster delete": [],
     "cluster load-metadata": ["metadata.jsonl"],

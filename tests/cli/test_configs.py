@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from waltzctl.main import COMMANDS
+from waltzd.archive.reading import ReadCounters
 from waltzd.daemon import metrics
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.errors import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE
@@ -60,7 +61,14 @@ def names() -> set[str]:
     )
     pages = [
         metrics.page(
-            metrics.of_server(server, cluster_partitions=1, unready=(), commit=Histogram(), certificate_seconds=1)
+            metrics.of_server(
+                server,
+                cluster_partitions=1,
+                unready=(),
+                commit=Histogram(),
+                certificate_seconds=1,
+                archive=ReadCounters(),
+            )
         )[0],
         metrics.page(metrics.of_storage(storage, unready=(), free_bytes_min=1, certificate_seconds=1))[0],
     ]

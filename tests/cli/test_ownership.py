@@ -111,7 +111,7 @@ def test_what_cannot_be_transferred(live: LocalCluster, place: list[str], waltzc
     to = other(before[0])
     refused(waltzctl("partition", "transfer", "0", "--to", "sever-1", "--yes", *place), 3, "did you mean server-1?")
     refused(waltzctl("partition", "transfer", "4", "--to", to, "--yes", *place), 3, "there is no partition 4")
-    refused(waltzctl("partition", "transfer", "x", "--to", to, "--yes", *place), 2, "'x' is no partition")
+    refused(waltzctl("partition", "transfer", "0x", "--to", to, "--yes", *place), 2, "'0x' is no partition")
     refused(waltzctl("partition", "transfer", "0-3", "--to", to, "--yes", *place), 4, "W2110", "an even share of")
     assert waltzctl("partition", "preferred", "0", "--server", str(before[0]), "--yes", *place).code == 0
     told = waltzctl("partition", "transfer", "0", "--to", to, "--yes", *place)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
+from uuid import UUID
 
 import pytest
 
@@ -32,6 +33,8 @@ from waltzctl.playground.directory import directory_lock
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEEPER, free_base, is_free, ports_from
 from waltzctl.show.local import Board
+from waltzd import BlockingClient, FeedMode
+from waltzd.archive.manifest import LABEL, Label
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -173,7 +176,7 @@ def test_what_the_screen_says_can_be_done(home: Path, waltzctl: Tool) -> None:
     """Every command that it names, as it stands there."""
     brought = waltzctl("up", "--detach", "--partitions", "2")
     tries = {words[1] if words[0] == "waltzctl" else words[0]: words for words in commands(brought.out)}
-    assert list(tries) == ["txn", "status", "health", "top", "logs", "kill", "up", "down"]
+    assert list(tries) == ["txn", "status", "health", "top", "console", "logs", "kill", "up", "down"]
     wait_until_well(waltzctl, tries["status"][1:])
     for word in ("txn", "health"):
         done = waltzctl(*tries[word][1:])
@@ -245,7 +248,9 @@ def read_terminal(seen: int) -> bytes:
 
 
 def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> None:
-    cluster = make_small(home / "small")
+    cluster = LocalCluster.make(
+        home / "small", storages=1, servers=1, partitions=2, replication=1, archive=str(home / "archive")
+    )
     cluster.start()
     lives = {name: one.life for name, one in cluster.daemons.items()}
     screen = Foreground(home, "up", "small")
@@ -256,8 +261,20 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
 
     told = json.loads(waltzctl("up", "small", "--detach", "-o", "json").out)
     assert told["is_healthy"]
+    assert told["archive"] == str(home / "archive")
     assert [one["name"] for one in told["processes"] if one["is_running"]] == list(lives)
     screen.wait_for("storage-1 runs again")
+    with BlockingClient(tuple(cluster.server_addresses), feed=FeedMode.NONE) as client:
+        client.append_many([bytes(64 << 10)] * 20, partition=1)
+        client.append_many([b"begins another segment"], partition=1)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "partition-1" not in os.listdir(home / "archive") or not os.listdir(
+        home / "archive" / "partition-1" / "manifest"
+    ):
+        assert time.monotonic() < deadline, "a full segment is archived"
+        time.sleep(0.1)
+    assert waltzctl("archive", "verify", str(home / "archive"), "-o", "json").code == 0
+    refused(waltzctl("up", "small", "--archive", "other"), 2, "--archive other: the cluster in small archives to")
     again = LocalCluster.find(home / "small")
     assert again.blueprint == cluster.blueprint
     changed = [name for name, one in again.daemons.items() if one.life != lives[name]]
@@ -584,7 +601,13 @@ def test_another_size_than_the_cluster_has(home: Path, waltzctl: Tool) -> None:
     refused(waltzctl("up", "small", "--partitions", "3"), 2, "--partitions 3: the cluster in small has 2")
     refused(waltzctl("up", "small", "--replicas", "3"), 2, "--replicas 3: the cluster in small has 1")
     refused(waltzctl("up", "new", "--storages", "2", "--replicas", "3"), 2, "W1001")
-    assert not (home / "new").exists()
+    refused(waltzctl("up", "new", "--archive", "ftp://there"), 2, "ftp://there names no store")
+    (home / "archive").mkdir()
+    label = Label(archive=UUID(int=8), cluster=UUID(int=9))
+    (home / "archive" / LABEL).write_bytes(label.text)
+    for name in ("small", "new"):
+        refused(waltzctl("up", name, "--archive", "archive"), 4, f"holds the archive of the cluster {label.cluster}")
+    assert not (home / "new" / BLUEPRINT).exists()
 
 
 @pytest.mark.parametrize("name", [BLUEPRINT, STATE])

@@ -26,6 +26,7 @@ from waltzd.client.routes import addresses_of
 from waltzd.cluster.documents import (
     ArchiveMeta,
     Assignment,
+    ChannelsDocument,
     ClusterMeta,
     CopyRate,
     Counter,
@@ -53,7 +54,8 @@ from waltzd.daemon.settings import parse_key, parse_size, sample, spell_size
 from waltzd.errors import BadArgument, BadConfig, BadMetadata, NotesDamaged
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.protocol.address import parse_address
-from waltzd.protocol.policy import Amount, Grant, Pattern, Prefix, Quotas, Ranges, Verb
+from waltzd.protocol.channels import Parts, Ranges
+from waltzd.protocol.policy import Amount, Grant, Pattern, Prefix, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.storage.offline.verify import partition_of
 
@@ -244,9 +246,10 @@ DOCUMENTS: list[Document] = [
     Moves(partitions={0: ("a", "b"), 10: ()}),
     CopyRate(bytes_per_second=1, who="a@b"),
     ArchiveMeta(archive=KEY, number=1, sha256=64 * "a", last=5),
+    ChannelsDocument(channels={"orders": Ranges("0-3,7"), "all-of-it": Ranges("8")}),
     PolicyDocument(grants=(
         Grant(names=(Pattern("pay-*"), Pattern("*")), may=tuple(Verb)),
-        Grant(names=(Pattern("anonymous"),), may=(Verb.APPEND,), partitions=Ranges("0-3,7"), one_instance=True,
+        Grant(names=(Pattern("anonymous"),), may=(Verb.APPEND,), partitions=Parts("0-3,orders"), one_instance=True,
               lock_prefixes=(Prefix("account"),), quotas=Quotas(mounts=Amount(3))))),
     HistoryEntry(began="1", ended=None, who="a@b", verb="c d", subject="e", reason="f", steps=("g", "h"), outcome="begun"),
 ]  # fmt: skip

@@ -26,8 +26,9 @@ from waltzd.cluster.documents import ClusterMeta, Membership, PolicyDocument, Re
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import NotGranted, PolicyUnreadable, WaltzError
 from waltzd.protocol.batches import Committals, FeedMode, Mounted, MountRequest, Refused, ServerFrame
+from waltzd.protocol.channels import Parts
 from waltzd.protocol.locks import Committed, Mode, lock_hash
-from waltzd.protocol.policy import Grant, Pattern, Prefix, Ranges, Verb
+from waltzd.protocol.policy import Grant, Pattern, Prefix, Verb
 from waltzd.protocol.role import Role
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import AdminClient
@@ -45,9 +46,9 @@ def connect(files: Files) -> Callable[[str, UUID | None], ServerClient]:
 
 
 def drawn(chance: random.Random) -> tuple[Grant, ...]:
-    def ranges() -> Ranges | None:
+    def ranges() -> Parts | None:
         first = chance.randrange(PARTITIONS)
-        return chance.choice([None, Ranges(f"{first}"), Ranges(f"{first}-{chance.randrange(first, PARTITIONS)}")])
+        return chance.choice([None, Parts(f"{first}"), Parts(f"{first}-{chance.randrange(first, PARTITIONS)}")])
 
     return tuple(
         Grant(

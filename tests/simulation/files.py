@@ -3,13 +3,18 @@ itself. Read here by hand, without the code of a storage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from uuid import UUID
 
+from tests.simulation.faulty_store import FaultyStore
+from waltzd.archive.manifest import Entry
 from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import Head
 from waltzd.format.footer import END_BYTES, NO_HASH, Footer, footer_bytes
-from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader
+from waltzd.format.layout import BATCHES, HEADER_BYTES, SEGMENT_SUFFIX, FileHeader, index_name, segment_name
+from waltzd.format.record import Run
+from waltzd.storage.replica.segment import Segment
 
 Files = dict[str, bytes]
 
@@ -22,9 +27,11 @@ def batch_files(disk: SimDisk, folder: str) -> Files:
 
 
 def differences(replicas: Mapping[str, Files]) -> Iterator[str]:
-    """What is not equal, file by file; the footer of a newest segment may be on its way."""
+    """What is not equal, file by file; the footer of a newest segment may be on its way, and so may be a trim."""
     if not replicas:
         return
+    begin = max((min(files) for files in replicas.values() if files), default="")
+    replicas = {each: {name: raw for name, raw in files.items() if name >= begin} for each, files in replicas.items()}
     first, *others = replicas
     model = replicas[first]
     for other in others:
@@ -49,9 +56,9 @@ def data_end(raw: bytes) -> int:
     return at
 
 
-def broken_chain(files: Files) -> Iterator[str]:
+def broken_chain(files: Files, *, is_trimmed: bool = False) -> Iterator[str]:
     """What is wrong with the footers of a replica, whose newest segment needs none."""
-    before = NO_HASH
+    before: bytes | None = None if is_trimmed else NO_HASH
     for name, raw in files.items():
         end = data_end(raw)
         if name == max(files) and end == len(raw):
@@ -60,7 +67,7 @@ def broken_chain(files: Files) -> Iterator[str]:
         if footer is None:
             yield f"{name} has no footer behind its {end} bytes"
             return
-        if footer.before != before:
+        if before is not None and footer.before != before:
             yield f"the footer of {name} does not follow that of the segment before"
         if footer.digest != sha256(raw[:end]).digest():
             yield f"the footer of {name} is not that of its data"
@@ -75,3 +82,24 @@ def broken_chain(files: Files) -> Iterator[str]:
         ):
             yield f"the footer of {name} says other ids or times than its batches"
         before = footer.hash
+
+
+def archived_runs(store: FaultyStore, key: UUID, partition: int, pieces: Sequence[Entry], last_id: int) -> list[Run]:
+    """The records up to this id, as an archive has them."""
+    runs: list[Run] = []
+    disk = SimDisk()
+    disk.make_directory("archive")
+    for piece in pieces:
+        if piece.first > last_id:
+            break
+        data = store.objects[piece.name(partition)].data
+        size = piece.size - piece.index_bytes
+        for name, raw in ((segment_name, data[:size]), (index_name, data[size:])):
+            disk.create(f"archive/{name(piece.first)}").write(0, raw)
+        expected = FileHeader(created_ms=0, key=key, partition=partition, first_id=piece.first)
+        segment = Segment.open(disk, "archive", expected=expected, next_id=piece.last + 1)
+        at = piece.first
+        while at <= min(piece.last, last_id):
+            runs.append(segment.read(at, min(piece.last, last_id), 1 << 20, with_locks=True))
+            at = runs[-1].last_id + 1
+    return runs

@@ -44,6 +44,7 @@ FAULTS = (
     "forge",
     "instances",
     "archive",
+    "trim",
     "backup",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
@@ -59,8 +60,8 @@ groups of transactions. `suspicion`: servers look out for each other, and replac
 session ends; ports refuse for a while though the process lives; leader and owner are killed together. `here`:
 storages write small appends in the moment in which they come. `forge`: somebody with the key of a server tries to write
 into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
-other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `backup`:
-also what is not sealed yet."""
+other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `trim`: the
+same, and storages keep little of what is archived. `backup`: also what is not sealed yet."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
@@ -74,6 +75,7 @@ LATEST = ("instances",)
 """Likewise."""
 ARCHIVED = ("archive",)
 """Likewise."""
+TRIMMED = ("trim",)
 BACKED_UP = ("backup",)
 """Likewise."""
 OLD_SEEDS = 60
@@ -116,6 +118,8 @@ class Setup:
     """Of transactions in one frame to a reader: less than a group has, sometimes."""
     lease_seconds: float = 0.0
     """For so long owners answer confirmed reads without a round."""
+    keep_local: str = "all"
+    """What storages keep of the archived log."""
     spares: int = 0
     """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
     never_mended: tuple[str, ...] = ()
@@ -154,7 +158,7 @@ def dump(plan: Plan) -> str:
 def load(text: str) -> Plan:
     """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
-    before = {"spares": 0, "format": 0, "feed_bytes": 256 << 10, "lease_seconds": 0.0}
+    before = {"spares": 0, "keep_local": "all", "format": 0, "feed_bytes": 256 << 10, "lease_seconds": 0.0}
     setup = asdict(make_plan(fields["seed"]).setup) | before | fields["setup"]
     setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
@@ -179,7 +183,7 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + BACKED_UP
+    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + TRIMMED + BACKED_UP
     chosen = tuple(fault for fault in FAULTS if fault not in beside and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
@@ -194,6 +198,8 @@ def make_plan(
     chosen += tuple(fault for fault in LATEST if seed >= OLD_SEEDS and latest.random() < 0.3)
     archive = random.Random(f"archive {seed}")
     chosen += tuple(fault for fault in ARCHIVED if seed >= OLD_SEEDS and archive.random() < 0.3)
+    trim = random.Random(f"trim {seed}")
+    chosen += tuple(fault for fault in TRIMMED if seed >= OLD_SEEDS and trim.random() < 0.3)
     backup = random.Random(f"backup {seed}")
     chosen += tuple(fault for fault in BACKED_UP if seed >= OLD_SEEDS and backup.random() < 0.3)
     chosen = chosen if faults is None else faults
@@ -216,6 +222,7 @@ def make_plan(
         keep_alive_seconds=pick.choice((1.5, 6.0)),
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
+        keep_local=trim.choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all",
         spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
         format=0 if "upgrade" in chosen else newest.choice((0, 1, 1)),
         feed_bytes=newest.choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
@@ -646,5 +653,5 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "backup")
+_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup")
 assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *_WITHOUT_EVENTS} == set(FAULTS)

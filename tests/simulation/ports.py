@@ -17,7 +17,14 @@ from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.protocol.descriptions import Archived, BackedUp, ReplicaStatus, ServerDescription, StorageDescription
+from waltzd.protocol.descriptions import (
+    ArchiveCheck,
+    Archived,
+    BackedUp,
+    ReplicaStatus,
+    ServerDescription,
+    StorageDescription,
+)
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
@@ -213,6 +220,16 @@ class SimReplicaPort(_Port[StorageCalls]):
         contact = self._contact(partition, session)
         return await self._ask(lambda calls: calls.archiver.add(partition, session, known, contact=contact))
 
+    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
+        contact = self._contact(partition, session)
+        return await self._ask(
+            lambda calls: calls.archiver.see(partition, session, known, first_id, last_id, contact=contact)
+        )
+
+    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
+        contact = self._contact(partition, session)
+        return await self._ask(lambda calls: calls.trim(partition, session, floor, contact=contact))
+
     async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
         contact = self._contact(partition, session)
         return await self._ask(
@@ -221,6 +238,10 @@ class SimReplicaPort(_Port[StorageCalls]):
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
         return await self._ask(lambda calls: calls.archiver.save_metadata(text, archive))
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        contact = self._contact(partition, session)
+        return await self._ask(lambda calls: calls.archiver.check(partition, session, known, first_id, contact=contact))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         contact = self._contact(partition, session)

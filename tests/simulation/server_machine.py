@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from tests.simulation.coordinator import Session
@@ -11,15 +13,19 @@ from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.network import Serve, Stream
 from tests.simulation.ports import SimReplicaPort
+from waltzd.archive.reading import ArchiveReader, PieceCache
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import Limits
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import PipelineSettings
+from waltzd.server.session.archive_lane import ArchiveLane
 from waltzd.server.session.settings import SessionSettings
 from waltzd.testing.server import LocalServer
 
 STOP_SECONDS = 2.0
+CACHE_BYTES = 20_000
+"""Of what a server has read from the archive: a few segments."""
 BACKUP_SECONDS = 1.0
 FIRST_SECOND = 1_800_000_000
 """When all runs begin."""
@@ -69,7 +75,9 @@ class ServerMachine(Machine):
                 retry_seconds=0.05,
                 hand_over_seconds=0.5,
                 lease_seconds=setup.lease_seconds,
+                trim_seconds=0.5,
                 clock=world.loop.time,
+                archive=self._archive(),
                 backup_seconds=BACKUP_SECONDS if "backup" in setup.faults else 0.0,
                 wall=self.microseconds,
             ),
@@ -98,6 +106,18 @@ class ServerMachine(Machine):
         if not all(isinstance(cause, WaltzError) for cause in causes):
             self.world.mistake(error)
         self.exits(life, f"ends by itself: {causes[0]}")
+
+    def _archive(self) -> ArchiveLane | None:
+        """With an empty cache, as after each start."""
+        if self.world.store is None:
+            return None
+        reader = ArchiveReader(self.world.store, self.world.meta.key, PieceCache(CACHE_BYTES))
+        return ArchiveLane(reader, bring=self._brought, read=self._brought)
+
+    async def _brought(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A store takes its time."""
+        await asyncio.sleep(self.world.network.seconds(self.name))
+        return function(*arguments)
 
     def _port(self, life: Life, storage: StorageMeta) -> SimReplicaPort:
         machine = self.world.storages[storage.listen]

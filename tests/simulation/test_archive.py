@@ -21,6 +21,7 @@ from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import ForeignArchive, StoreUnavailable
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import Archived
+from waltzd.server.core.archive import FIRST_SECONDS, ROUND_SECONDS
 
 FAULTY = Faults(lost=20, refused=20, late=10, repeated=20, torn=10, rotten=10)
 
@@ -187,6 +188,37 @@ async def test_another_store_is_not_gone_on_with() -> None:
         store.objects = objects
         check(c, store, await reached(c, sealed(c)[-1][1]))
         assert pipeline.ended is None
+
+
+@story
+async def test_an_object_that_goes_is_missed_within_a_day_and_so_is_a_whole_store() -> None:
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await c.own()
+        pipeline = await c.opened(owned)
+        found = await reached(c, await written(c, pipeline, 60))
+        pieces = check(c, store, found)
+        assert owned.describe().archive_check is None
+        await asyncio.sleep(FIRST_SECONDS + 60)
+        seen = owned.describe().archive_check
+        assert seen is not None
+        assert (seen.last_id, seen.missing, (seen.age_ms or 0) < 100_000) == (found.last, "", True)
+        gone = pieces[7].name(0)
+        whole = store.objects.pop(gone)
+        await asyncio.sleep(ROUND_SECONDS + 60)
+        seen = owned.describe().archive_check
+        assert seen is not None
+        assert (seen.last_id, gone in seen.missing, seen.age_ms) == (pieces[7].first - 1, True, None)
+        assert sum("the archive lacks what was archived" in line for line in c.log) == 1
+        store.put_new(gone, whole.data)
+        await c.until(lambda: (found := owned.describe().archive_check) is not None and found.missing == "", seconds=3600)
+        assert any("has again what it lacked" in line for line in c.log)
+        await asyncio.sleep(60)
+        store.objects.clear()
+        await asyncio.sleep(ROUND_SECONDS + 60)
+        seen = owned.describe().archive_check
+        assert seen is not None
+        assert (seen.last_id, "was emptied" in seen.missing) == (-1, True), "the newest manifest in memory is not believed"
 
 
 @story

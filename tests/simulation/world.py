@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.simulation.clients import ClientMachine
 from tests.simulation.coordinator import ZooKeeper
 from tests.simulation.events import happen
 from tests.simulation.faulty_store import Faults, FaultyStore
-from tests.simulation.files import batch_files, broken_chain, differences
+from tests.simulation.files import archived_runs, batch_files, broken_chain, differences
 from tests.simulation.loop import Life, SimLoop, run
 from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
@@ -34,7 +35,7 @@ from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.manifest import LABEL, Label, pieces_of
+from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import check_piece
 from waltzd.cluster.archives import archived
@@ -51,6 +52,7 @@ from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
 
+T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
 """After everything is mended, or all that ever will be, this is enough for every client, owner and replica."""
 STEPS_MAX = 3_000_000
@@ -142,6 +144,7 @@ class Simulation:
             partitions=self.setup.partitions,
             created="in a simulation",
             format=self.setup.format,
+            keep_local=self.setup.keep_local,
         )
         self.network.on_event = self._check_state
         self.zookeeper = ZooKeeper(self)
@@ -155,7 +158,7 @@ class Simulation:
         }
         self.store: FaultyStore | None = None
         """Of the archive."""
-        if {"archive", "backup"} & {*self.setup.faults}:
+        if {"archive", "trim", "backup"} & {*self.setup.faults}:
             self.store = FaultyStore(random.Random(f"store {plan.seed}"), STORE_FAULTS)
         self.committed = 0
         self.ended = 0.0
@@ -356,7 +359,7 @@ class Simulation:
         held: dict[tuple[int, int], set[str]] = {}
         for storage in self.storages.values():
             for replica in storage.calls.directory.partitions() if storage.calls is not None else ():
-                at = 0
+                at = replica.first_id
                 while at <= replica.last_id:
                     try:
                         found = replica.read_examined(at, replica.last_id, 1 << 20)
@@ -367,7 +370,7 @@ class Simulation:
                         held.setdefault((replica.number, id_), set()).add(record.key)
                     at = found.last_id + 1
         for operation in self.history.operations:
-            if operation.kind != "committed" or operation.id is None:
+            if operation.kind != "committed" or operation.id is None or self.setup.keep_local != "all":
                 continue
             if operation.key not in held.get((operation.partition, operation.id), ()):
                 raise Broken(f"{operation.key} was acknowledged as {operation.id}, and no storage holds it any more")
@@ -515,7 +518,7 @@ class Simulation:
                         raise PartitionDamaged(finding.sentence())
                 is_known = bool(calls.directory.partition(partition).findings)
                 try:
-                    async for _ in calls.read(partition, None, 0, None, 0):
+                    async for _ in calls.read(partition, None, calls.directory.partition(partition).first_id, None, 0):
                         pass
                 except PartitionDamaged as error:
                     if not is_known:
@@ -542,8 +545,15 @@ class Simulation:
             try:
                 pipeline = self._pipeline(partition)
                 committed = pipeline.committed
-                runs = [found async for found in pipeline.read(0, committed, with_locks=True)] if committed >= 0 else []
-                await self._check_times(pipeline, runs)
+                floor = await self._check_floor(partition)
+                runs: list[Run] = []
+                if self.store is not None:
+                    runs = archived_runs(self.store, self.meta.key, partition, await self._pieces(partition), floor - 1)
+                if floor and (not runs or runs[-1].last_id != floor - 1):
+                    raise Broken(f"partition {partition} is trimmed up to {floor - 1}, and its archive does not reach that")
+                if committed >= floor:
+                    runs += [found async for found in pipeline.read(floor, committed, with_locks=True)]
+                await self._check_times(pipeline, runs, floor)
                 await self._check_archive(partition, runs)
                 self._check_tail(partition, runs)
                 break
@@ -555,7 +565,30 @@ class Simulation:
             self.history.log(partition, log_records(found), first=found.first_id)
         return committed
 
-    async def _check_times(self, pipeline: Pipeline, runs: Sequence[Run]) -> None:
+    async def _pieces(self, partition: int) -> list[Entry]:
+        """Of its archive."""
+        known = (await archived(self._cluster().coordinator, partition))[0]
+        if known is None or self.store is None:
+            return []
+        store = FaultyStore(objects=self.store.objects)
+        archive = PartitionArchive(store, Label(archive=known.archive, cluster=self.meta.key), partition)
+        return list(pieces_of(archive.newest(said(known)).entries, archive.chunk))
+
+    async def _check_floor(self, partition: int) -> int:
+        """The first id that storages have to have: no storage begins above it, and what is below is archived."""
+        found = (await archived(self._cluster().coordinator, partition))[0]
+        meta, _ = await self._cluster().partition(partition)
+        floor = 0 if found is None else found.floor
+        if meta is not None and floor > meta.low_mark + 1 and not self.zookeeper.went_back:
+            raise Broken(f"partition {partition} is trimmed up to {floor - 1}, above its low mark {meta.low_mark}")
+        for storage in self._well_storages:
+            if storage.name in self._assigned(partition) and storage.calls is not None:
+                begin = storage.calls.directory.partition(partition).first_id
+                if begin > floor:
+                    raise Broken(f"partition {partition} begins at {begin} on {storage.name}, and its floor is {floor}")
+        return floor
+
+    async def _check_times(self, pipeline: Pipeline, runs: Sequence[Run], floor: int) -> None:
         """What has a time stands behind what has none; no clock was ever so far ahead; and each time is found again."""
         columns = [np.full(len(found), UNTIMED) if found.times is None else found.times for found in runs]
         times = np.concatenate(columns) if columns else np.zeros(0, np.int64)
@@ -569,7 +602,10 @@ class Simulation:
             )
         known = times[times != UNTIMED]
         for time in (0, int(known[len(known) // 2]), int(known[-1]), int(known[-1]) + 1):
-            at, found = int((times < time).sum()) - 1, await pipeline.find_time(time)
+            at = int((times < time).sum()) - 1
+            if at < floor and floor > 0:
+                continue  # only the archive knows
+            found = await pipeline.find_time(time)
             if found != at:
                 raise Broken(f"the time {time} of partition {pipeline.session.partition} is behind {at}, not {found}")
 
@@ -578,12 +614,9 @@ class Simulation:
         known = (await archived(self._cluster().coordinator, partition))[0]
         if known is None or self.store is None:
             return
-        store = FaultyStore(objects=self.store.objects)
-        label = Label(archive=known.archive, cluster=self.meta.key)
-        archive = PartitionArchive(store, label, partition)
-        pieces = list(pieces_of(archive.newest(said(known)).entries, archive.chunk))
+        store, label = FaultyStore(objects=self.store.objects), Label(archive=known.archive, cluster=self.meta.key)
         log = join_runs(runs)
-        for piece in pieces:
+        for piece in await self._pieces(partition):
             flaw = check_piece(store, label, partition, piece, is_quick=False)
             start, end = (int(log.bounds[id_ - log.first_id]) for id_ in (piece.first, piece.last + 1))
             if flaw is not None or crc32(log.data[start:end]) != piece.crc:
@@ -620,7 +653,7 @@ class Simulation:
     def _read_replica(self, storage: StorageMachine, partition: int, committed: int) -> None:
         assert storage.calls is not None
         replica = storage.calls.directory.partition(partition)
-        at = 0
+        at = replica.first_id
         while at <= committed:
             found = replica.read(at, committed, 1 << 20, session=replica.promised_session)
             self.history.log(partition, log_records(found), first=at, source=storage.name)
@@ -647,7 +680,10 @@ class Simulation:
             if storage.name in self._assigned(partition) and not storage.is_damaged
         }
         wrong = [*differences(replicas)]
-        wrong += [f"{name}: {found}" for name, files in replicas.items() for found in broken_chain(files)]
+        is_trimmed = self.setup.keep_local != "all"
+        wrong += [
+            f"{name}: {found}" for name, files in replicas.items() for found in broken_chain(files, is_trimmed=is_trimmed)
+        ]
         if wrong:
             raise Broken(f"partition {partition}: {'; '.join(wrong)}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from waltz_spark.exporting.archive import ArchiveOrigin
+from waltz_spark.exporting.archive import ExportOrigin
 from waltz_spark.exporting.destination import destination_of
 from waltz_spark.exporting.form import form_of
 from waltz_spark.exporting.manifest import Manifest, Piece, Shape, encode, manifest_path
@@ -53,7 +53,7 @@ def log(original: Path) -> DirectoryOrigin:
     return DirectoryOrigin(storages=(str(original / "storage1"),))
 
 
-def content(origin: ArchiveOrigin | DirectoryOrigin, catalog: Catalog, partition: int, span: Span) -> bytes:
+def content(origin: ExportOrigin | DirectoryOrigin, catalog: Catalog, partition: int, span: Span) -> bytes:
     splits = plan(catalog, {partition: span})
     found = [run for split in splits for run in runs(origin, split, batch_bytes=BATCH)]
     return bytes(join_runs(found).data) if found else b""
@@ -63,7 +63,7 @@ def content(origin: ArchiveOrigin | DirectoryOrigin, catalog: Catalog, partition
 def test_the_records_are_those_of_the_log(log: DirectoryOrigin, tmp_path: Path, format_: str) -> None:
     export(log, tmp_path / "out", format_=format_)
     archive = pickle.loads(pickle.dumps(open_origin({"path": str(tmp_path / "out")})))  # noqa: S301
-    assert isinstance(archive, ArchiveOrigin)
+    assert isinstance(archive, ExportOrigin)
     before, after = log.catalog(), archive.catalog()
     assert after.key == before.key
     assert after.spans == {number: span for number, span in before.spans.items() if span.count}
@@ -81,7 +81,7 @@ def test_a_log_of_both_formats_is_the_same_log_out_of_an_export(tmp_path: Path, 
     log = mixed_log(tmp_path / "storage" / "0", seed)
     origin = DirectoryOrigin(storages=(str(tmp_path / "storage"),), allows_uncommitted=True)
     manifest = export(origin, tmp_path / "out", format_=format_, is_lossless=format_ == "parquet")
-    archive = ArchiveOrigin(output=str(tmp_path / "out"))
+    archive = ExportOrigin(output=str(tmp_path / "out"))
     assert findings(check_files(destination_of(str(tmp_path / "out")), manifest)) == []
     assert findings(check_log(origin, origin.catalog(), manifest)) == []
     catalog = archive.catalog()
@@ -110,7 +110,7 @@ def test_what_stands_beside_the_records_is_proven_too(tmp_path: Path) -> None:
 
 def test_runs_are_about_so_large(log: DirectoryOrigin, tmp_path: Path) -> None:
     export(log, tmp_path / "out")
-    archive = ArchiveOrigin(output=str(tmp_path / "out"))
+    archive = ExportOrigin(output=str(tmp_path / "out"))
     extent = archive.catalog([0]).extents[0]
     found = list(archive.read(extent, extent.span, batch_bytes=1000))
     assert len(found) > 5
@@ -122,7 +122,7 @@ def test_runs_are_about_so_large(log: DirectoryOrigin, tmp_path: Path) -> None:
 def test_headers_of_segments_are_kept_where_they_were(log: DirectoryOrigin, tmp_path: Path) -> None:
     export(log, tmp_path / "plain")
     export(log, tmp_path / "lossless", is_lossless=True)
-    plain, lossless = (ArchiveOrigin(output=str(tmp_path / name)) for name in ("plain", "lossless"))
+    plain, lossless = (ExportOrigin(output=str(tmp_path / name)) for name in ("plain", "lossless"))
     assert plain.header(plain.catalog().extents[0]) is None
     before, after = log.catalog([1]).extents[1], lossless.catalog([1]).extents[1]
     assert lossless.header(after) == log.header(before)
@@ -130,7 +130,7 @@ def test_headers_of_segments_are_kept_where_they_were(log: DirectoryOrigin, tmp_
 
 def test_a_file_that_is_not_what_was_written_gives_no_row(log: DirectoryOrigin, tmp_path: Path) -> None:
     manifest = export(log, tmp_path / "out")
-    archive = ArchiveOrigin(output=str(tmp_path / "out"))
+    archive = ExportOrigin(output=str(tmp_path / "out"))
     extent, piece = archive.catalog([0]).extents[0], manifest.pieces[0]
     path = tmp_path / "out" / piece.path
     whole = path.read_bytes()
@@ -150,7 +150,7 @@ def test_rows_that_are_not_the_log_s_are_noticed(log: DirectoryOrigin, tmp_path:
     manifest = export(log, tmp_path / "out")
     lying = replace(manifest, number=2, pieces=tuple(replace(piece, crc=piece.crc ^ 1) for piece in manifest.pieces))
     assert destination_of(str(tmp_path / "out")).put_new(manifest_path(2), encode(lying))
-    archive = ArchiveOrigin(output=str(tmp_path / "out"))
+    archive = ExportOrigin(output=str(tmp_path / "out"))
     extent = archive.catalog([0]).extents[0]
     with pytest.raises(ExportDamaged, match="its records have the checksum"):
         list(archive.read(extent, extent.span, batch_bytes=BATCH))
@@ -159,7 +159,7 @@ def test_rows_that_are_not_the_log_s_are_noticed(log: DirectoryOrigin, tmp_path:
 def test_what_is_not_there(log: DirectoryOrigin, tmp_path: Path) -> None:
     export(log, tmp_path / "out")
     with pytest.raises(NoSuchPartition, match="has nothing of partition 3, 8"):
-        ArchiveOrigin(output=str(tmp_path / "out")).catalog([0, 3, 8])
+        ExportOrigin(output=str(tmp_path / "out")).catalog([0, 3, 8])
     (tmp_path / "begun" / "_waltz").mkdir(parents=True)
     with pytest.raises(NoSuchName, match="there is no export in"):
         open_origin({"path": str(tmp_path / "begun")}).catalog()

@@ -15,8 +15,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from waltz_spark.log.directory_origin import DirectoryOrigin, Place, certain_mark, read_segment_runs
+from waltz_spark.log.directory_origin import DirectoryOrigin, certain_mark
 from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.segment import Place, read_segment_runs
 
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import (

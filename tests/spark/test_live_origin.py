@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from waltz_spark.exporting.opening import open_origin
+from waltz_spark.log.archive_origin import ArchiveOrigin
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import FRAME_BYTES, LiveOrigin, Route, _Memory, extents_of
-from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Sizing, plan, runs
 from waltz_spark.log.throttle import CREDIT_SECONDS, Throttle
 
 from waltzctl.playground.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, FeedMode
-from waltzd.errors import BadArgument, CannotConnect, LogUnreadable, NodeMissing, NoSuchPartition
+from waltzd.archive.manifest import LABEL, total_of
+from waltzd.errors import (
+    BadArgument,
+    CannotConnect,
+    LogUnreadable,
+    NodeMissing,
+    NoSuchPartition,
+    OnlyInArchive,
+    StoreRefused,
+    Trimmed,
+)
+from waltzd.format.checksum import crc32
 from waltzd.format.record import Run
 from waltzd.protocol.locks import Committed
 
@@ -41,7 +54,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         "storage": {"segment_bytes_max": "64KiB", "reserve_bytes": "1MiB"},
         "server": {"segment_bytes_max": "64KiB"},
     }
-    made = LocalCluster.make(tmp_path_factory.mktemp("origin") / "c", partitions=PARTITIONS, servers=2, settings=settings)
+    home = tmp_path_factory.mktemp("origin")
+    made = LocalCluster.make(home / "c", partitions=PARTITIONS, servers=2, archive=str(home / "archive"), settings=settings)
     try:
         made.start()
         for partition in range(PARTITIONS):
@@ -115,6 +129,63 @@ def test_all_that_is_committed_from_replicas(cluster: LocalCluster) -> None:
         assert read(origin, catalog, partition) == LOG[partition]
         assert read(origin, catalog, partition, splits_min=40) == LOG[partition]
     assert list(origin.catalog([1]).spans) == [1]
+
+
+def test_what_is_archived_is_read_from_there_and_the_rest_from_the_cluster(cluster: LocalCluster) -> None:
+    assert cluster.blueprint.archive is not None
+    archive = ArchiveOrigin(place=cluster.blueprint.archive)
+    patience = time.monotonic() + 120
+    while not os.path.exists(f"{archive.place}/{LABEL}") or archive.contents().pieces.keys() != LOG.keys():
+        assert time.monotonic() < patience, "full segments are archived"
+        time.sleep(0.1)
+    alone = archive.catalog()
+    place = {"coordinator": cluster.blueprint.addresses(ZOOKEEPER)[0], "root": ROOT, "archive": archive.place}
+    both, live = open_origin(place), by_coordinator(cluster)
+    catalog, theirs = both.catalog(), live.catalog()
+    assert (catalog.key, catalog.spans) == (theirs.key, theirs.spans)
+    for partition, log in LOG.items():
+        there = alone.spans[partition]
+        assert (there.first, there.last < len(log) - 1) == (0, True)
+        of_cluster = record_bytes(live, theirs, partition, there)
+        assert record_bytes(archive, alone, partition, there) == of_cluster, "byte for byte what the cluster gives"
+        pieces = archive.contents([partition]).pieces[partition]
+        total = total_of([piece for piece in pieces if piece.last <= there.last])  # more may be archived by now
+        assert (total.crc, total.record_bytes) == (crc32(of_cluster), len(of_cluster))
+        splits = plan(catalog, {partition: catalog.spans[partition]}, Sizing())
+        assert payloads_of(run for split in splits for run in runs(both, split, batch_bytes=BATCH)) == log
+    foreign = replace(both, archive=ArchiveOrigin(place="/missing"))  # type: ignore[type-var]
+    with pytest.raises(StoreRefused, match="there is no directory /missing"):
+        foreign.catalog()
+
+
+def record_bytes(origin: Origin, catalog: Catalog, partition: int, span: Span) -> bytes:
+    splits = plan(catalog, {partition: span}, Sizing())
+    return b"".join(run.data for split in splits for run in runs(origin, split, batch_bytes=BATCH))
+
+
+def test_ids_that_have_left_the_storages_and_that_nobody_gives(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner's word is not the last one: a reader may name the archive itself."""
+    live = by_coordinator(cluster)
+    extent = the_extent(live.catalog(), 0)
+
+    async def trimmed(*_: object, **__: object) -> AsyncGenerator[Run, None]:
+        raise Trimmed("ids below 7 are only in the archive")
+        yield
+
+    monkeypatch.setattr(LiveOrigin, "_of_replica", trimmed)
+    given = live.read(extent, Span(0, 9), batch_bytes=BATCH)
+    assert payloads_of(given) == LOG[0][:10], "the owner gives what replicas have no more"
+
+    async def unknown(*_: object, **__: object) -> AsyncGenerator[Run, None]:
+        raise OnlyInArchive("ids below 7 are only in the archive, and this server knows none")
+        yield
+
+    monkeypatch.setattr(LiveOrigin, "_of_owner", unknown)
+    with pytest.raises(LogUnreadable, match="this server knows none") as found:
+        payloads_of(live.read(extent, Span(0, 9), batch_bytes=BATCH))
+    assert "name the archive beside the cluster" in found.value.detail_next_step
 
 
 @pytest.mark.parametrize("knows_storages", [False, True])

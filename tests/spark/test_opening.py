@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from waltz_spark.exporting.opening import OPTIONS, given_options, open_origin, paths_of
+from waltz_spark.exporting.opening import OPTIONS, given_options, is_archive, open_origin, paths_of
+from waltz_spark.log.archive_origin import ArchiveOrigin
 from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.joined_origin import JoinedOrigin
 from waltz_spark.log.live_origin import Certificate, LiveOrigin
 
 from waltzd.errors import BadArgument, NothingHere, PathMissing, WaltzError
@@ -56,10 +58,25 @@ def test_clusters() -> None:
     assert found.describe() == "the cluster at z:2181,y:2181/waltz/payments"
 
 
+def test_archives(original: Path, tmp_path: Path) -> None:
+    bucket = ArchiveOrigin(place="s3://b/f")
+    assert open_origin({"archive": "s3://b/f"}) == bucket
+    assert open_origin({"Archive": "b/f"}) == ArchiveOrigin(place=str(Path("b/f").absolute()))
+    live = LiveOrigin(coordinator="z:2181", root="/waltz")
+    assert open_origin({"archive": "s3://b/f", "coordinator": "z:2181"}) == JoinedOrigin(archive=bucket, live=live)
+    found = open_origin({"archive": "s3://b/f", "bootstrap.servers": "a:1"})
+    assert found.describe() == "the cluster at a:1 and the archive s3://b/f"
+    (tmp_path / "archive.json").touch()
+    assert open_origin({"path": str(tmp_path)}) == ArchiveOrigin(place=str(tmp_path))
+    with pytest.raises(BadArgument, match="is an archive"):
+        open_origin({"path": json.dumps([str(tmp_path), str(original / "storage0")])})
+    assert (is_archive(str(tmp_path)), is_archive(str(original)), is_archive("hdfs://x/y")) == (True, False, False)
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message", "next_step"),
     [
-        ({}, BadArgument, "nothing says what to read", "give one of path, bootstrap.servers, coordinator"),
+        ({}, BadArgument, "nothing says what to read", "give one of path, archive, bootstrap.servers"),
         ({"path": ""}, BadArgument, "nothing says what to read", "give one of"),
         ({"path": "/x", "coordinator": "z:1"}, BadArgument, "path and coordinator name 2 places", "give one of"),
         (
@@ -77,6 +94,10 @@ def test_clusters() -> None:
         ({"path": "/x", "verify": "none"}, BadArgument, "there is no option verify", "checksum is checked, always"),
         ({"path": "/x", "Partitions": "1", "partitions": "2"}, BadArgument, "partitions was given twice", ""),
         ({"path": "/x", "root": "/waltz"}, BadArgument, "the option root makes no sense with path", "leave root out"),
+        ({"path": "/x", "archive": "/y"}, BadArgument, "path and archive name 2 places", "give one of"),
+        ({"archive": "/y", "coordinator": "z:1", "bootstrap.servers": "a:1"}, BadArgument, "name 3 places", "give one of"),
+        ({"archive": "/y", "root": "/waltz"}, BadArgument, "the option root makes no sense with archive", "leave root out"),
+        ({"archive": "ftp://y"}, BadArgument, "ftp://y names no store", "name a directory, or a bucket"),
         ({"coordinator": "z:1", "allowUncommitted": "true"}, BadArgument, "allowUncommitted makes no sense with", "leave"),
         ({"bootstrap.servers": "a:1", "root": "/waltz"}, BadArgument, "root is where the cluster is in ZooKeeper", ""),
         ({"coordinator": "z:1", "storages": "a:1"}, BadArgument, "storages makes no sense with coordinator", ""),
@@ -96,7 +117,7 @@ def test_what_is_refused(options: dict[str, str], kind: type[WaltzError], messag
 
 def test_a_directory_without_anything_of_ours(tmp_path: Path, original: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(NothingHere, match="holds no storage and no export"):
+    with pytest.raises(NothingHere, match="holds no storage, no export and no archive"):
         open_origin({"path": str(tmp_path)})
     storage = str(original / "storage0")
     with pytest.raises(BadArgument, match="names a directory twice"):

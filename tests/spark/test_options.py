@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from waltz_spark.exporting import options
 from waltz_spark.exporting.form import KINDS, check_rows, form_of
-from waltz_spark.exporting.options import check_apart, check_ends
+from waltz_spark.exporting.options import Asked, check_apart, check_ends
 from waltz_spark.log.decode import SCHEMA
 
+from waltzctl.shell.reach import Given
 from waltzd.errors import BadArgument, ExportGap
 
 PLAIN = [pa.int32(), pa.uint8(), pa.float64(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us", "UTC"), pa.date32()]
@@ -59,3 +61,12 @@ def test_a_cluster_that_was_set_back() -> None:
     check_ends({}, {0: 7}, "the cluster")
     with pytest.raises(ExportGap, match="partition 1: the export has ids up to 9, and the cluster ends at id 3"):
         check_ends({1: 3}, {0: 7, 1: 10}, "the cluster")
+
+
+def test_a_channel_is_asked_of_a_running_cluster_and_of_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "chosen", lambda _reach, text: {"orders,0": [3, 1, 0]}[text])
+    live = Asked(cluster=Given(coordinator="127.0.0.1:1"))
+    assert live.numbers("orders,0") == (0, 1, 3)
+    assert live.numbers("0-1") == (0, 1)
+    with pytest.raises(BadArgument, match="'orders' is no partition"):
+        Asked(sources=("/var/lib/waltz",), cluster=Given()).numbers("orders")

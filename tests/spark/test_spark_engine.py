@@ -16,7 +16,7 @@ import pytest
 from waltz_spark.analysis.replay import replay
 from waltz_spark.analysis.report import archive_log
 from waltz_spark.exporting import export as protocol
-from waltz_spark.exporting.archive import ArchiveOrigin
+from waltz_spark.exporting.archive import ExportOrigin
 from waltz_spark.exporting.destination import LocalDestination, newest_manifest
 from waltz_spark.exporting.export import Range, by_spark, has_leftovers
 from waltz_spark.exporting.form import form_of
@@ -73,7 +73,7 @@ def test_times_locks_and_groups_by_the_writers_of_spark(spark: Any, tmp_path: Pa
         allows_uncommitted=True,
     )  # fmt: skip
     found = exporting.export()
-    archive = ArchiveOrigin(output=str(tmp_path / "out"))
+    archive = ExportOrigin(output=str(tmp_path / "out"))
     reading, catalog = Reading(archive, columns_of(log.rows[0])), archive.catalog()
     given = tasks(archive, catalog, catalog.spans, Sizing())
     assert [row for task in given for batch in reading.batches(task) for row in batch.to_pylist()] == log.rows
@@ -154,7 +154,7 @@ def test_the_files_are_the_log(exporting: Exporting, format_: str, compression: 
     manifest = exporting.export()
     assert rows_in(exporting.destination, manifest) == rows_of(exporting.origin)
     assert {number: total.span for number, total in manifest.partitions.items()} == {0: Span(0, 23), 1: Span(0, 23)}
-    origin = ArchiveOrigin(output=exporting.destination.place)
+    origin = ExportOrigin(output=exporting.destination.place)
     catalog = origin.catalog()
     assert (
         sum(len(run) for extent in catalog.extents for run in origin.read(extent, extent.span, batch_bytes=1 << 20)) == 48
@@ -168,7 +168,7 @@ def test_columns_beside_all_of_the_log_leave_it_the_log(exporting: Exporting) ->
     table = exporting.rows()
     assert [row.pop("size") for row in table] == [len(row["data"]) for row in table]
     assert table == rows_of(exporting.origin)
-    assert ArchiveOrigin(output=exporting.destination.place).catalog().spans == {0: Span(0, 23), 1: Span(0, 23)}
+    assert ExportOrigin(output=exporting.destination.place).catalog().spans == {0: Span(0, 23), 1: Span(0, 23)}
 
 
 def test_text_is_as_elsewhere(exporting: Exporting) -> None:
@@ -229,7 +229,7 @@ def test_what_is_not_the_log_is_not_taken_for_it(exporting: Exporting) -> None:
     place = exporting.destination.place
     said = r"is an export with --select 'partition, txid' and --where 'txid > 3': it is not the log"
     with pytest.raises(ArchiveUnfit, match=said):
-        ArchiveOrigin(output=place).catalog()
+        ExportOrigin(output=place).catalog()
     with pytest.raises(ArchiveUnfit, match=said):
         segments_of(manifest)
     with pytest.raises(ArchiveUnfit, match=said):

@@ -9,6 +9,7 @@ from typing import Any
 from waltz_spark.exporting.opening import OPTIONS
 from waltz_spark.table.columns import EVERY
 
+from tests.spark.archiving import archive_of
 from tests.spark.growing import GrowingStorage
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -26,12 +27,14 @@ def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, c
     """Those for a cluster run in test_live_source.py."""
     growing.append(0, [b"%d" % number for number in range(30)], headers=[number % 3 for number in range(30)])
     growing.append(1, [b"x"] * 5)
+    archive = archive_of([growing.directory / "0", growing.directory / "1"], tmp_path / "archive", open_segments=0)
     names: dict[str, Any] = {}
     before = spark.conf.get("spark.sql.python.filterPushdown.enabled")
     try:
         for program in programs():
             if "coordinator" not in program:
                 moved = program.replace("data/storage-0", str(growing.directory)).replace("out/", f"{tmp_path}/out/")
+                moved = moved.replace("data/archive", str(archive))
                 exec(compile(moved, str(PAGE), "exec"), names)
     finally:
         spark.catalog.dropTempView("log")
@@ -41,7 +44,8 @@ def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, c
     assert "|     2|   10|" in shown
     assert "only showing" not in shown
     assert spark.read.parquet(str(tmp_path / "out" / "log")).count() == 35
-    assert len(programs()) == 6
+    assert shown.count("|        0|   30|") == shown.count("|        1|    5|") == 2, "of the storage and of the archive"
+    assert len(programs()) == 7
 
 
 def test_every_option_and_column_is_told() -> None:

@@ -48,6 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzctl.playground",),
     ("waltzctl.watching",),
     ("waltzctl.records", "waltzctl.bench"),
+    ("waltzctl.console",),
     ("waltz_spark.log", "waltz_spark.engine"),
     ("waltz_spark.table",),
     ("waltz_spark.payloads",),
@@ -98,6 +99,10 @@ ONLY_IN = {
     "msgspec": (("waltzd.serializers",), "it comes with the msgspec extra only"),
     "pytest": (("waltzd.testing",), "nothing that is in production depends on it"),
     "obstore": (("waltzd.archive.objects",), "it comes with the archive extra only; take a `Store` as an argument"),
+    **dict.fromkeys(
+        ("starlette", "uvicorn", "jinja2", "markupsafe"),
+        (("waltzctl.console",), "it comes with the console extra only"),
+    ),
     "typer": (("waltzctl", "waltz_spark", "waltzd.__main__"), "the command line is where commands are"),
     **dict.fromkeys(SPARK, (("waltz_spark", "pyspark_waltz"), "it comes with the spark extra only")),
 }
@@ -258,6 +263,7 @@ BREACHES = dict.fromkeys((room for floor in FLOORS for room in floor), "import w
     **dict.fromkeys((room for floor in FLOORS for room in floor if "waltz_spark." in room), "import waltz_spark.source"),
     **dict.fromkeys((room for floor in FLOORS for room in floor if "waltzctl." in room), "import waltzctl.bench"),
     "waltzctl.bench": "import waltz_spark.log",
+    "waltzctl.console": "import waltzctl.main",
     "waltzd.testing": "import waltzd.__main__",
     "waltzctl": "from waltzd.server.core.recovery import Recovery",
     "waltz_spark": "from waltzd.storage.calls import StorageCalls",
@@ -295,6 +301,7 @@ def test_the_world_in_a_pure_place_is_noticed(name: str) -> None:
         ("waltzd.testing", "from waltzctl.main import run"),
         ("waltzd.server.ownership", "import pytest"),
         ("waltzctl.export", "import pyarrow as pa"),
+        ("waltzctl.watching.status", "from starlette.routing import Route"),
         ("waltzd.cluster.cluster", "import kazoo.client"),
     ],
 )

@@ -111,16 +111,18 @@ def test_every_module_begins_with_how_to_think_about_it() -> None:
 
 PLAIN_WORDS = """
 observe opentelemetry prometheus
-address admin analysis append archive avro bench blocking bundle certificate certificates change chart checksum choice
-client clients columns command compare comparison config configuration context conversation core creation daemon decode
+address admin analysis append archive asking avro bench blocking browsing bundle certificate certificates change chart
+checksum choice client
+clients columns command compare comparison config configuration contents context conversation core creation daemon decode
 decoders
 delta description destination diagnosis directory disk doctor drive dump encode engine error errors event examination
 export exporting file files follow format forms grpc histogram http interruption java kinds last limits listen listener
-live load local log logs look loop machine main memory merged metrics moving numbers offline options payloads placement
-plan playground plugin port process properties protobuf protocol reach reading real records recover reindex relocation
+live load local log logs look loop machine main memory merged metrics moving numbers offline options pages
+payloads placement plan
+playground plugin port process properties protobuf protocol reach reading real records recover reindex relocation
 render replay report rescuing restore restoring result safety seen selection server service settings shell show site
 source spark sql status stranger stream support table tailing target tasks terminal testing threads throttle tls top txn
-up verdict verification verify waltz waltzctl waltzd watching wire workers x509 zookeeper
+up verdict verification verify waltz watch waltzctl waltzd watching wire workers x509 zookeeper
 """
 """Parts of names of modules that mean in code what they mean everywhere."""
 

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from waltzctl.bench.counters import Counters
 from waltzctl.bench.load import Load, Locks, Payloads, due_at
 from waltzctl.bench.site import Site
-from waltzd.client.client import Client, Partitions
+from waltzd.client.client import Client
+from waltzd.client.routes import Partitions
 from waltzd.client.settings import ClientSettings
 from waltzd.protocol.batches import FeedMode
 

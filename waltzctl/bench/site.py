@@ -23,7 +23,8 @@ from waltzctl.bench.result import Place, ProcessUse, StorageUse
 from waltzctl.playground.daemon import Reporter
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import first_contact
-from waltzd.client.client import Client, Partitions
+from waltzd.client.client import Client
+from waltzd.client.routes import Partitions
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import View
 from waltzd.disk.real import translate

@@ -6,7 +6,7 @@ document by themselves, within moments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +23,11 @@ from waltzctl.shell.reach import Meant, check_name, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.show.policy import NO_POLICY, grants, rights, spelled
+from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, BadMetadata
+from waltzd.protocol.channels import Channels, Ranges, is_channel, is_ranges, named_in
 from waltzd.protocol.policy import Policy, collisions
 from waltzd.protocol.role import Role
 
@@ -69,29 +71,40 @@ def explain(
     """
     check_name(name)
 
-    async def ask(cluster: Cluster) -> tuple[ClusterMeta, PolicyDocument | None]:
-        return await cluster.meta(), (await cluster.policy())[0] if file is None else load(file).document
+    async def ask(cluster: Cluster) -> tuple[ClusterMeta, PolicyDocument | None, Channels]:
+        channels, _ = await channels_of(cluster.coordinator)
+        return await cluster.meta(), (await cluster.policy())[0] if file is None else load(file).document, channels
 
-    meta, document = using(reach, ask)
+    meta, document, channels = using(reach, ask)
     if partition is not None:
         check_partitions([partition], meta.partitions)
-    put(rights(name, document, range(meta.partitions) if partition is None else [partition]), output)
+    policy = None if document is None else Policy(document.grants, channels)
+    put(rights(name, policy, range(meta.partitions) if partition is None else [partition]), output)
     if document is None and output == "table":
         typer.echo(NO_POLICY)
     return EXIT_OK
 
 
-def check(*, file: File, output: AnyForm = "table") -> int:
+def check(
+    *,
+    file: File,
+    channels: Annotated[
+        tuple[str, ...],
+        Option("--channel", metavar="NAME=LIST", help="A channel of the cluster, as orders=0-3."),
+    ] = (),
+    output: AnyForm = "table",
+) -> int:
     """Check a file with a policy, without a cluster: whether it can be read, whether all that it expects of its grants is
     so, and whether prefixes of locks cannot be told apart. The end is 0 when all is well, and 8 when something is not.
 
     \b
     Examples:
       waltzctl policy test policy.yml
+      waltzctl policy test policy.yml --channel orders=0-3
       waltzctl policy test policy.yml -o json
     """
     found = load(file)
-    rows = [{"finding": finding} for finding in _findings(found)]
+    rows = [{"finding": finding} for finding in _findings(found, _typed_channels(channels))]
     put(
         Listing(
             kind="findings",
@@ -119,8 +132,9 @@ def set_(*, file: File, request: Changing) -> int:
 
     async def prepare(cluster: Cluster) -> Change:
         meta, found = await cluster.meta(), load(file)
-        found.check(meta.partitions)
-        if unmet := _unmet(found):
+        channels, _ = await channels_of(cluster.coordinator)
+        found.check(meta.partitions, channels)
+        if unmet := _unmet(found, channels):
             raise BadArgument(f"{file.name} expects what its grants do not say: {'; '.join(unmet)}")
         version = await cluster.policy_version()  # first, so that it notices a change after this look
         before, trouble = await _present(cluster)
@@ -128,7 +142,7 @@ def set_(*, file: File, request: Changing) -> int:
             return nothing_to_do("policy set", meta.name)
         there = await attendance.attendance(cluster, request.reach.tls)
         is_first = before is None and not trouble
-        steps = [*trouble, *_steps(before, found.document, meta.partitions, there, is_first=is_first)]
+        steps = [*trouble, *_steps(before, found.document, channels, meta.partitions, there, is_first=is_first)]
         plan = Plan(
             verb="policy set",
             subject=meta.name,
@@ -184,23 +198,34 @@ async def _present(cluster: Cluster) -> tuple[PolicyDocument | None, list[str]]:
 
 
 def _steps(
-    before: PolicyDocument | None, after: PolicyDocument, partitions: int, there: Attendance, *, is_first: bool
+    before: PolicyDocument | None,
+    after: PolicyDocument,
+    channels: Channels,
+    partitions: int,
+    there: Attendance,
+    *,
+    is_first: bool,
 ) -> list[str]:
     came, went = changed(() if before is None else before.grants, after.grants)
-    live = [one for one in there.attendants if one.role == Role.CLIENT and one.state != "gone"]
+    live = connected(there)
     names = sorted({*exact_names(before, after), *(one.name for one in live)})
-    lost = losses(before, after, names, partitions) if before is not None or is_first else []
+    old, new = (None if one is None else Policy(one.grants, channels) for one in (before, after))
+    lost = losses(old, new, names, partitions) if before is not None or is_first else []
     return [
         *(["there is no policy yet: from then on what no grant allows is denied"] if is_first else []),
         *(f"grant: {spelled(grant)}" for grant in came),
         *(f"take away: {spelled(grant)}" for grant in went),
-        *(_spelled(loss, live) for loss in lost),
+        *(spelled_loss(loss, live) for loss in lost),
         *(f"note: the locks of {' and '.join(names)} cannot be told apart" for names in collisions(after.grants)),
         *(f"note: {name} does not answer, so who is connected there is not known" for name in there.silent),
     ]
 
 
-def _spelled(loss: Loss, live: Sequence[Attendant]) -> str:
+def connected(there: Attendance) -> list[Attendant]:
+    return [one for one in there.attendants if one.role == Role.CLIENT and one.state != "gone"]
+
+
+def spelled_loss(loss: Loss, live: Sequence[Attendant]) -> str:
     cut = [one.instance for one in live if one.name == loss.name and not set(loss.partitions).isdisjoint(one.partitions)]
     told = f"{', '.join(cut[:CUT_MAX])}{f' and {len(cut) - CUT_MAX} more' if len(cut) > CUT_MAX else ''}"
     end = f"; mounted there at the moment: {told}" if cut else ""
@@ -211,11 +236,24 @@ def _shortened(steps: list[str]) -> tuple[str, ...]:
     return tuple(steps) if len(steps) <= STEPS_MAX else (*steps[:STEPS_MAX], f"and {len(steps) - STEPS_MAX} more")
 
 
-def _unmet(found: PolicyFile) -> list[str]:
-    policy = Policy(found.grants)
+def _typed_channels(typed: Iterable[str]) -> Channels:
+    found: dict[str, Ranges] = {}
+    for text in typed:
+        name, _, ranges = text.partition("=")
+        if not is_channel(name) or not is_ranges(ranges):
+            raise BadArgument(f"--channel {text}: this is no channel", next_step="write it as orders=0-3")
+        found[name] = Ranges(ranges)
+    return found
+
+
+def _unmet(found: PolicyFile, channels: Channels) -> list[str]:
+    policy = Policy(found.grants, channels)
     return [finding for one in found.expect if (finding := one.unmet(policy)) is not None]
 
 
-def _findings(found: PolicyFile) -> list[str]:
+def _findings(found: PolicyFile, channels: Channels) -> list[str]:
+    named = {name for grant in found.grants if grant.partitions is not None for name in named_in(grant.partitions)}
+    missing = sorted(named - channels.keys())
+    unknown = [f"channel {name}: say its partitions with --channel {name}=LIST" for name in missing]
     shared = [f"the locks of {' and '.join(names)} cannot be told apart" for names in collisions(found.grants)]
-    return [*_unmet(found), *shared]
+    return [*unknown, *_unmet(found, channels), *shared]

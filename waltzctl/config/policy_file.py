@@ -27,7 +27,8 @@ import yaml
 from waltzctl.show.forms import JSON_VERSION
 from waltzd.cluster.documents import SCHEMA, Name, PolicyDocument, decode, whole_grant, with_defaults
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, NoSuchChannel
+from waltzd.protocol.channels import Channels, named_in, numbers_of
 from waltzd.protocol.policy import Grant, Policy, Rights, Verb, everything
 
 FILE_BYTES_MAX = 1 << 20
@@ -65,14 +66,17 @@ class PolicyFile(PolicyDocument):
     def document(self) -> PolicyDocument:
         return PolicyDocument(grants=self.grants)
 
-    def check(self, partitions: int) -> None:
-        """Raises for a grant that speaks of a partition which the cluster does not have: a typing mistake, most likely."""
+    def check(self, partitions: int, channels: Channels) -> None:
+        """Raises for a grant that speaks of a partition or channel which the cluster does not have: a typing mistake, most
+        likely."""
         for at, grant in enumerate(self.grants):
-            for number in () if grant.partitions is None else grant.partitions.replace("-", ",").split(","):
-                if int(number) >= partitions:
-                    raise BadArgument(
-                        f"grants[{at}].partitions: there is no partition {number}; the cluster has {partitions}"
-                    )
+            place = f"grants[{at}].partitions"
+            for name in "" if grant.partitions is None else named_in(grant.partitions):
+                if name not in channels:
+                    raise NoSuchChannel(f"{place}: there is no channel {name}", channel=name)
+            for number in () if grant.partitions is None else numbers_of(grant.partitions, channels):
+                if number >= partitions:
+                    raise BadArgument(f"{place}: there is no partition {number}; the cluster has {partitions}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -139,9 +143,8 @@ class Loss:
     partitions: tuple[int, ...]
 
 
-def losses(before: PolicyDocument | None, after: PolicyDocument | None, names: Iterable[str], count: int) -> list[Loss]:
+def losses(old: Policy | None, new: Policy | None, names: Iterable[str], count: int) -> list[Loss]:
     """Of these names, in a cluster of so many partitions."""
-    old, new = (None if one is None else Policy(one.grants) for one in (before, after))
     return [
         Loss(name=name, verb=verb, partitions=lost)
         for name in names

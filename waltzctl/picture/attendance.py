@@ -46,6 +46,8 @@ class Attendant:
     fed: int
     fed_bytes: int
     is_slowed: bool
+    waiting: str
+    """Why it is not fed, where that is not its own doing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,7 @@ def _attendant(found: Mapping[str, ClientInstance], slowed: set[tuple[str, str]]
         fed=sum(one.fed for one in everywhere),
         fed_bytes=sum(one.fed_bytes for one in everywhere),
         is_slowed=(newest.role, newest.name) in slowed,
+        waiting=next((f"{server}: {one.waiting}" for server, one in sorted(found.items()) if one.waiting), ""),
     )
 
 

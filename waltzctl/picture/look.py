@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self, TypeVar
 from uuid import UUID
 
 from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach, first_contact, using
-from waltzd.cluster.cluster import POLICY, Cluster
+from waltzd.cluster.channels import channels_of
+from waltzd.cluster.cluster import CHANNELS, POLICY, Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import BadMetadata, ForeignCluster, WaltzError
@@ -30,6 +33,7 @@ CALLS_MAX = 32
 """How many processes are asked at once."""
 T = TypeVar("T")
 N = TypeVar("N", ServerMeta, StorageMeta)
+C = TypeVar("C", ServerAdminClient, AdminClient)
 
 
 def seen(reach: Reach) -> Picture:
@@ -37,10 +41,60 @@ def seen(reach: Reach) -> Picture:
     return using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
 
 
+class Contacts:
+    """Connections to daemons. Used for one look after the other they stay open: to make one costs more than to ask. One
+    over which a call failed is not used again, nor is one that a look had no use for. Use it as `async with`."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], ServerAdminClient | AdminClient] = {}
+        self._used: set[tuple[str, str]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._used.clear()
+        await self.rest()
+
+    @asynccontextmanager
+    async def to(
+        self, kind: type[C], meta: ServerMeta | StorageMeta, key: UUID, tls: Tls | None, seconds: float
+    ) -> AsyncIterator[C]:
+        """Around one call."""
+        place = f"{kind.__name__} {meta.name}", meta.admin_listen
+        found = self._open.pop(place, None)
+        if not isinstance(found, kind):
+            found = kind(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name)
+        try:
+            async with first_contact(meta.admin_listen, tls):
+                yield found
+        except BaseException:
+            await found.close()
+            raise
+        self._open[place] = found
+        self._used.add(place)
+
+    async def rest(self) -> None:
+        """Close what was not used since the last rest."""
+        for place in [place for place in self._open if place not in self._used]:
+            await self._open.pop(place).close()
+        self._used.clear()
+
+
 async def look(
-    coordinator: Coordinator, *, tls: Tls | None = None, seconds: float = CALL_SECONDS, aloud: bool = False
+    coordinator: Coordinator,
+    *,
+    tls: Tls | None = None,
+    seconds: float = CALL_SECONDS,
+    aloud: bool = False,
+    contacts: Contacts | None = None,
 ) -> Picture:
-    """`aloud`: say on standard error whom it waits for."""
+    """`aloud`: say on standard error whom it waits for. `contacts`: connections of the last look, kept for the next."""
+    if contacts is None:
+        async with Contacts() as passing:
+            return await look(coordinator, tls=tls, seconds=seconds, aloud=aloud, contacts=passing)
     cluster = Cluster(coordinator)
     meta = await cluster.meta()
     if tls is not None and tls.identity.key != meta.key:
@@ -58,23 +112,25 @@ async def look(
         cluster.expected_servers(),
         cluster.storages(unreadable),
     )
-    try:
-        await cluster.policy()
-    except BadMetadata as error:
-        unreadable[POLICY] = error
+    for path, document in ((POLICY, cluster.policy()), (CHANNELS, channels_of(coordinator))):
+        try:
+            await document
+        except BadMetadata as error:
+            unreadable[path] = error
     server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
     servers, storages = await asyncio.gather(
         _each(
             server_metas.values(),
-            lambda server: _server(server, meta.key, tls, seconds, is_registered=True),
+            lambda server: _server(contacts, server, meta.key, tls, seconds, is_registered=True),
             waits=seconds if aloud else None,
         ),
         _each(
             storage_metas.values(),
-            lambda storage: _storage(storage, meta.key, tls, seconds),
+            lambda storage: _storage(contacts, storage, meta.key, tls, seconds),
             waits=seconds if aloud else None,
         ),
     )
+    await contacts.rest()
     owned = {
         (view.meta.name, found.partition): found
         for view in servers
@@ -116,10 +172,11 @@ async def look_without(
 ) -> Picture:
     """Without the coordinator: the owner of a partition is the server that says so, of several the one of the newest
     generation."""
-    server_views, storage_views = await asyncio.gather(
-        _each(servers, lambda server: _server(server, meta.key, tls, seconds, is_registered=False)),
-        _each(storages, lambda storage: _storage(storage, meta.key, tls, seconds)),
-    )
+    async with Contacts() as contacts:
+        server_views, storage_views = await asyncio.gather(
+            _each(servers, lambda server: _server(contacts, server, meta.key, tls, seconds, is_registered=False)),
+            _each(storages, lambda storage: _storage(contacts, storage, meta.key, tls, seconds)),
+        )
     owned: dict[int, tuple[str, OwnedPartition]] = {}
     for view in server_views:
         for found in view.said.partitions if view.said is not None else ():
@@ -179,15 +236,16 @@ class _Clock:
         return Call(middle_ms=self._wall_ms + milliseconds / 2, milliseconds=milliseconds)
 
 
-async def _server(meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool) -> ServerView:
+async def _server(
+    contacts: Contacts, meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool
+) -> ServerView:
     """`is_registered`: the process that answers must be the one that registered."""
     clock = _Clock()
-    async with ServerAdminClient(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin:
-        try:
-            async with first_contact(meta.admin_listen, tls):
-                said = await admin.describe()
-        except WaltzError as error:
-            return ServerView(meta=meta, said=None, error=error, call=clock.stop())
+    try:
+        async with contacts.to(ServerAdminClient, meta, key, tls, seconds) as admin:
+            said = await admin.describe()
+    except WaltzError as error:
+        return ServerView(meta=meta, said=None, error=error, call=clock.stop())
     call = clock.stop()
     if said.cluster_key != key or said.name != meta.name or (is_registered and said.instance != meta.instance):
         stranger = ForeignCluster(f"another process than server {meta.name} answers at {meta.admin_listen}")
@@ -195,14 +253,13 @@ async def _server(meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, 
     return ServerView(meta=meta, said=said, error=None, call=call)
 
 
-async def _storage(meta: StorageMeta, key: UUID, tls: Tls | None, seconds: float) -> StorageView:
+async def _storage(contacts: Contacts, meta: StorageMeta, key: UUID, tls: Tls | None, seconds: float) -> StorageView:
     clock = _Clock()
-    async with AdminClient(meta.admin_listen, key, seconds=seconds, tls=tls, name=meta.name) as admin:
-        try:
-            async with first_contact(meta.admin_listen, tls):
-                said = await admin.describe()
-        except WaltzError as error:
-            return StorageView(meta=meta, said=None, error=error, call=clock.stop())
+    try:
+        async with contacts.to(AdminClient, meta, key, tls, seconds) as admin:
+            said = await admin.describe()
+    except WaltzError as error:
+        return StorageView(meta=meta, said=None, error=error, call=clock.stop())
     call = clock.stop()
     if said.cluster_key != key:
         stranger = ForeignCluster(f"the storage at {meta.admin_listen} has the cluster key {said.cluster_key}")

@@ -19,7 +19,7 @@ OPEN = "OPEN"
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """When a process was asked, and how long its answer took, with the time to connect."""
+    """When a process was asked, and how long its answer took, with the time to connect where no connection was open."""
 
     middle_ms: float = 0.0
     """Half way between question and answer, by the clock of this machine, since 1970."""

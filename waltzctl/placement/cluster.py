@@ -15,6 +15,7 @@ from waltzctl.picture.look import look, seen
 from waltzctl.placement.changeover import change_format
 from waltzctl.placement.moving import Moving
 from waltzctl.placement.partition import spread_all
+from waltzctl.placement.retention import change_keep_local
 from waltzctl.shell.change import Change, Changing
 from waltzctl.shell.options import Misused
 from waltzctl.shell.progress import Say
@@ -56,24 +57,39 @@ def set_(
             help="Of what is written from now on: 1 also keeps times, locks and groups of transactions. It only rises.",
         ),
     ] = None,
+    keep_local: Annotated[
+        str | None,
+        Option(
+            "--keep-local",
+            metavar="all|7d|500GB",
+            help="What storages keep of the archived log: all, a time, or a size for each replica of a partition.",
+        ),
+    ] = None,
     options: Moving,
     request: Changing,
 ) -> int:
-    """Change how many replicas each partition has, or the format of what they write. The number of partitions, the name
-    and the key of a cluster cannot be changed.
+    """Change how many replicas each partition has, the format of what they write, or what storages keep of the archived
+    log. The number of partitions, the name and the key of a cluster cannot be changed.
 
     More replicas are copied while writing goes on; fewer leave when a majority stays. A new format is written by each
     partition from its next session on, which its owner begins at once: transactions wait for a moment. Every storage must
-    know it. There is no way back for a partition that has gone over; what was written before stays as it is.
+    know it. There is no way back for a partition that has gone over; what was written before stays as it is. What storages
+    do not keep is removed by and by, once it is archived and all replicas have it: it can then be read from the archive
+    only (docs/archive.md).
 
     \b
     Examples:
       waltzctl cluster set --replicas 3 --dry-run
       waltzctl cluster set --replicas 3 --yes
       waltzctl cluster set --format 1 --dry-run
+      waltzctl cluster set --keep-local 7d --dry-run
     """
-    if (replicas is None) == (format is None):
-        raise Misused("Say either --replicas or --format.")
+    if sum(one is not None for one in (replicas, format, keep_local)) != 1:
+        raise Misused("Say one of --replicas, --format and --keep-local.")
+    if keep_local is not None:
+        if options.bytes_per_second is not None:
+            raise Misused("--rate is a bound on copies, and --keep-local copies nothing.")
+        return change_keep_local(keep_local, request)
     if replicas is None:
         assert format is not None
         if options.bytes_per_second is not None:

@@ -18,7 +18,7 @@ from typer import Argument, Option
 from waltzctl.picture.look import seen
 from waltzctl.placement.handover import Handover, arrival
 from waltzctl.shell.change import Change, Changing, changing
-from waltzctl.shell.numbers import check_partitions, partitions_of
+from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Meant, Reach, ServerName, first_contact, known_servers, unknown, using
 from waltzctl.shell.safety import Danger, Plan
@@ -260,7 +260,7 @@ def transfer(
       waltzctl partition transfer 0 --to server-2 --dry-run
       waltzctl partition transfer 0,1 --to server-1 --yes --reason "the new machine" -o json
     """
-    numbers = partitions_of(partitions)
+    numbers = chosen(request.reach, partitions)
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
@@ -354,7 +354,7 @@ def preferred(
       waltzctl partition preferred 0,2 --server server-1 --yes
       waltzctl partition preferred 0,2 --clear --yes -o json
     """
-    numbers = None if partitions is None else partitions_of(partitions)
+    numbers = None if partitions is None else chosen(request.reach, partitions)
     if server is None and not clear:
         return _list_preferences(request.reach, numbers, output)
     if server is not None and clear:

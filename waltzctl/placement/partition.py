@@ -11,7 +11,7 @@ from waltzctl.picture.look import seen
 from waltzctl.placement.moves import Goals, Relocation, Situation, Wait, next_step, view_of
 from waltzctl.placement.moving import MoveOptions, Moving, change_of, situation
 from waltzctl.shell.change import Change, Changing, Request
-from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.numbers import chosen
 from waltzctl.shell.reach import Meant, using
 from waltzctl.show.cluster import partition, partitions, with_stars
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
@@ -143,14 +143,14 @@ def _relocate(
     *,
     keeps_rate: bool = False,
 ) -> int:
-    typed = partitions_of(numbers) if numbers is not None else None
+    typed = chosen(request.reach, numbers) if numbers is not None else None
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, request.reach.tls)
-        chosen = list(range(now.found.meta.partitions)) if typed is None else typed
-        now.check_partitions(chosen)
+        wanted = list(range(now.found.meta.partitions)) if typed is None else typed
+        now.check_partitions(wanted)
         subject = numbers or now.found.meta.name
-        made = Relocation(now=now, verb=verb, subject=subject, goals=aim(now, chosen), keeps_rate=keeps_rate)
+        made = Relocation(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)
         return change_of(made, options, request.reach.tls)
 
     return request.perform(prepare)

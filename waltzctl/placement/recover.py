@@ -22,7 +22,7 @@ from waltzctl.picture.picture import PartitionView, Picture
 from waltzctl.placement.moves import Situation
 from waltzctl.placement.moving import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
 from waltzctl.shell.change import Asked, Asking, Change, Request
-from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.numbers import chosen, partitions_of
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Amount, Progress, Say
 from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
@@ -152,21 +152,21 @@ def _itself(name: str, view: PartitionView) -> set[str]:
 
 
 def _online(request: Request, name: str, numbers: str | None, options: MoveOptions) -> int:
-    wanted = partitions_of(numbers) if numbers is not None else None
+    wanted = chosen(request.reach, numbers) if numbers is not None else None
     asked, reach = request.asked, request.reach
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, reach.tls)
         now.storage(name)
-        chosen = _replicas_of(now, name, wanted)
-        standings = _standings(name, now.found, chosen)
+        there = _replicas_of(now, name, wanted)
+        standings = _standings(name, now.found, there)
         lost = [number for number, one in standings.items() if one.state is State.LOST]
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             aside = await _still_lost(cluster, reach, name, lost, asked) if lost else []
             if aside:
                 await _set_aside(now, reach, name, aside)
-            after = await _follow(cluster, reach, name, chosen, aside, options, say)
+            after = await _follow(cluster, reach, name, there, aside, options, say)
             replicas = [{"partition": number, "last_id": one.held, "state": one.state} for number, one in after.items()]
             return {"set_aside": aside, "replicas": replicas}
 

@@ -18,7 +18,7 @@ from waltzctl.picture.picture import Picture
 from waltzctl.placement.moving import POLL_SECONDS, RealDaemons, situation
 from waltzctl.placement.rescue import Scene
 from waltzctl.shell.change import Change, Changing
-from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.numbers import chosen
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
@@ -61,11 +61,12 @@ def rescue(
       waltzctl partition rescue 0-1 --dry-run -o json
     """
 
+    wanted = chosen(request.reach, numbers)
+
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, request.reach.tls)
-        chosen = partitions_of(numbers)
-        now.check_partitions(chosen)
-        closed = [number for number in chosen if not now.found.partitions[number].is_open]
+        now.check_partitions(wanted)
+        closed = [number for number in wanted if not now.found.partitions[number].is_open]
         if not closed:
             raise Unsafe(
                 f"partition {numbers} is open and takes transactions: there is nothing to rescue",

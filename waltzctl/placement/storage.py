@@ -27,7 +27,7 @@ from waltzctl.placement.moves import Situation
 from waltzctl.placement.moving import admin_of, situation
 from waltzctl.shell.change import Asking, Change, Changing, Request
 from waltzctl.shell.interruption import interruptible
-from waltzctl.shell.numbers import partitions_of, spell
+from waltzctl.shell.numbers import chosen, partitions_of, spell
 from waltzctl.shell.options import From, Key, Misused, Output, confirmed
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, check_operator, first_contact, unknown, using
@@ -51,6 +51,7 @@ from waltzd.errors import (
 )
 from waltzd.format.finding import Finding
 from waltzd.format.layout import aside_partition
+from waltzd.protocol.channels import named_in
 from waltzd.protocol.descriptions import SetAside, StorageDescription, VerifySummary
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
@@ -76,6 +77,13 @@ class Place:
     @property
     def is_address(self) -> bool:
         return ":" in self.place
+
+    def numbers(self, text: str) -> list[int]:
+        if not self.is_address:
+            return chosen(self.given.reach(), text)
+        if named_in(text):
+            raise Misused("The cluster knows what a channel is: give the name of the storage, not its address.")
+        return partitions_of(text)
 
     def ask(self, action: Callable[[AdminClient, StorageDescription], Awaitable[T]]) -> T:
         """Ask the storage who it is, then do the action with its key."""
@@ -164,11 +172,11 @@ def verify(
       waltzctl storage verify storage-1
       waltzctl storage verify 127.0.0.1:55281 0-1 -o json
     """
-    chosen = partitions_of(numbers) if numbers else []
+    wanted = place.numbers(numbers) if numbers else []
     check_operator(place.given.tls(), "have files checked, which begins to heal what is damaged")
 
     async def ask(client: AdminClient, _: Any) -> tuple[list[Finding], list[VerifySummary]]:
-        found = [one async for one in client.verify(chosen)]
+        found = [one async for one in client.verify(wanted)]
         return (
             [one for one in found if isinstance(one, Finding)],
             [one for one in found if not isinstance(one, Finding)],
@@ -299,12 +307,12 @@ def create_partition(*, on: ByHand, numbers: Numbers) -> int:
       waltzctl storage create-partition 127.0.0.1:55281 0-1
       waltzctl storage create-partition 127.0.0.1:55281 2,3 -o json
     """
-    chosen = partitions_of(numbers)
+    wanted = on.numbers(numbers)
 
     def plan(now: Situation, _metas: Metas) -> Plan:
-        return creation(now, on.place, chosen)
+        return creation(now, on.place, wanted)
 
-    return on.change(chosen, "created", plan, lambda admin: admin.create_partitions(chosen))
+    return on.change(wanted, "created", plan, lambda admin: admin.create_partitions(wanted))
 
 
 def remove_partition(
@@ -322,17 +330,17 @@ def remove_partition(
       waltzctl storage remove-partition 127.0.0.1:55281 1 --yes
       waltzctl storage remove-partition 127.0.0.1:55281 0 --delete-files --yes
     """
-    chosen = partitions_of(numbers)
+    wanted = on.numbers(numbers)
     what = "Delete the files of" if delete_files else "Take off this storage"
 
     def plan(now: Situation, metas: Metas) -> Plan:
-        return removal(now, on.place, chosen, metas, delete_files=delete_files)
+        return removal(now, on.place, wanted, metas, delete_files=delete_files)
 
     def remove(admin: AdminClient) -> Awaitable[Results]:
-        return admin.remove_partitions(chosen, delete_files=delete_files)
+        return admin.remove_partitions(wanted, delete_files=delete_files)
 
-    question = f"{what} partition {', '.join(map(str, chosen))} at {on.place}?"
-    return on.change(chosen, "removed", plan, remove, question=question)
+    question = f"{what} partition {', '.join(map(str, wanted))} at {on.place}?"
+    return on.change(wanted, "removed", plan, remove, question=question)
 
 
 def availability(
@@ -349,15 +357,15 @@ def availability(
       waltzctl storage availability 127.0.0.1:55281 0-1 --offline
       waltzctl storage availability 127.0.0.1:55281 0-1 --online
     """
-    chosen = partitions_of(numbers)
+    wanted = on.numbers(numbers)
     if online is None:
         raise Misused("Say --online or --offline.")
     is_online, done = online, "online" if online else "offline"
 
     def plan(now: Situation, _metas: Metas) -> Plan:
-        return switching(now, on.place, chosen, is_online=is_online)
+        return switching(now, on.place, wanted, is_online=is_online)
 
-    return on.change(chosen, done, plan, lambda admin: admin.set_available(chosen, is_online))
+    return on.change(wanted, done, plan, lambda admin: admin.set_available(wanted, is_online))
 
 
 def _check_all(results: Results, done: str) -> None:

@@ -15,11 +15,9 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,9 +27,10 @@ import yaml
 
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture
-from waltzctl.playground.daemon import Daemon, Process, Reporter, State, birth, listener_of
+from waltzctl.playground.daemon import Daemon, Process, Reporter, State, birth, listener_of, undisturbed
 from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
 from waltzctl.playground.java import java_command, serves
+from waltzctl.playground.store import same_store, settings_of, store_for
 from waltzctl.shell.blueprint import (
     APPLICATION,
     BLUEPRINT,
@@ -129,12 +128,13 @@ class LocalCluster:
         replication: int = 3,
         format: int = FORMAT,
         has_tls: bool = False,
+        archive: str | None = None,
         base: int | None = None,
         reporter: Reporter = QUIET,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> LocalCluster:
-        """A new one; nothing is started yet. `has_tls`: with certificates for all, and a closed ZooKeeper. `base`: where
-        its ports begin."""
+        """A new one; nothing is started yet. `has_tls`: with certificates for all, and a closed ZooKeeper. `archive`: the
+        store to which its log is archived. `base`: where its ports begin."""
         check_whole(directory)
         is_other = directory.exists() and (not directory.is_dir() or bool(set(os.listdir(directory)) - MAKING))
         # After that look, because what is more than MAKING comes after the blueprint; and before the lock, which would
@@ -152,6 +152,7 @@ class LocalCluster:
             raise translate(error, f"making the directory {directory}") from error
         with directory_lock(directory):
             _check_unmade(directory)
+            store = None if archive is None else store_for(archive, None)
             blueprint = draw(
                 directory,
                 partitions=partitions,
@@ -160,6 +161,7 @@ class LocalCluster:
                 servers=servers,
                 format=format,
                 has_tls=has_tls,
+                archive=store,
                 base=base,
             )
             save_blueprint(directory, blueprint)
@@ -194,6 +196,23 @@ class LocalCluster:
                 )
             self.daemons = {}
             self._draw_anew(replace(self.blueprint, ports=ports, has_moved=True))
+            save_blueprint(self.directory, self.blueprint)
+
+    def archive_to(self, place: str) -> None:
+        """Its log, from the next start on. A cluster that has an archive keeps it."""
+        with directory_lock(self.directory):
+            self.recall()
+            check_whole(self.directory)
+            store = same_store(place, self.blueprint.archive, self.directory)
+            if store is None:
+                return
+            if self.running:
+                raise BadArgument(
+                    f"--archive {place}: {', '.join(self.running)} of the cluster in {self.directory} run without one",
+                    not_done=NOTHING_STARTED,
+                    next_step=f"`waltzctl down {shlex.quote(str(self.directory))}`, then the same command again",
+                )
+            self.blueprint = replace(self.blueprint, archive=store_for(store, self.blueprint.key))
             save_blueprint(self.directory, self.blueprint)
 
     def _draw_anew(self, blueprint: Blueprint) -> None:
@@ -318,6 +337,8 @@ class LocalCluster:
                 "session_seconds": SESSION_SECONDS,
                 "drain_seconds": DRAIN_SECONDS,
             }
+        if self.blueprint.archive is not None:
+            fields |= settings_of(self.blueprint.archive)
         if self.blueprint.has_tls:
             files = certificate_files(self.directory, f"{kind}-{name}")
             fields |= dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))
@@ -607,22 +628,6 @@ def check_machine(directory: Path) -> None:
             not_done=NOTHING_STARTED,
             next_step="free some space, or name a directory on another disk",
         )
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ctrl-C, which reaches the main thread only, waits until this is over."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        signal.raise_signal(signal.SIGINT)
 
 
 def _check_unmade(directory: Path) -> None:

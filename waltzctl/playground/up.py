@@ -73,6 +73,14 @@ def up(
         bool,
         Option("--tls", help="Of a new cluster: certificates for all, and ZooKeeper closed. Later it goes without saying."),
     ] = False,
+    archive: Annotated[
+        str | None,
+        Option(
+            "--archive",
+            metavar="STORE",
+            help="Archive its log there: a directory, which is made, or s3://bucket/folder. Later it goes without saying.",
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         Option(
@@ -100,6 +108,9 @@ def up(
     A cluster keeps its ports. When another program has taken one, `--port 25000` gives all daemons others: stop those that
     still run (`waltzctl down`), and say it once. An application then connects to 127.0.0.1:25000.
 
+    With --archive, full segments are uploaded as they come, and segments are of 1 MiB, so that some are full soon. A
+    cluster that was made without it gets one while it is down. `waltzctl reset` leaves the archive.
+
     \b
     Examples:
       waltzctl up
@@ -109,7 +120,7 @@ def up(
     started = time.monotonic()
     with ending_in_order():
         with shown.Board() as board:
-            cluster = _cluster(directory, asked, board, has_tls=tls, base=port)
+            cluster = _cluster(directory, asked, board, has_tls=tls, archive=archive, base=port)
             strangers = _strangers(cluster)
             found = cluster.start()
         seconds = time.monotonic() - started
@@ -122,7 +133,13 @@ def up(
 
 
 def _cluster(
-    directory: Path, asked: dict[str, int | None], board: shown.Board, *, has_tls: bool, base: int | None
+    directory: Path,
+    asked: dict[str, int | None],
+    board: shown.Board,
+    *,
+    has_tls: bool,
+    archive: str | None,
+    base: int | None,
 ) -> LocalCluster:
     """The one that is there, or a new one."""
     if (directory / BLUEPRINT).exists():
@@ -134,6 +151,8 @@ def _cluster(
                 next_step="leave the option out to continue with that cluster, or name another directory",
             )
         wanted = _wanted(cluster, asked)
+        if archive is not None:
+            cluster.archive_to(archive)
         if wanted != (cluster.blueprint.storages, cluster.blueprint.servers):
             cluster.grow(storages=wanted[0], servers=wanted[1], base=base)
         if base is not None:
@@ -152,6 +171,7 @@ def _cluster(
         replication=replication,
         format=FORMAT if asked["format"] is None else asked["format"],
         has_tls=has_tls,
+        archive=archive,
         base=base,
         reporter=board,
     )
@@ -204,6 +224,7 @@ def _ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool
         stays=stays,
         is_meant=is_meant,
         has_tls=cluster.blueprint.has_tls,
+        archive=cluster.blueprint.archive,
         output=output,
     )
 

@@ -7,6 +7,8 @@ outlives its cluster.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +24,14 @@ from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, Unsafe
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, StoreUnavailable, Unsafe, WaltzError
 
 if TYPE_CHECKING:
+    from waltzctl.picture.picture import Picture
     from waltzctl.show.archive import Reaching
+    from waltzd.archive.manifest import Entry, Label
+    from waltzd.archive.store import Store
+    from waltzd.archive.verification import Flaw
     from waltzd.cluster.cluster import Cluster
 
 Place = Annotated[
@@ -37,8 +43,10 @@ SHOWN = 5
 def status(*, reach: Meant, output: AnyForm = "table") -> int:
     """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
 
-    What is committed and not archived is in the segment that is being written, or waits for the store. The exit code is 8
-    where an archive does not go on.
+    Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local 7d` says what stays there.
+    What is committed and not archived is in the segment that is being written, or waits for the store. Owners look for each
+    archived object within a day: `checked` says when that was begun last, and `missing` what is gone. The exit code is 8
+    where an archive does not go on, or lacks something.
 
     \b
     Examples:
@@ -49,15 +57,20 @@ def status(*, reach: Meant, output: AnyForm = "table") -> int:
 
     found = using(reach, lambda cluster: _reaching(cluster, reach))
     put(archive.reaching(found), output)
-    return EXIT_FINDINGS if any(one.trouble for one in found) else EXIT_OK
+    return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
 
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
     from waltzctl.picture.look import look
+
+    return await reached(cluster, await look(cluster.coordinator, tls=reach.tls))
+
+
+async def reached(cluster: Cluster, picture: Picture) -> list[Reaching]:
+    """What the documents say, beside what the owners of a picture say."""
     from waltzctl.show.archive import Reaching
     from waltzd.cluster.archives import all_archived
 
-    picture = await look(cluster.coordinator, tls=reach.tls)
     documents = await all_archived(cluster.coordinator)
     found = []
     for view in picture.partitions:
@@ -67,10 +80,13 @@ async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
                 partition=view.partition,
                 archived=None if meta is None else meta.last,
                 committed=None if said is None else said.committed,
+                floor=0 if meta is None else meta.floor,
                 manifest=None if meta is None else meta.number,
                 archive="" if meta is None else str(meta.archive),
                 sha256="" if meta is None else meta.sha256,
                 trouble="" if said is None else said.archive_trouble,
+                checked_ms=None if said is None or said.archive_check is None else said.archive_check.age_ms,
+                missing="" if said is None or said.archive_check is None else said.archive_check.missing,
             )
         )
     return found
@@ -84,8 +100,8 @@ def verify(
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Check an archive in its STORE: the manifests, that all objects which they name are there, and that every byte is what
-    was archived. No cluster is asked.
+    """Check an archive in its STORE: the manifests, that all objects which they name are there, that every byte is what was
+    archived, and that saved documents of the cluster are whole. No cluster is asked.
 
     All of it is read, unless --quick is given: of a bucket, that costs what its provider charges. The exit code is 8 where
     something is wrong. Each finding names an object, and the ids that it holds.
@@ -97,7 +113,7 @@ def verify(
     """
     from waltzctl.show import archive
     from waltzd.archive.place import open_store
-    from waltzd.archive.verification import check_piece, check_tail, survey
+    from waltzd.archive.verification import check_tail, survey
 
     opened, started = open_store(store), time.monotonic()
     found = survey(opened)
@@ -107,20 +123,130 @@ def verify(
         found.manifests = {number: one for number, one in found.manifests.items() if number in wanted}
     flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
-    total, done = sum(piece.size for _, piece in pieces), 0
-    with Progress("verifying", progress) as course:
-        for number, piece in pieces:
-            flaw = check_piece(opened, found.label, number, piece, is_quick=quick)
-            flaws += [flaw] if flaw is not None else []
-            done += piece.size
-            course.update(done, total)
+    flaws += [flaw for *_, flaw in _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)]
     for number in found.tails if not quick else ():
         if partitions is None or number in found.manifests:
             flaw = check_tail(opened, found, number)
             flaws += [flaw] if flaw is not None else []
+    if not quick and partitions is None:
+        flaws += metadata_flaws(opened, found.label)
     put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
+
+
+def metadata_flaws(store: Store, label: Label) -> list[Flaw]:
+    """Objects with the documents of the cluster that are not what was saved, or not of this cluster."""
+    from waltzd.archive.metadata import metadata_in
+    from waltzd.archive.store import read_object
+    from waltzd.archive.verification import Flaw
+    from waltzd.cluster.metadata import read
+
+    flaws = []
+    for one in metadata_in(store):
+        try:
+            saved = read(read_object(store, one.name, one.size), one.name)
+        except WaltzError as error:
+            if isinstance(error, StoreUnavailable):
+                raise
+            flaws.append(Flaw(name=one.name, detail=error.message))
+        else:
+            if saved.meta.key != label.cluster:
+                flaws.append(Flaw(name=one.name, detail=f"has the documents of the cluster {saved.meta.key}"))
+    return flaws
+
+
+def heal(
+    *,
+    store: Place,
+    source: Annotated[
+        str,
+        Option("--from", metavar="DIRECTORY", help="Of a storage on this machine, which may run: it is only read."),
+    ],
+    quick: Annotated[
+        bool, Option("--quick", help="Look only for objects that are gone or have another size; read no other.")
+    ] = False,
+    yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be put back, and change nothing.")] = False,
+    output: Output = "table",
+    progress: ShownProgress = Shown.AUTO,
+) -> int:
+    """Put back what an archive has lost, or what is not what was archived: segments from the replicas of one storage, and
+    the label, manifests and chunks out of the rest of the archive.
+
+    Run it on the machine of a storage, with the rights to write into the STORE. The archive is verified first. A file goes
+    back only when it has the SHA-256 that the manifest says, and only to where that is missing or other bytes stand: a
+    sound object is never written over. What this storage does not have is named, and the exit code is 8; another one may
+    have it.
+
+    \b
+    Examples:
+      waltzctl archive heal /mnt/archive --from /var/lib/waltz --dry-run
+      waltzctl archive heal s3://waltz-archive/orders --from /var/lib/waltz --quick --yes
+    """
+    from waltzctl.show import archive
+    from waltzd.archive.archiving import PartitionArchive
+    from waltzd.archive.healing import Mended, made_again, put_back
+    from waltzd.archive.place import open_store
+    from waltzd.archive.verification import survey
+
+    opened = open_store(store)
+    again = made_again(opened)
+    found = survey(Mended(opened, again))
+    pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
+    flawed = _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)
+    held = [(number, piece) for number, piece, _ in flawed if file_of(source, number, piece) is not None]
+    rest = [*found.flaws, *(flaw for number, piece, flaw in flawed if (number, piece) not in held)]
+    steps = [f"make {name} again, out of the rest of the archive" for name in again]
+    steps += [f"put back {piece.name(number)}, {size(piece.size)}, from {source}" for number, piece in held]
+    plan = Plan(verb="archive heal", subject=opened.place, steps=tuple(steps))
+    for flaw in rest:
+        archive.told_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
+    reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
+    if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
+        return EXIT_FINDINGS if rest else EXIT_OK
+    for name, made in again.items():
+        put_back(opened, name, made)
+    for number, piece in held:
+        data = file_of(source, number, piece)
+        if data is not None:
+            PartitionArchive(opened, found.label, number).put_back(piece, data)
+    healed = [*again, *(piece.name(number) for number, piece in held)]
+    put_plan(plan, output, result="done", healed=healed, left=[flaw.name for flaw in rest])
+    return EXIT_FINDINGS if rest else EXIT_OK
+
+
+def _flawed(
+    store: Store, label: Label, pieces: Sequence[tuple[int, Entry]], *, is_quick: bool, progress: Shown
+) -> list[tuple[int, Entry, Flaw]]:
+    from waltzd.archive.verification import check_piece
+
+    total, done, flawed = sum(piece.size for _, piece in pieces), 0, []
+    with Progress("verifying", progress) as course:
+        for number, piece in pieces:
+            flaw = check_piece(store, label, number, piece, is_quick=is_quick)
+            flawed += [(number, piece, flaw)] if flaw is not None else []
+            done += piece.size
+            course.update(done, total)
+    return flawed
+
+
+def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
+    """The object of a piece, made of the files of a replica in this directory of a storage; None where they are not the
+    bytes that were archived."""
+    from waltzd.archive.manifest import sha256_of
+    from waltzd.disk.real import RealDisk
+    from waltzd.disk.seam import join, opened
+    from waltzd.format.layout import index_name, segment_name
+
+    disk, whole = RealDisk(), b""
+    sizes = (segment_name(piece.first), piece.size - piece.index_bytes), (index_name(piece.first), piece.index_bytes)
+    for name, wanted in sizes:
+        file = opened(disk, join(join(directory, str(partition)), name)) if wanted else None
+        if file is not None:
+            with closing(file):
+                whole += file.read(0, wanted)
+    return whole if sha256_of(whole) == piece.sha256 else None
 
 
 def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
@@ -150,7 +276,8 @@ def clean(
     output: Output = "table",
 ) -> int:
     """Remove what uploads that were cut short have left in a STORE: segments and chunks that no manifest names, although
-    their ids are archived. What may still be named, manifests, and objects that no archive has stay.
+    their ids are archived. What may still be named, manifests, and objects that no archive has stay. In a directory, hidden
+    files go as well that writers left which were killed a day ago or earlier.
 
     Storages may go on to upload meanwhile. Nothing is removed from an archive in which something is wrong.
 
@@ -160,6 +287,7 @@ def clean(
       waltzctl archive clean s3://waltz-archive/orders --yes
     """
     from waltzctl.show import archive
+    from waltzd.archive.local import LocalStore
     from waltzd.archive.place import open_store
     from waltzd.archive.verification import survey
 
@@ -171,7 +299,8 @@ def clean(
             not_done="nothing was removed",
             next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
         )
-    steps = [f"remove {one.name}, {size(one.size)}" for one in found.orphans]
+    left = opened.leftovers(time.time()) if isinstance(opened, LocalStore) else ()
+    steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive clean", subject=opened.place, steps=tuple(steps))
     archive.told_strange(found)
     reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
@@ -179,5 +308,9 @@ def clean(
         return EXIT_OK
     for one in found.orphans:
         opened.remove(one.name)
-    put_plan(plan, output, result="done", removed=[one.name for one in found.orphans], pending=len(found.pending))
+    for one in left:
+        assert isinstance(opened, LocalStore)
+        opened.remove_leftover(one)
+    removed = [one.name for one in (*found.orphans, *left)]
+    put_plan(plan, output, result="done", removed=removed, pending=len(found.pending))
     return EXIT_OK

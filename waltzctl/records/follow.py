@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import typer
@@ -169,7 +170,7 @@ def with_client(
     # The client's errors say all that it would log.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
     try:
-        addresses = using(reach, lambda cluster: _addresses(cluster, typed))
+        addresses = using(reach, lambda cluster: addresses_of(cluster, typed))
     except LOST as error:
         known = known_of(reach, last_seen.load(reach.where))
         if known is None or not known.servers:
@@ -178,26 +179,37 @@ def with_client(
         typer.echo(f"{error.code} {printable(error.message)}: the servers that are known are asked themselves", err=True)
 
     async def run() -> T:
-        client = Client(
-            addresses,
-            view=feed,
-            partitions=(typed,) if is_appending and typed is not None else (),
-            settings=ClientSettings(
-                submit_seconds=seconds, call_seconds=min(seconds, CALL_SECONDS), close_seconds=CLOSE_SECONDS
-            ),
-            connect=lambda address, key: ServerClient(address, key, seconds=min(seconds, CALL_SECONDS), tls=reach.tls),
-        )
-        async with first_contact(addresses[0], reach.tls):
-            await client.open()
-        try:
+        partitions = (typed,) if is_appending and typed is not None else ()
+        async with opened(reach, addresses, feed=feed, partitions=partitions, seconds=seconds) as client:
             return await action(client)
-        finally:
-            await client.close()
 
     return loop.run(run())
 
 
-async def _addresses(cluster: Cluster, typed: int | None) -> list[str]:
+@asynccontextmanager
+async def opened(
+    reach: Reach, addresses: Sequence[str], *, feed: Feed | None = None, partitions: Sequence[int] = (), seconds: float
+) -> AsyncIterator[Client]:
+    """A client of the servers at these addresses."""
+    client = Client(
+        addresses,
+        view=feed,
+        partitions=partitions,
+        settings=ClientSettings(
+            submit_seconds=seconds, call_seconds=min(seconds, CALL_SECONDS), close_seconds=CLOSE_SECONDS
+        ),
+        connect=lambda address, key: ServerClient(address, key, seconds=min(seconds, CALL_SECONDS), tls=reach.tls),
+    )
+    async with first_contact(addresses[0], reach.tls):
+        await client.open()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def addresses_of(cluster: Cluster, typed: int | None) -> list[str]:
+    """Of the servers that are up."""
     meta = await cluster.meta()
     if typed is not None:
         check_partitions([typed], meta.partitions, not_done="nothing was asked")

@@ -77,7 +77,7 @@ def explain(
     from waltzctl.records.append import lock_id
 
     lock = Lock(name, lock_id(id), Mode[mode.upper()])
-    owner, found = using(reach, lambda cluster: _ask(cluster, reach, partition, lock))
+    owner, found = using(reach, lambda cluster: ask(cluster, reach, partition, lock))
     looked, trouble = _look(reach, partition, found, search_max)
     seen = found.committed if mark is None else mark
     told = records.Explained(
@@ -87,7 +87,8 @@ def explain(
     return EXIT_OK
 
 
-async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
+async def ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tuple[str, LockExplanation]:
+    """The owner of the partition, and what it knows of the lock."""
     from waltzctl.shell.reach import first_contact
     from waltzd.wire.servers import ServerAdminClient
 
@@ -106,25 +107,34 @@ async def _ask(cluster: Cluster, reach: Reach, partition: int, lock: Lock) -> tu
 
 
 def _look(reach: Reach, partition: int, found: LockExplanation, search_max: int) -> tuple[Looked, WaltzError | None]:
-    from waltzctl.records.follow import Groups, with_client
+    from waltzctl.records.follow import with_client
 
-    nothing, last_id = Looked(), min(found.mark, found.committed)
-    if found.is_in_flight or last_id < 0 or (found.marker is None and not search_max):
-        return nothing, None
-
-    async def read(client: Client) -> Looked:
-        if found.marker is not None:
-            looked = Looked(marker=(await client.read_some(partition, last_id, last_id, with_locks=True))[0])
-        else:
-            async with waiting_aloud(lambda: f"reading the log of partition {partition} backwards"):
-                looked = await search(client, partition, found.lock, last_id, search_max)
-        group = None if looked.marker is None else await Groups(client).first_of(looked.marker)
-        return replace(looked, group=group)
-
+    if not can_look(found, search_max):
+        return Looked(), None
     try:
-        return with_client(reach, read, seconds=CALL_SECONDS), None
+        return with_client(reach, lambda client: look(client, partition, found, search_max), seconds=CALL_SECONDS), None
     except WaltzError as error:  # the owner's answer is shown all the same
-        return nothing, error
+        return Looked(), error
+
+
+def can_look(found: LockExplanation, search_max: int) -> bool:
+    """Whether the log may say more than the owner."""
+    last_id = min(found.mark, found.committed)
+    return not found.is_in_flight and last_id >= 0 and (found.marker is not None or search_max > 0)
+
+
+async def look(client: Client, partition: int, found: LockExplanation, search_max: int) -> Looked:
+    """What the log says of the last mark of the lock."""
+    from waltzctl.records.follow import Groups
+
+    last_id = min(found.mark, found.committed)
+    if found.marker is not None:
+        looked = Looked(marker=(await client.read_some(partition, last_id, last_id, with_locks=True))[0])
+    else:
+        async with waiting_aloud(lambda: f"reading the log of partition {partition} backwards"):
+            looked = await search(client, partition, found.lock, last_id, search_max)
+    group = None if looked.marker is None else await Groups(client).first_of(looked.marker)
+    return replace(looked, group=group)
 
 
 async def search(client: Client, partition: int, lock: int, last_id: int, count: int) -> Looked:

@@ -46,6 +46,8 @@ class Blueprint(Document):
     """It was made with certificates for all, and documents that belong to its credentials."""
     has_moved: bool = False
     """Its storages have other ports than its documents say; the next start writes them down."""
+    archive: str | None = None
+    """The store to which its log is archived, as its daemons name it."""
     is_founded: bool = False
     """Its documents and replicas were made. From then on only the operator says which storages belong to it."""
 
@@ -98,6 +100,7 @@ def draw(
     servers: int,
     format: int = FORMAT,
     has_tls: bool = False,
+    archive: str | None = None,
     base: int | None = None,
 ) -> Blueprint:
     """A new blueprint, with ports that are free at this moment, or those from `base` on."""
@@ -110,6 +113,7 @@ def draw(
         ports={},
         format=format,
         has_tls=has_tls,
+        archive=archive,
     )
     return grown(blueprint, directory, storages=storages, servers=servers, base=base)
 

@@ -132,21 +132,25 @@ class Request:
         except typer.Abort:  # also at the question, where it is the end of what is typed, too
             raise Interrupted(NOTHING_BEGUN) from None
 
-        async def act(cluster: Cluster) -> Mapping[str, Any]:
-            if not (change.is_change and change.is_recorded):
-                return await change.do(cluster, waiting.say)
-            async with recorded(cluster, change.plan, asked, reach.tls):
-                if change.is_planned_again:
-                    _check_again((await prepare(cluster)).plan, asked)
-                return await change.do(cluster, waiting.say)
-
         with interruptible(change.after_interruption), Waiting(asked.progress) as waiting:
-            done = using(reach, act)
+            done = using(reach, lambda cluster: carried_out(cluster, change, prepare, asked, reach.tls, waiting.say))
         put_plan(change.plan, self.output, result="done", **done)
         return EXIT_OK
 
 
 Changing = Annotated[Request, From(Request)]
+
+
+async def carried_out(
+    cluster: Cluster, change: Change, prepare: Prepare, asked: Asked, tls: Tls | None, say: Say
+) -> Mapping[str, Any]:
+    """What was agreed to, and what came of it; written down in the history."""
+    if not (change.is_change and change.is_recorded):
+        return await change.do(cluster, say)
+    async with recorded(cluster, change.plan, asked, tls):
+        if change.is_planned_again:
+            _check_again((await prepare(cluster)).plan, asked)
+        return await change.do(cluster, say)
 
 
 # -- whether to do it --------------------------------------------------------------------------------------------------

@@ -1,29 +1,28 @@
-"""Partitions as people type and read them: `0-3,7`, and whether there are any of these numbers."""
+"""Partitions as people type and read them: `0-3,7` or `orders,7`, and whether there are any of these numbers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
+from waltzctl.shell.reach import Reach, using
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.errors import BadArgument, NoSuchPartition
-
-RANGE_MAX = 1 << 16
-_NUMBERS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+from waltzd.errors import NoSuchPartition
+from waltzd.protocol.channels import NO_CHANNELS, named_in, numbers_of
 
 
 def partitions_of(text: str) -> list[int]:
-    """`0-3,7` as [0, 1, 2, 3, 7]; each once, in order."""
-    found: dict[int, None] = {}
-    for part in text.split(","):
-        given = _NUMBERS.fullmatch(part.strip())
-        if given is None:
-            raise BadArgument(f"{part.strip()!r} is no partition and no range of partitions", next_step="write it as 0-3,7")
-        numbers = range(int(given[1]), int(given[2] or given[1]) + 1)
-        if not numbers or numbers[-1] >= RANGE_MAX:
-            raise BadArgument(f"{part.strip()!r} is no range of partitions", next_step="write it as 0-3,7")
-        found.update(dict.fromkeys(numbers))
-    return list(found)
+    """`0-3,7` as [0, 1, 2, 3, 7]; each once, in order. For what is asked of files: they know no channels."""
+    return list(numbers_of(text))
+
+
+def chosen(reach: Reach, text: str) -> list[int]:
+    """As `partitions_of`, with channels: `0-3,orders`. The cluster is asked only where one is named."""
+    if not named_in(text):
+        return list(numbers_of(text, NO_CHANNELS))
+    from waltzd.cluster.channels import channels_of
+
+    channels, _ = using(reach, lambda cluster: channels_of(cluster.coordinator))
+    return list(numbers_of(text, channels))
 
 
 def check_partitions(numbers: Iterable[int], count: int, *, not_done: str = "nothing was changed") -> None:

@@ -23,10 +23,25 @@ class Reaching:
     archived: int | None
     committed: int | None
     """As its owner says; None where none answers."""
+    floor: int
+    """The first id that storages have."""
     manifest: int | None
     archive: str
     sha256: str
     trouble: str
+    checked_ms: int | None
+    """How long ago it was begun to look for all that is archived, with success."""
+    missing: str
+
+    @property
+    def checked(self) -> str:
+        """For people."""
+        if self.missing:
+            return "incomplete"
+        if self.checked_ms is None:
+            return "" if self.archived is None else "not yet"
+        hours = self.checked_ms / 3_600_000
+        return f"{hours:.0f} h ago" if hours >= 1 else f"{60 * hours:.0f} min ago"
 
     @property
     def behind(self) -> int | None:
@@ -39,14 +54,20 @@ REACHING: Columns[Reaching] = (
     Column("archived", lambda one: one.archived, is_right=True, json="archived_to"),
     Column("committed", lambda one: one.committed, is_right=True),
     Column("behind", lambda one: one.behind, is_right=True),
+    Column("floor", lambda one: one.floor, is_right=True),
     Column("manifest", lambda one: one.manifest, is_right=True),
+    Column("checked", lambda one: one.checked, json=""),
+    Column("", lambda one: one.checked_ms, json="checked_ms_ago"),
     Column("archive", lambda one: one.archive, is_wide=True),
     Column("sha256", lambda one: one.sha256, is_wide=True),
     Column("trouble", lambda one: one.trouble),
+    Column("missing", lambda one: one.missing),
 )
 FLAWS: Columns[Flaw] = (
     Column("object", lambda one: one.name),
-    Column("partition", lambda one: one.partition, is_right=True, cell=str),
+    Column(
+        "partition", lambda one: one.partition, is_right=True, cell=lambda number: "" if number is None else str(number)
+    ),
     Column("first", lambda one: one.first, is_right=True),
     Column("last", lambda one: one.last, is_right=True),
     Column("detail", lambda one: one.detail),
@@ -71,10 +92,7 @@ def verified(place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *
         out.print(count(len(flaws), "finding") if flaws else "clean", style="bold red" if flaws else "bold green")
         for flaw in flaws:
             out.print()
-            out.print(flaw.name, style="bold", soft_wrap=True)
-            if flaw.first is not None:
-                out.print(f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}", soft_wrap=True)
-            out.print(f"  {flaw.detail}", soft_wrap=True)
+            _draw_flaw(out, flaw)
         how = "sizes of" if is_quick else "all bytes of"
         out.print(
             f"{how} {count(segments, 'segment')} of {count(len(totals), 'partition')}, {size(stored)}, in {seconds:.1f} s",
@@ -100,6 +118,20 @@ def _partition(number: int, found: Survey) -> dict[str, Any]:
         "last": total.last, "segments": total.segments, "record_bytes": total.record_bytes, "crc": f"{total.crc:08x}",
         "bytes": total.stored_bytes,
     }  # fmt: skip
+
+
+def _draw_flaw(out: Console, flaw: Flaw) -> None:
+    out.print(flaw.name, style="bold", soft_wrap=True)
+    if flaw.first is not None:
+        out.print(f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}", soft_wrap=True)
+    out.print(f"  {flaw.detail}", soft_wrap=True)
+
+
+def told_flaw(flaw: Flaw, why: str) -> None:
+    """One that stays."""
+    out = console(to_stderr=True)
+    _draw_flaw(out, flaw)
+    out.print(f"  {why}", soft_wrap=True)
 
 
 def told_strange(found: Survey) -> None:

@@ -27,7 +27,9 @@ def _duration(milliseconds: int) -> str:
 
 
 def _state(one: Attendant) -> str:
-    return f"{one.state}, slowed" if one.is_slowed and one.state != "gone" else one.state
+    if one.state == "gone":
+        return one.state
+    return ", ".join([one.state, *["slowed"] * one.is_slowed, *["waits for the archive"] * bool(one.waiting)])
 
 
 ATTENDANTS: Columns[Attendant] = (
@@ -43,6 +45,7 @@ ATTENDANTS: Columns[Attendant] = (
     Column("fed", lambda one: one.fed, is_right=True),
     Column("address", lambda one: one.peer),
     Column("version", lambda one: one.version, is_wide=True),
+    Column("waiting", lambda one: one.waiting, is_wide=True),
     Column("role", lambda one: one.role, is_wide=True),
     Column("epoch", lambda one: one.epoch, is_right=True, is_wide=True, cell=lambda epoch: str(epoch or "")),
     Column("servers", lambda one: list(one.servers), is_wide=True),

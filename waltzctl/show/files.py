@@ -90,6 +90,7 @@ def _replica(name: str, field: str, *, is_wide: bool = False) -> Column[Partitio
 REPLICAS: Columns[PartitionDescription] = (
     Column("partition", lambda one: one.partition, is_right=True, cell=str),
     Column("state", state),
+    _replica("floor", "floor", is_wide=True),
     _replica("last id", "last_id"),
     _replica("low mark", "low_mark", is_wide=True),
     _replica("committed", "committed"),
@@ -331,8 +332,9 @@ def _if_known(graft: Graft, value: int) -> int | None:
 GRAFTS: Columns[Graft] = (
     Column("partition", lambda graft: graft.partition, is_right=True, cell=str),
     Column("state", lambda graft: str(graft.state), cell=GRAFT_WORDS.__getitem__),
-    Column("ids", lambda graft: _if_known(graft, graft.last_id), cell=lambda last: "" if last is None else f"0 to {last:,}",
-           json="last_id"),
+    Column("ids", lambda graft: "" if _if_known(graft, graft.last_id) is None
+           else f"{graft.origin.begin:,} to {graft.last_id:,}", json=""),
+    Column("", lambda graft: _if_known(graft, graft.last_id), json="last_id"),
     Column("", lambda graft: _if_known(graft, graft.segments), json="segments"),
     Column("size", lambda graft: _if_known(graft, graft.origin.bytes), is_right=True, is_size=True, json="bytes"),
     Column("", lambda graft: graft.replaces or None, json="replaces"),

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args
+from uuid import UUID
 
 import typer
 import yaml
@@ -145,7 +146,7 @@ Lines = Annotated[
 def stream(columns: Columns[T], output: str, put_one: Callable[[T], None] | None = None) -> Callable[[T], None]:
     """A sink for things that come one after the other: `put_one` prints one of them for people, where that is a form."""
     if output == "json":
-        return lambda thing: typer.echo(json.dumps(objects(columns, [thing])[0]))
+        return lambda thing: typer.echo(json.dumps(objects(columns, [thing])[0], default=_plain))
     if output != "csv":
         assert put_one is not None, output
         return put_one
@@ -171,12 +172,18 @@ def put_csv(columns: Columns[T], things: Sequence[T], *, with_heads: bool = True
 
 
 def put_json(value: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2))
+    typer.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2, default=_plain))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{value!r} is nothing that JSON has")
 
 
 def _put_yaml(value: Mapping[str, Any]) -> None:
     """By way of JSON, so that both say the same and an enumeration is its text."""
-    plain = json.loads(json.dumps({"version": JSON_VERSION, **value}))
+    plain = json.loads(json.dumps({"version": JSON_VERSION, **value}, default=_plain))
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
         text = yaml.safe_dump(plain, sort_keys=False)
@@ -189,7 +196,7 @@ def _plain_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
     if isinstance(value, Mapping):
-        return json.dumps(value)
+        return json.dumps(value, default=_plain)
     return "" if value is None else str(value)
 
 

@@ -177,6 +177,7 @@ def ready(
     stays: bool,
     is_meant: bool,
     has_tls: bool,
+    archive: str | None,
     output: str,
 ) -> None:
     """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster."""
@@ -190,6 +191,7 @@ def ready(
                 "processes": objects(PROCESSES, running),
                 "servers": _servers(running),
                 "application": _application(directory) if has_tls else None,
+                "archive": archive,
             }
         )
         return
@@ -197,6 +199,8 @@ def ready(
     style = "bold green" if found.is_healthy else "bold yellow"
     out.print(f"ready after {seconds:.1f} s: {sentence(found)}", style=style, soft_wrap=True)
     processes(out, running, found.meta.key, directory)
+    if archive is not None:
+        out.print(f"archive: {archive}", soft_wrap=True)
     here = "" if is_meant else f" --directory {shlex.quote(str(directory))}"
     known = {view.meta.name for view in found.storages}
     for one in running:
@@ -223,6 +227,8 @@ def ready(
             out.print(f"  export {name}={shlex.quote(path)}", soft_wrap=True, highlight=False)
     out.print("What to try next:" if stays else "What to try next, in another terminal:")
     tries = _tries(directory, running, found, here=here, stays=stays)
+    if archive is not None:
+        tries.insert(2, (f"waltzctl archive status{here}", "how far the log is archived"))
     longest = max(len(command) for command, _ in tries)
     fits = longest + max(len(meaning) for _, meaning in tries) + len("    # ") <= out.width
     for command, meaning in tries:
@@ -256,6 +262,7 @@ def _tries(directory: Path, running: Sequence[Process], found: Picture, *, here:
         (f"waltzctl status{here}", "who owns what, and how it is"),
         (f"waltzctl health{here}", "a probe in every partition"),
         (f"waltzctl top{here}", "what it does, live"),
+        (f"waltzctl console{here}", "all of it in a browser"),
         (f"waltzctl logs{up_here} --follow", "what the daemons say"),
     ]
     pids = {one.name: one.pid for one in running if one.pid is not None}

@@ -9,6 +9,7 @@ from typing import Any
 from waltzctl.show.forms import Column, Columns, Listing
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import PolicyDocument
+from waltzd.protocol.channels import NO_CHANNELS
 from waltzd.protocol.policy import Grant, Policy, Prefix, Quotas, Verb, everything
 
 NO_POLICY = "There is no policy: every application may do everything."
@@ -46,16 +47,16 @@ def spelled(grant: Grant) -> str:
     return ", ".join(parts)
 
 
-def rights(name: str, policy: PolicyDocument | None, partitions: Sequence[int]) -> Listing[Mapping[str, Any]]:
+def rights(name: str, policy: Policy | None, partitions: Sequence[int]) -> Listing[Mapping[str, Any]]:
     """What a name may do in these partitions, and by which grants."""
-    found = everything(name) if policy is None else Policy(policy.grants).rights_of(name)
+    found = everything(name) if policy is None else policy.rights_of(name)
     numbered = [] if policy is None else [(at, grant) for at, grant in enumerate(policy.grants, 1) if grant in found.grants]
 
     def row(verb: Verb) -> Mapping[str, Any]:
         allowed = [number for number in partitions if found.may(verb, number)]
         verbs = (verb, Verb.READ) if verb is Verb.SUBSCRIBE else (verb,)
         by = [(at, grant) for at, grant in numbered if any(one in grant.may for one in verbs)]
-        by = [(at, grant) for at, grant in by if any(_speaks_of(grant, verb, number) for number in partitions)]
+        by = [(at, grant) for at, grant in by if any(_speaks_of(grant, verb, number, policy) for number in partitions)]
         return {
             "name": name,
             "verb": str(verb),
@@ -89,11 +90,12 @@ def _where(allowed: Sequence[int], asked: Sequence[int]) -> str:
     return "yes" if len(allowed) == len(asked) else f"in {spell_numbers(allowed)}"
 
 
-def _speaks_of(grant: Grant, verb: Verb, partition: int) -> bool:
-    return Policy([grant]).rights_of(grant.names[0].removesuffix("*") or "x").may(verb, partition)
+def _speaks_of(grant: Grant, verb: Verb, partition: int, policy: Policy | None) -> bool:
+    channels = NO_CHANNELS if policy is None else policy.channels
+    return Policy([grant], channels).rights_of(grant.names[0].removesuffix("*") or "x").may(verb, partition)
 
 
-def _locks(policy: PolicyDocument | None, found: Sequence[Grant]) -> list[Prefix] | None:
+def _locks(policy: Policy | None, found: Sequence[Grant]) -> list[Prefix] | None:
     """Prefixes; None: all locks."""
     appending = [grant.lock_prefixes for grant in found if Verb.APPEND in grant.may]
     if policy is None or None in appending:

@@ -198,10 +198,10 @@ def lock(told: Explained) -> Page:
     }  # fmt: skip
 
     def draw(out: Console) -> None:
-        out.print(_lock_verdict(told), style="bold green" if accepted else "bold red", soft_wrap=True)
-        out.print(_basis(told), soft_wrap=True)
+        out.print(lock_verdict(told), style="bold green" if accepted else "bold red", soft_wrap=True)
+        out.print(lock_basis(told), soft_wrap=True)
         if looked.has_read:
-            out.print(_search(looked), soft_wrap=True)
+            out.print(lock_search(looked), soft_wrap=True)
         floor = "since the log began" if found.floor < 0 else f"above id {found.floor:,}"
         rows = [
             ("lock", f"{told.lock.mode.name.lower()}:{told.lock.name}:{told.lock.id} = {found.lock:016x}"),
@@ -224,7 +224,8 @@ def lock(told: Explained) -> Page:
     return Page(told=document, draw=draw, things=Listing(kind="locks", columns=columns, rows=[document]))
 
 
-def _lock_verdict(told: Explained) -> str:
+def lock_verdict(told: Explained) -> str:
+    """Whether the lock would be had, in one sentence."""
     who = f"a transaction that has seen the log up to id {told.seen:,}"
     if told.is_accepted:
         return f"free: {who} gets the lock"
@@ -235,7 +236,7 @@ def _lock_verdict(told: Explained) -> str:
     return f"refused ({found.reason.name}): {who} does not get the lock; {wait} first"
 
 
-def _basis(told: Explained) -> str:
+def lock_basis(told: Explained) -> str:
     """Where the mark of the lock comes from."""
     found = told.found
     if found.marker is None and found.is_exact:
@@ -251,7 +252,7 @@ def _basis(told: Explained) -> str:
     return said + (" An append lock is never compared." if told.lock.mode is Mode.APPEND else "")
 
 
-def _search(looked: Looked) -> str:
+def lock_search(looked: Looked) -> str:
     """What became of reading backwards."""
     if looked.marker is not None:
         return f"The log says: transaction {looked.marker.id:,} marked it last."

@@ -53,10 +53,15 @@ def doctor(*, seconds: Timeout = CALL_SECONDS, reach: Meant, output: AnyForm = "
 async def _checks(reach: Reach, seconds: float) -> list[Check]:
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
         sighting = await poll.look()
-        facts = await examined(reach, sighting, seconds=seconds)
-        if sighting.lost is None and should_be_closed(reach):
-            facts = replace(facts, opened=await (await poll.cluster()).open_nodes())
-        return diagnose(facts)
+        return await examination(poll, sighting, seconds=seconds)
+
+
+async def examination(poll: Poll, sighting: Sighting, *, seconds: float) -> list[Check]:
+    """All checks of a cluster that was just looked at."""
+    facts = await examined(poll.reach, sighting, seconds=seconds)
+    if sighting.lost is None and should_be_closed(poll.reach):
+        facts = replace(facts, opened=await (await poll.cluster()).open_nodes())
+    return diagnose(facts)
 
 
 async def examined(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts:

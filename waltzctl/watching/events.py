@@ -95,15 +95,21 @@ def events(
 
 async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -> tuple[list[Line], dict[str, WaltzError]]:
     async with Poll(reach) as poll:
-        sighting = await poll.look()
-        _check(sighting, names)
-        async with Listening(sighting.picture.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
-            told = await listening.listen(sighting.picture, names)
-            history = await _history(poll, sighting)
-        silent = dict(listening.silent)
-        if sighting.lost is not None:
-            silent["ZooKeeper"] = sighting.lost.cause
-        return told_lines(told, history, since_ms=since_ms, level=level, names=names), silent
+        return await heard(poll, await poll.look(), since_ms, names, level)
+
+
+async def heard(
+    poll: Poll, sighting: Sighting, since_ms: int, names: Sequence[str], level: str
+) -> tuple[list[Line], dict[str, WaltzError]]:
+    """The lines, and who did not answer."""
+    _check(sighting, names)
+    async with Listening(sighting.picture.meta.key, poll.reach.tls, seconds=CALL_SECONDS) as listening:
+        told = await listening.listen(sighting.picture, names)
+        history = await _history(poll, sighting)
+    silent = dict(listening.silent)
+    if sighting.lost is not None:
+        silent["ZooKeeper"] = sighting.lost.cause
+    return told_lines(told, history, since_ms=since_ms, level=level, names=names), silent
 
 
 async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str, output: str) -> None:

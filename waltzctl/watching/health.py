@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from waltzctl.shell.numbers import partitions_of
+from waltzctl.shell.numbers import chosen
 from waltzctl.shell.reach import Meant, Reach, check_operator
 from waltzctl.show import watching
 from waltzctl.show.forms import AnyForm, put
@@ -28,8 +28,8 @@ def health(
     reach: Meant,
     output: AnyForm = "table",
 ) -> int:
-    """Commit a probe in every partition, or in those that are named (0-3,7), read it back, and say how long each stage
-    took. The end is 0 when all of them worked, else 10.
+    """Commit a probe in every partition, or in those that are named (0-3,7 or a channel), read it back, and say how long
+    each stage took. The end is 0 when all of them worked, else 10.
 
     This writes to the log, for good: one transaction a partition, of 18 bytes, without locks. It has the header 0x57414c5a,
     which is kept for probes: no application is fed it. With --no-write nothing is written, and only the answers of the
@@ -42,16 +42,16 @@ def health(
     """
     if not no_write:
         check_operator(reach.tls, "commit a probe; --no-write does not need to")
-    probing, contact_ms, contact_error = loop.run(_probe(reach, partitions, seconds=seconds, is_writing=not no_write))
+    wanted = [number for text in partitions for number in chosen(reach, text)]
+    probing, contact_ms, contact_error = loop.run(_probe(reach, wanted, seconds=seconds, is_writing=not no_write))
     put(watching.probing(probing, contact_ms, contact_error, is_writing=not no_write), output)
     return EXIT_OK if probing.is_well and contact_error is None else EXIT_UNHEALTHY
 
 
 async def _probe(
-    reach: Reach, named: tuple[str, ...], *, seconds: float, is_writing: bool
+    reach: Reach, wanted: list[int], *, seconds: float, is_writing: bool
 ) -> tuple[Probing, float | None, WaltzError | None]:
     """With the milliseconds to the coordinator and back, or why it did not answer."""
-    wanted = [number for text in named for number in partitions_of(text)]
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
         sighting = await poll.look()
         contact_ms = sighting.facts.coordinator_ms

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from waltzctl.picture import last_seen
 from waltzctl.picture.last_seen import LastSeen
-from waltzctl.picture.look import look, look_without
+from waltzctl.picture.look import Contacts, look, look_without
 from waltzctl.picture.picture import Picture
 from waltzctl.shell.blueprint import ZOOKEEPER, load_blueprint
 from waltzctl.shell.progress import waiting_aloud
@@ -48,6 +48,8 @@ class Poll:
         self._aloud = aloud
         self._seconds = seconds
         self._coordinator: ZooKeeperCoordinator | None = None
+        self._connecting = asyncio.Lock()
+        self._contacts = Contacts()
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,11 +57,16 @@ class Poll:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._coordinator is not None:
-            await self._coordinator.close()
+        async with self._contacts:
+            if self._coordinator is not None:
+                await self._coordinator.close()
 
     async def cluster(self) -> Cluster:
         """The documents. `CannotConnect` when the coordinator does not answer."""
+        async with self._connecting:
+            return Cluster(await self._connected())
+
+    async def _connected(self) -> ZooKeeperCoordinator:
         if self._coordinator is None:
             if await _is_refused(self.reach.hosts, self._seconds):
                 raise CannotConnect(
@@ -73,7 +80,7 @@ class Poll:
             async with waiting_aloud(lambda: f"waiting for ZooKeeper at {self.reach.hosts}" if self._aloud else ""):
                 await coordinator.start()
             self._coordinator = coordinator
-        return Cluster(self._coordinator)
+        return self._coordinator
 
     async def look(self) -> Sighting:
         """What there is to see, with a verdict on it, remembered for the next time. Raises what the coordinator said when
@@ -87,7 +94,13 @@ class Poll:
         try:
             cluster = await self.cluster()
             found = await confirmed(
-                lambda: look(cluster.coordinator, tls=self.reach.tls, seconds=self._seconds, aloud=self._aloud)
+                lambda: look(
+                    cluster.coordinator,
+                    tls=self.reach.tls,
+                    seconds=self._seconds,
+                    aloud=self._aloud,
+                    contacts=self._contacts,
+                )
             )
             coordinator_ms = await _round_trip(cluster)
             if should_be_closed(self.reach) and await cluster.coordinator.is_open(ROOT):

@@ -23,6 +23,7 @@ from waltzctl.watching.facts import Check, Facts, Found, Grade, Health, Reason, 
 from waltzctl.watching.troubles import coordination, documents, margins, moves, processes, replicas
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
+from waltzd.protocol.retention import ALL
 
 CLOCK_WARN_MS, CLOCK_FAIL_MS = 500.0, 60_000.0
 """Nothing in Waltz is decided by clocks. Half a second muddles the order of events, and times of transactions stand still
@@ -34,6 +35,8 @@ FREE_WARN, FREE_FAIL = 0.10, 0.03
 """Shares of what is free and what replicas take: a small disk may be well, and a large one nearly full."""
 FULL_WARN_HOURS, FULL_FAIL_HOURS = 48.0, 6.0
 """Until the disk is full, as fast as it was written to since the storage started."""
+CHECK_WARN_HOURS = 50.0
+"""Each object of an archive is looked for within a day, and the age counts from the begin of a round."""
 PACE_SECONDS = 600.0
 """How long a storage has to run before that says anything."""
 FILES_WARN, FILES_FAIL = 0.6, 0.9
@@ -132,7 +135,7 @@ def _of(some: int, total: int, noun: str) -> str:
 
 
 def _space(facts: Facts) -> Found:
-    least = 1.0
+    least, is_trimmed = 1.0, facts.picture.meta.keep_local != ALL and not _stuck(facts)
     for view in facts.picture.storages:
         if view.said is None:
             continue
@@ -146,11 +149,12 @@ def _space(facts: Facts) -> Found:
                 partitions=full,
                 names=(name,),
             )
-        free, share, hours = said.free_bytes, _free_share(said), _hours_left(said)
+        free, share, hours = said.free_bytes, _free_share(said), math.inf if is_trimmed else _hours_left(said)
         least = min(least, share)
         words = f"{name} has {free / 1e9:,.1f} GB free in {said.directory}, {share:.0%} of what it can use"
         if hours < FULL_WARN_HOURS:
             words += f", which lasts for {hours:.0f} hours as it is written to"
+            words += f" (on average of the {said.uptime_ms / 3_600_000:.1f} hours since it started)"
         grades = (under(share, FREE_WARN, FREE_FAIL), under(hours, FULL_WARN_HOURS, FULL_FAIL_HOURS))
         has_failed = free <= said.free_bytes_min or Grade.FAIL in grades
         yield Reason(grade=Grade.FAIL if has_failed else Grade.WARN if Grade.WARN in grades else Grade.PASS, sentence=words)
@@ -202,16 +206,53 @@ def _lag(facts: Facts) -> Found:
     return "every replica that counts keeps up"
 
 
-def _archive(facts: Facts) -> Found:
-    """One reason for what is the same with many partitions."""
+def _stuck(facts: Facts) -> dict[str, list[int]]:
+    """Partitions whose archives do not go on, by the reason, which many may share."""
     partitions: dict[str, list[int]] = {}
     for view in facts.picture.partitions:
         if view.said is not None and view.said.archive_trouble:
             partitions.setdefault(view.said.archive_trouble, []).append(view.partition)
-    for trouble, numbers in partitions.items():
-        yield warn(f"the archive of {spell(numbers, 'does', 'do')} not go on: {trouble}")
+    return partitions
+
+
+def _archive(facts: Facts) -> Found:
+    lasting = _lasting(facts)
+    for trouble, numbers in _stuck(facts).items():
+        yield warn(f"the archive of {spell(numbers, 'does', 'do')} not go on: {trouble}; {lasting}")
     is_archived = any(view.said is not None and view.said.archived is not None for view in facts.picture.partitions)
     return "what is sealed is archived" if is_archived else "nothing is archived, and no storage is asked to"
+
+
+def _lasting(facts: Facts) -> str:
+    """How long the disks last while nothing leaves them."""
+    said = [(_hours_left(view.said), view.meta.name, view.said) for view in facts.picture.storages if view.said is not None]
+    hours, name, first = min(said, key=lambda one: one[:2], default=(math.inf, "", None))
+    if first is None or hours == math.inf:
+        return "how long the disks last is not known before storages have run and written for ten minutes"
+    since = first.uptime_ms / 3_600_000
+    return f"the disk of {name} is full first, in {hours:,.0f} hours, if it goes on as in the {since:,.1f} since it started"
+
+
+def _contents(facts: Facts) -> Found:
+    """What was archived is looked for again and again."""
+    oldest = None
+    for view in facts.picture.partitions:
+        found = None if view.said is None else view.said.archive_check
+        if found is None:
+            continue
+        if found.missing:
+            yield Reason(sentence=f"the archive of partition {view.partition} lacks what was in it: {found.missing}")
+        if found.age_ms is not None:
+            oldest = max(oldest or 0.0, found.age_ms / 3_600_000)
+    if oldest is None:
+        return "nobody has looked for all of it since the partitions have their owners"
+    if oldest > CHECK_WARN_HOURS:
+        yield Reason(
+            grade=Grade.WARN,
+            sentence=f"all that is archived was looked for {oldest:,.0f} hours ago, and not since",
+            next_step="see `waltzctl archive status`, and the logs of the storages",
+        )
+    return f"all that is archived was there {oldest:,.0f} hours ago, or later"
 
 
 def _backup(facts: Facts) -> Found:
@@ -461,6 +502,13 @@ RULES = (
         fix="see `waltzctl archive status`: the log goes on, and stays on the disks of the storages meanwhile",
         needs=("servers",),
         alerts={"WaltzArchiveStopped": (Grade.WARN, 30)},
+    ),
+    Rule(
+        name="archived objects",
+        find=_contents,
+        fix="find out who deletes in the store; `waltzctl archive heal` puts back what a storage still has",
+        needs=("servers",),
+        alerts={"WaltzArchiveIncomplete": (Grade.FAIL, 5)},
     ),
     Rule(
         name="backup",

@@ -8,8 +8,11 @@ over where it proves the same log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from uuid import UUID
+
+import numpy as np
 
 from waltzd.archive.manifest import (
     LABEL,
@@ -72,14 +75,21 @@ class PartitionArchive:
         """By its number and hash; the empty one has the number 0."""
         if number == 0:
             return Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition)
-        if self._newest is not None and (self._newest.number, self._newest.sha256) == (number, sha256):
-            return self._newest
+        newest = self._newest
+        if newest is not None and (newest.number, newest.sha256) == (number, sha256):
+            return newest
         name = manifest_name(self.partition, number)
         text = read_object(self.store, name, MANIFEST_BYTES_MAX)
         if sha256_of(text) != sha256:
             raise ArchiveDamaged(f"{self._where(name)} is not the manifest that the cluster knows")
         self._newest = self._decoded(text, number)
         return self._newest
+
+    def known(self, wanted: Archived) -> Manifest | None:
+        """The manifest that is wanted, where it is the one that was read last."""
+        newest = self._newest
+        is_it = newest is not None and (newest.number, newest.sha256) == (wanted.number, wanted.sha256)
+        return newest if is_it else None
 
     def name_at(self, number: int) -> str:
         return manifest_name(self.partition, number)
@@ -127,6 +137,32 @@ class PartitionArchive:
     def _where(self, name: str) -> str:
         return f"{self.store.place}: {name}"
 
+    def pieces(self, manifest: Manifest, first_id: int, last_id: int) -> Iterator[Entry]:
+        """Those that hold any of these ids, in order."""
+        return self._pieces(manifest.entries, first_id, last_id)
+
+    def _pieces(self, entries: tuple[Entry, ...], first_id: int, last_id: int) -> Iterator[Entry]:
+        for entry in entries:
+            if entry.first > last_id or entry.last < first_id:
+                continue
+            if entry.level == 0:
+                yield entry
+            else:
+                yield from self._pieces(self.chunk(entry).entries, first_id, last_id)
+
+    def seen(self, manifest: Manifest, first_id: int, last_id: int, pieces_max: int) -> int:
+        """Up to which of these ids every piece is in the store, in its size; the id in front of them where the first is
+        missing."""
+        seen = first_id - 1
+        for piece in islice(self.pieces(manifest, first_id, last_id), pieces_max):
+            try:
+                if self.store.head(piece.name(self.partition)).size != piece.size:
+                    break
+            except ObjectAbsent:
+                break
+            seen = min(piece.last, last_id)
+        return seen
+
     # -- writing
 
     def add(self, known: Archived, piece: Entry, data: Buffer) -> Manifest:
@@ -149,6 +185,11 @@ class PartitionArchive:
             following = self._of_another(before, piece)
         self._newest = following
         return following
+
+    def put_back(self, entry: Entry, data: Buffer) -> None:
+        """What a manifest names, where the store has lost it, or has other bytes under its name."""
+        assert sha256_of(data) == entry.sha256, "only what is proven to be the object"
+        self._put(entry.name(self.partition), data)
 
     def _of_another(self, before: Manifest, piece: Entry) -> Manifest:
         """The manifest that is there, made by another storage, or by this one when the answer was lost. It is taken over
@@ -202,8 +243,9 @@ def has(store: Store, name: str, data: Buffer) -> bool:
 
 
 def _are_same(found: bytes, wanted: memoryview) -> bool:
-    """A piece at a time, as bytes: memory views are compared item by item, which takes ten times as long."""
+    """A piece at a time, as arrays: memory views are compared item by item, and bytes would be copied before."""
+    if len(found) != len(wanted):
+        return False
+    one, other = np.frombuffer(found, np.uint8), np.frombuffer(wanted, np.uint8)
     steps = range(0, len(wanted), STEP_BYTES)
-    return len(found) == len(wanted) and all(
-        found[at : at + STEP_BYTES] == bytes(wanted[at : at + STEP_BYTES]) for at in steps
-    )
+    return all(np.array_equal(one[at : at + STEP_BYTES], other[at : at + STEP_BYTES]) for at in steps)

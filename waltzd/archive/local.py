@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from waltzd.errors import ObjectAbsent, ObjectExists, StoreRefused, StoreUnavail
 
 _HIDDEN = ".new"
 """Objects under construction, and the lock. No name of an object begins with a dot."""
+_LOCK = "lock"
+LEFT_SECONDS = 86_400.0
+"""Far more than a write may take: whoever began a hidden file so long ago was killed."""
 _REFUSED = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTSUP, errno.ENAMETOOLONG,
 }  # fmt: skip
@@ -105,6 +108,28 @@ class LocalStore:
             path.unlink()
             _flush_folder(path.parent)
 
+    def leftovers(self, now: float) -> Sequence[Listed]:
+        """Hidden files that killed writers have left a day ago or earlier: `now` is a Unix time. Their names are
+        names of no object."""
+        with self._translated(_HIDDEN):
+            self._check_root()
+            try:
+                entries = list(os.scandir(self._root / _HIDDEN))
+            except FileNotFoundError:
+                return []
+            found = []
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    said = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(said.st_mode) and entry.name != _LOCK and said.st_mtime < now - LEFT_SECONDS:
+                        found.append(Listed(f"{_HIDDEN}/{entry.name}", said.st_size, _tag(said)))
+            return sorted(found)
+
+    def remove_leftover(self, one: Listed) -> None:
+        """Should its writer live after all, then its call fails, and it tries again."""
+        with self._translated(one.name), suppress(FileNotFoundError):
+            (self._root / one.name).unlink()
+
     # -- the files
 
     def _path(self, name: str) -> Path:
@@ -141,7 +166,7 @@ class LocalStore:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        fd = os.open(self._root / _HIDDEN / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(self._root / _HIDDEN / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -7,6 +7,7 @@ is taken as it is, because it can always be made again.
 
 from __future__ import annotations
 
+import hashlib
 from hashlib import sha256
 
 import numpy as np
@@ -51,13 +52,13 @@ def piece_of(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int,
         raise UnfitSegment(error.message) from error
     if header.encode() != raw[:HEADER_BYTES]:
         raise UnfitSegment(f"{path} has other bytes than zeros in its header")
-    hashing = sha256()
+    hashing = sha256()  # once over each byte: what a footer has a digest of is where the object begins
     if header.version == BATCHES:
-        record_bytes, crc = _batches(raw, expected.first_id, last_id, path)
+        record_bytes, crc = _batches(raw, expected.first_id, last_id, path, hashing)
     else:
         record_bytes, crc = _records(raw, expected.first_id, last_id, path)
+        hashing.update(raw)
     kept = index_to_keep(index, records=last_id - expected.first_id + 1)
-    hashing.update(raw)
     hashing.update(kept)
     size = len(raw) + len(kept)
     return Entry(
@@ -72,14 +73,17 @@ def index_to_keep(index: Buffer, *, records: int) -> memoryview:
     return memoryview(index).cast("B")[: size if len(index) >= size else 0]
 
 
-def _batches(raw: memoryview, first_id: int, last_id: int, path: str) -> tuple[int, int]:
+def _batches(raw: memoryview, first_id: int, last_id: int, path: str, hashing: hashlib._Hash) -> tuple[int, int]:
+    """`hashing` has seen all of it then."""
     size = footer_bytes(raw[-12:])
     place = len(raw) - (size or 0)
     footer = None if size is None else footer_at(Held(path, raw), place, len(raw))  # type: ignore[arg-type]
     if footer is None or (footer.first_id, footer.last_id) != (first_id, last_id):
         raise UnfitSegment(f"{path} has no sound footer of the ids {first_id} to {last_id}")
-    if sha256(raw[:place]).digest() != footer.digest:
+    hashing.update(raw[:place])
+    if hashing.digest() != footer.digest:
         raise UnfitSegment(f"{path} has other bytes than its footer says")
+    hashing.update(raw[place:])
     at = np.append(footer.batches, place) - HEADER_BYTES
     stretch = Stretch(raw[HEADER_BYTES:place], at, None)
     if stretch.count < len(footer.batches) or (stretch.first_id, stretch.next_id) != (first_id, last_id + 1):

@@ -10,21 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, sha256_of
+from waltzd.archive.contents import highest_numbers, is_manifest, label_of
+from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, sha256_of
 from waltzd.archive.metadata import number_of
 from waltzd.archive.piece import piece_of
-from waltzd.archive.store import Listed, Store, read_object
+from waltzd.archive.store import Listed, Store
 from waltzd.archive.tail import tail_name, tail_of
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, UnfitSegment, UnknownVersion
 from waltzd.format.layout import FileHeader
+from waltzd.protocol.descriptions import ArchiveCheck, Archived
 
 _OBJECT = re.compile(
     r"partition-(0|[1-9][0-9]{0,4})/(segment|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
 )
 _TAIL = re.compile(r"partition-(0|[1-9][0-9]{0,4})/tail(\.json|/(?:0|[1-9][0-9]{0,2}))")
-_MANIFEST = re.compile(r"partition-(0|[1-9][0-9]{0,4})/manifest/([0-9]{10})\.json")
+CHECK_PIECES = 32
+"""Looked for at once, as uploads wait meanwhile."""
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent, UnknownVersion)
 
 
@@ -33,7 +37,8 @@ class Flaw:
     """An object that is not what it has to be."""
 
     name: str
-    partition: int
+    partition: int | None = None
+    """None where it is of no partition."""
     first: int | None = None
     last: int | None = None
     detail: str
@@ -63,21 +68,9 @@ class Survey:
 def survey(store: Store) -> Survey:
     """All but the segments themselves. `ForeignArchive` where there is no archive."""
     listed = store.list("")  # before any manifest: what is written meanwhile is no orphan
-    try:
-        text = read_object(store, LABEL, MANIFEST_BYTES_MAX)
-    except ObjectAbsent:
-        raise ForeignArchive(
-            f"{store.place} holds no archive: there is no {LABEL}",
-            not_done="nothing was checked",
-            next_step="name the store as the storages do, in `archive` of their configuration",
-        ) from None
-    found = Survey(label=Label.decode(text, f"{store.place}: {LABEL}"))
-    numbers: dict[int, int] = {}
-    for one in listed:
-        if match := _MANIFEST.fullmatch(one.name):
-            numbers[int(match[1])] = max(int(match[2]), numbers.get(int(match[1]), 0))
+    found = Survey(label=label_of(store, not_done="nothing was checked"))
     named: set[str] = {LABEL}
-    for partition, number in sorted(numbers.items()):
+    for partition, number in sorted(highest_numbers(listed).items()):
         archive = PartitionArchive(store, found.label, partition)
         manifest = _newest(archive, partition, number, found.flaws)
         if manifest is not None:
@@ -88,7 +81,7 @@ def survey(store: Store) -> Survey:
             found.tails += [int(tail[1])] if tail[2] == ".json" else []
         elif saved := number_of(one.name):
             found.metadata.append(saved)
-        elif one.name not in named and not _MANIFEST.fullmatch(one.name):
+        elif one.name not in named and not is_manifest(one.name):
             _sort(one, found)
     return found
 
@@ -141,6 +134,30 @@ def _sort(one: Listed, found: Survey) -> None:
     # Where a chunk cannot be read, nobody knows what it names.
     is_unknown = any(flaw.partition == int(match[1]) for flaw in found.flaws)
     (found.pending if is_behind or is_unknown else found.orphans).append(one)
+
+
+def check_from(store: Store, archive: PartitionArchive, known: Archived, first_id: int) -> ArchiveCheck:
+    """Whether the store still has a few of the pieces that a manifest names, from an id on: by their names and sizes."""
+    last_id = first_id - 1
+    try:
+        manifest = archive.manifest(known.number, known.sha256)
+        for piece in islice(_pieces_from(archive, manifest.entries, first_id), CHECK_PIECES):
+            flaw = check_piece(store, archive.label, archive.partition, piece, is_quick=True)
+            if flaw is not None:
+                missing = f"{flaw.name}, with the ids {flaw.first} to {flaw.last}, {flaw.detail}"
+                return ArchiveCheck(last_id=last_id, missing=missing)
+            last_id = piece.last
+    except _WRONG as error:
+        return ArchiveCheck(last_id=last_id, missing=error.message)
+    return ArchiveCheck(last_id=last_id)
+
+
+def _pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id: int) -> Iterator[Entry]:
+    for entry in entries:
+        if entry.last >= first_id and entry.level == 0:
+            yield entry
+        elif entry.last >= first_id:
+            yield from _pieces_from(archive, archive.chunk(entry).entries, first_id)
 
 
 def check_tail(store: Store, found: Survey, partition: int) -> Flaw | None:

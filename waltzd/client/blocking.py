@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from uuid import UUID
 
-from waltzd.client.client import Client, Partitions
+from waltzd.client.client import Client
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
-from waltzd.client.routes import Connect
+from waltzd.client.routes import Connect, Partitions
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Wait
@@ -207,6 +207,10 @@ class BlockingClient(Generic[E]):
     def partition_of(self, key: Any) -> int:
         """As `Client.partition_of`."""
         return self._client.partition_of(key)
+
+    def channel(self, name: str) -> tuple[int, ...]:
+        """As `Client.channel`."""
+        return self._thread.run(self._client.channel(name))
 
     def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """As `Client.set_partitions`."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeAlias
+from typing import Any, Generic, Self
 from uuid import UUID
 
 from waltzd.client.feeding import Arrivals, Feeding
@@ -21,7 +21,7 @@ from waltzd.client.mount import Seen
 from waltzd.client.partition import Line
 from waltzd.client.pending import Bundle, Group, Outcomes, Submission, no_outcomes, request
 from waltzd.client.reading import Reader
-from waltzd.client.routes import Connect, Routes, addresses_of, some
+from waltzd.client.routes import Connect, Partitions, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
@@ -45,7 +45,6 @@ from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
 from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
-Partitions: TypeAlias = Literal["all"] | Iterable[int]
 _NO_GROUP = "a group has at least one transaction"
 
 
@@ -90,7 +89,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
             view: The application's view, fed with every committed transaction. Without one there is no feed.
             feed: `FeedMode.RECORDS` (the default with a view), or `FeedMode.HEADS`, which leaves the payloads out until
                 they are asked for.
-            partitions: `"all"`, or the numbers of the partitions to have.
+            partitions: `"all"`, numbers, and names of channels: `[0, 3]`, `"orders"` or `"0-3,orders"`.
             serializer: Turns values into payloads and back. Without one, payloads are bytes.
             partitioner: `partitioner(key, count)` chooses the partition of a key. The default is the same in every
                 language, so that all clients agree.
@@ -149,6 +148,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
             ForeignCluster: The servers belong to different clusters.
             TlsMismatch: One side uses TLS and the other does not, or a certificate is refused.
             BadArgument: The client is open already, a partition does not exist, or the view's position makes no sense.
+            NoSuchChannel: The cluster has no channel of a name that was given.
             Exception: What the view's `opened` or `position` raises.
         """
         if self._closed is None:
@@ -225,6 +225,17 @@ class Client(Feeding[E], Waiting, Generic[E]):
         """The partitions that this client has."""
         return self._active
 
+    async def channel(self, name: str) -> tuple[int, ...]:
+        """The partitions that a channel names at this moment.
+
+        Raises:
+            NoSuchChannel: The cluster has none of this name, or the policy grants this client nothing in its partitions.
+            CannotConnect, ClientClosed: No server answered in time, or the client is not open.
+        """
+        self._check_open()
+        self._check_loop()
+        return await self._routes.numbers(name)
+
     async def set_partitions(self, partitions: Partitions, *, timeout: float | None = None) -> None:
         """Have these partitions and no others.
 
@@ -232,11 +243,13 @@ class Client(Feeding[E], Waiting, Generic[E]):
         A partition that was stopped by an error begins again when it is taken out and in.
 
         Args:
-            partitions: `"all"`, or numbers.
+            partitions: `"all"`, numbers, and names of channels. A channel is what it is at this moment: when it changes,
+                call this again.
             timeout: How many seconds to ask for a client id; `submit_seconds` if it is not given.
 
         Raises:
             BadArgument: A partition does not exist, or the view's position makes no sense.
+            NoSuchChannel: The cluster has no channel of a name that was given.
             CannotConnect: This is the first partition, and no server gave out a client id in time.
             ClientClosed: The client is not open.
             Exception: What the view's `opened` or `position` raises.
@@ -245,7 +258,10 @@ class Client(Feeding[E], Waiting, Generic[E]):
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
         self._check_loop()
-        wanted = self._numbers(partitions)
+        found = await self._routes.numbers(partitions)
+        for partition in found:
+            self._check_number(partition)
+        wanted = tuple(sorted(found))
         async with self._changing:
             self._check_open()
             if wanted and self._registration is None:
@@ -263,16 +279,6 @@ class Client(Feeding[E], Waiting, Generic[E]):
                 assert self._registration is not None
                 await self._line_of(partition).activate(self._registration)
                 self._active = tuple(sorted((*self._active, partition)))
-
-    def _numbers(self, partitions: Partitions) -> tuple[int, ...]:
-        if isinstance(partitions, str):
-            if partitions != "all":
-                raise BadArgument(f'partitions are "all" or numbers, not {partitions!r}')
-            return tuple(range(self.partition_count))
-        found = set(partitions)
-        for partition in found:
-            self._check_number(partition)
-        return tuple(sorted(found))
 
     def _line_of(self, partition: int) -> Line:
         if partition not in self._lines:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -32,11 +32,14 @@ from waltzd.errors import (
     WrongPeer,
 )
 from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
+from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
 from waltzd.protocol.peers import ServerPort
 
 T = TypeVar("T")
 Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
 """A port to the server at an address, for a cluster key; None when it is not known yet."""
+Partitions: TypeAlias = str | Iterable[int | str]
+"""`all`, numbers, and texts with numbers and channels: `[0, 3]`, `orders`, `0-3,orders`."""
 
 _log = logging.getLogger("waltz.client")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -189,6 +192,21 @@ class Routes:
             if not self._lookup.cancelled() or (task is not None and task.cancelling()):
                 raise
             raise ClientClosed("the client was closed meanwhile") from None
+
+    async def numbers(self, partitions: Partitions) -> tuple[int, ...]:
+        """The partitions that are meant, each once; whether the cluster has them is not checked. Channels are looked up
+        now: what was learned before may be some seconds old."""
+        if isinstance(partitions, str):
+            if partitions == EVERYTHING:
+                return tuple(range(self.partitions))
+            partitions = (partitions,)
+        parts = tuple(partitions)
+        texts = [part for part in parts if isinstance(part, str)]
+        if any(map(named_in, texts)):
+            await self.look()
+        channels = {channel.name: Ranges(channel.partitions) for channel in self.topology.channels}
+        each = (numbers_of(part, channels) if isinstance(part, str) else (part,) for part in parts)
+        return tuple(dict.fromkeys(number for numbers in each for number in numbers))
 
     async def _look(self) -> None:
         failures = []

@@ -1,16 +1,17 @@
 """How far the archive of each partition reaches, as the coordinator keeps it: the last step of each upload.
 
-What stands here is in the store, proven and read back. A document only goes forward: the next one has a higher manifest,
-and of two owners that write at once its version refuses one.
+What stands here is in the store, proven and read back. A document only goes forward: the next one has a higher manifest or
+a higher floor, and of two owners that write at once its version refuses one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, put
-from waltzd.cluster.coordinator import Change, Coordinator, Create
-from waltzd.cluster.documents import ArchiveMeta, decode, encode
+from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, ROOT, put
+from waltzd.cluster.coordinator import Change, Coordinator, Create, Set
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, decode, decode_root, encode
 from waltzd.errors import BadMetadata, ChangedMeanwhile
 
 
@@ -31,14 +32,24 @@ async def all_archived(coordinator: Coordinator) -> Mapping[int, ArchiveMeta]:
     return {partition: meta for partition, meta in sorted(found.items()) if meta is not None}
 
 
+def _goes_on(meta: ArchiveMeta, before: ArchiveMeta) -> bool:
+    """More is archived, or the same by the same manifest with a higher floor."""
+    if meta.archive != before.archive or meta.floor < before.floor:
+        return False
+    if meta.number == before.number:
+        return (meta.sha256, meta.last) == (before.sha256, before.last) and meta.floor > before.floor
+    return meta.number > before.number and meta.last >= before.last
+
+
 async def save_archived(
     coordinator: Coordinator, partition: int, meta: ArchiveMeta, before: ArchiveMeta | None, version: int
 ) -> int:
     """The version that it has now. `before`: what stands there, at that version."""
-    if before is not None and (meta.archive != before.archive or meta.number <= before.number or meta.last < before.last):
+    if before is not None and not _goes_on(meta, before):
         raise BadMetadata(
             f"the archive of partition {partition} reaches to id {before.last} by the manifest {before.number} of "
-            f"{before.archive}; it does not go back to id {meta.last} by the manifest {meta.number} of {meta.archive}"
+            f"{before.archive}, with the floor {before.floor}; it does not go back to id {meta.last} by the manifest "
+            f"{meta.number} of {meta.archive}, with the floor {meta.floor}"
         )
     folder: list[Change] = []
     if version == NO_VERSION and await coordinator.get(ARCHIVES) is None:  # a cluster of an older version has none
@@ -51,3 +62,11 @@ async def save_archived(
             return newest
         raise
     return version + 1
+
+
+async def save_keep_local(coordinator: Coordinator, keep_local: str, *, before: ClusterMeta) -> None:
+    """What storages keep of the archived log, if the cluster's document is still what it was."""
+    node = await coordinator.get(ROOT)
+    if node is None or decode_root(node.data) != before:
+        raise ChangedMeanwhile("the document of the cluster was changed by somebody else meanwhile")
+    await coordinator.commit([Set(ROOT, encode(replace(before, keep_local=keep_local)), node.version)])

@@ -67,12 +67,12 @@ PREFERRED = "/preferred"
 MOVES = "/moves"
 COPY_RATE = "/copy-rate"
 HISTORY = "/history"
-POLICY = "/policy"
+POLICY, CHANNELS = "/policy", "/channels"
 ARCHIVES = "/archives"
 ELECTION = "/election"
 LEADER = f"{ELECTION}/leader"
 FOLDERS = (SERVERS, EXPECTED, STORAGES, REPLICAS, PARTITIONS, IDS, CLIENTS, ELECTION, HISTORY, ARCHIVES)
-_OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY)}
+_OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES, COPY_RATE, POLICY, CHANNELS)}
 """What stands right below the root of a cluster. Anything else there is not this cluster's."""
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
@@ -313,7 +313,7 @@ class Cluster:
                 storage=name,
             )
         path = f"{STORAGES}/{name}"
-        aimed = [] if moves is None else _untouched(MOVES, moves)
+        aimed = [] if moves is None else untouched(MOVES, moves)
         gone = Delete(path, await self._version_of(path))
         await self.coordinator.commit([all_of_them, *aimed, *_unchanged(versions), gone])
 
@@ -621,7 +621,7 @@ class Cluster:
         return await self.wait_for_change([IDS], seen)
 
     async def wait_for_policy(self, seen: object | None) -> object:
-        return await self.wait_for_change([POLICY], seen)
+        return await self.wait_for_change([POLICY, CHANNELS], seen)
 
     async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
         """For a replica that comes, goes or changes its role, for a storage that does or has another address, and for
@@ -682,7 +682,7 @@ def _unchanged(versions: Mapping[int, int]) -> list[Change]:
     return [Check(replicas_path(partition), version) for partition, version in sorted(versions.items())]
 
 
-def _untouched(path: str, version: int) -> list[Change]:
+def untouched(path: str, version: int) -> list[Change]:
     """It has this version, or is not there."""
     return [Create(path, b""), Delete(path, 0)] if version == NO_VERSION else [Check(path, version)]
 

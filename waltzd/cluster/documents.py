@@ -26,18 +26,9 @@ from uuid import UUID
 from waltzd.errors import BadArgument, BadMetadata, MetadataUnfinished, WaltzError
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
-from waltzd.protocol.policy import (
-    PREFIX_LENGTH_MAX,
-    Amount,
-    Grant,
-    Pattern,
-    Prefix,
-    Quotas,
-    Ranges,
-    is_pattern,
-    is_prefix,
-    is_ranges,
-)
+from waltzd.protocol.channels import CHANNELS_MAX, Parts, Ranges, is_channel, is_parts, is_ranges
+from waltzd.protocol.policy import PREFIX_LENGTH_MAX, Amount, Grant, Pattern, Prefix, Quotas, is_pattern, is_prefix
+from waltzd.protocol.retention import is_keep_local
 
 SCHEMA = 1
 FORMAT = 1
@@ -90,6 +81,10 @@ _DEFAULTS: dict[Any, Rule] = {
         lambda value: isinstance(value, str) and is_prefix(value),
     ),
     Ranges: Rule("numbers of partitions, as in 0-3,7", lambda value: isinstance(value, str) and is_ranges(value)),
+    Parts: Rule(
+        "numbers of partitions and names of channels, as in 0-3,orders",
+        lambda value: isinstance(value, str) and is_parts(value),
+    ),
     Amount: whole(1),
 }
 """For a field whose annotation has no rule of its own."""
@@ -103,10 +98,16 @@ Generation: TypeAlias = Annotated[int, whole(0, GENERATION_MAX)]
 Sha256: TypeAlias = Annotated[
     str, Rule("a SHA-256 in hexadecimal digits", lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)))
 ]
+KeepLocal: TypeAlias = Annotated[
+    str, Rule("all, a time as in 7d, or a size as in 500GB", lambda value: isinstance(value, str) and is_keep_local(value))
+]
 AnyText: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
 """An empty one, too."""
 NUMBERED = "numbered"
 """In the metadata of a field that is a tuple: the name under which it is written, as an object of number → item."""
+ADDED = "added"
+"""In the metadata of a field that older documents of the same schema do not have: it is written only where it differs from
+its default, so that a cluster that does not use it stays readable for older versions."""
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -123,6 +124,8 @@ class ClusterMeta(Document):
     format: Annotated[int, whole(0, 1)] = 0
     """Of the segments that the next session of each partition writes. It only rises, and a partition that has gone over
     stays there."""
+    keep_local: KeepLocal = field(default="all", metadata={ADDED: True})
+    """What of the archived log storages keep all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +246,13 @@ class ArchiveMeta(Document):
     """Of the newest manifest."""
     last: int
     """The last id that is archived."""
+    floor: int = field(default=0, metadata={ADDED: True})
+    """The first id that replicas have to keep: below it storages may remove what is archived. It only rises."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        if self.floor > self.last + 1:
+            return "floor", f"must be a whole number from 0 to {self.last + 1}, not {self.floor}"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +285,21 @@ class PolicyDocument(Document):
                     return f"grants[{at}].{name}", "must not be empty: the grant would allow nothing"
                 if len(set(found)) != len(found):
                     return f"grants[{at}].{name}", "has an entry twice"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelsDocument(Document):
+    """<root>/channels: names for sets of partitions."""
+
+    channels: Mapping[Name, Ranges]
+
+    def mistake(self) -> tuple[str, str] | None:
+        if len(self.channels) > CHANNELS_MAX:
+            return "channels", f"must have at most {CHANNELS_MAX} names, not {len(self.channels)}"
+        for name in self.channels:
+            if not is_channel(name):
+                return f"channels.{name}", "must begin with a letter, and not be all"
         return None
 
 
@@ -394,6 +419,8 @@ def _plain(value: Any) -> Any:
     found = []
     for item in fields(value):
         inner = getattr(value, item.name)
+        if ADDED in item.metadata and inner == item.default:
+            continue
         if NUMBERED in item.metadata:
             found.append((item.metadata[NUMBERED], _plain(dict(enumerate(inner)))))
         else:
@@ -590,6 +617,7 @@ def _numbered(reader: _Reader) -> _Reader:
 
 def _object(kind: type[Any]) -> _Reader:
     hints = typing.get_type_hints(kind, include_extras=True)
+    added = {item.name for item in fields(kind) if ADDED in item.metadata}
     readers: dict[str, tuple[str, _Reader]] = {}
     """Name in the document → name of the field, and what reads it."""
     for item in fields(kind):
@@ -605,6 +633,7 @@ def _object(kind: type[Any]) -> _Reader:
         found = {
             attribute: reader(_member(members, name, place), _below(place, name))
             for name, (attribute, reader) in readers.items()
+            if name in members or name not in added
         }
         for name in members.keys() - readers.keys():
             raise _Wrong(_below(place, name), "is not known to this version of Waltz")

@@ -21,6 +21,7 @@ from typing import Any
 from waltzd.cluster.cluster import (
     ARCHIVES,
     ASSIGNMENT,
+    CHANNELS,
     CLIENT_IDS,
     CLIENTS,
     EXPECTED,
@@ -38,6 +39,7 @@ from waltzd.cluster.coordinator import Node
 from waltzd.cluster.documents import (
     ArchiveMeta,
     Assignment,
+    ChannelsDocument,
     ClientMeta,
     ClusterMeta,
     Counter,
@@ -67,6 +69,7 @@ _SINGLE: Mapping[str, type[Document]] = {
     PREFERRED: Preferences,
     MOVES: Moves,
     POLICY: PolicyDocument,
+    CHANNELS: ChannelsDocument,
 }
 _NUMBERED: Mapping[str, type[Document]] = {
     REPLICAS: ReplicaSet,

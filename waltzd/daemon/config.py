@@ -447,6 +447,25 @@ class ServerConfig(DaemonConfig):
         bounds=(0, 1 << 40),
         unit="bytes",
     )
+    archive: str | None = setting(
+        "The store in which storages archive the partitions, as they name it. Readers of transactions that storages have "
+        "trimmed get them from there; the right to read objects is enough. Without it such reads are refused. Credentials "
+        "of a bucket come from where its own tools take them; buckets need `waltzd[archive]`.",
+        default=None,
+        example="/mnt/archive",
+    )
+    archive_cache: str | None = setting(
+        "Directory for what was read from the archive and may be asked for again. Its files have no names, and are gone "
+        "when the server ends. Without it the directory for temporary files of the system is used.",
+        default=None,
+        example="/var/cache/waltz",
+    )
+    archive_cache_bytes: int = setting(
+        "How much of the archive is kept there. A segment is brought as a whole, so several of the largest should fit.",
+        default=1 << 30,
+        bounds=(1 << 20, 1 << 50),
+        unit="bytes",
+    )
     drain_seconds: int = setting(
         "How long other servers may take to take over the partitions after a request to stop.",
         default=30,
@@ -511,6 +530,11 @@ class ServerConfig(DaemonConfig):
         except ValueError as error:
             yield "preferred", str(error)
         yield from super().conflicts()
+        if self.archive is not None:
+            try:
+                check_place(self.archive)
+            except BadArgument as error:
+                yield "archive", error.message
         if self.stream_port > 0:
             if self.stream_port in (self.listen.port, self.admin_listen.port):
                 yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all must differ"

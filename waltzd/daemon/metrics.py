@@ -20,6 +20,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from waltzd.archive.reading import ReadCounters
 from waltzd.protocol.descriptions import (
     OwnedPartition,
     OwnedReplica,
@@ -70,8 +71,10 @@ def of_server(
     unready: Sequence[str],
     commit: Histogram,
     certificate_seconds: float | None,
+    archive: ReadCounters | None,
 ) -> Iterator[Metric]:
-    """`commit`: of all partitions that this process owned since it started. `certificate_seconds`: see `_certificate`."""
+    """`commit`: of all partitions that this process owned since it started. `certificate_seconds`: see `_certificate`.
+    `archive`: None where it reads from none."""
     yield InfoMetricFamily(
         "waltz_server",
         "Which server this is.",
@@ -107,6 +110,8 @@ def of_server(
         "From the arrival of a batch to the outcome, of each committed transaction, over all partitions.",
         commit,
     )
+    if archive is not None:
+        yield from _archive_reads(archive)
     for name, about, value_of in _OF_PARTITION:
         values = (((str(owned.partition),), float(value_of(owned))) for owned in found.partitions)
         yield _family(GaugeMetricFamily, f"waltz_server_partition_{name}", about, ("partition",), values)
@@ -139,6 +144,17 @@ def of_server(
     )
 
 
+def _archive_reads(found: ReadCounters) -> Iterator[Metric]:
+    for name, about, value in (
+        ("archive_fetched_bytes", "Bytes of archived segments that were fetched from the store.", found.fetched_bytes),
+        ("archive_cache_hits", "Reads of archived segments that were in the cache.", found.hits),
+        ("archive_cache_misses", "Reads of archived segments that had to be fetched.", found.misses),
+        ("archive_read_failures", "Reads from the archive that failed or have to wait.", found.failures),
+    ):
+        yield _family(CounterMetricFamily, f"waltz_server_{name}", about, (), [((), float(value))])
+    yield _gauge("waltz_server_archive_cache_bytes", "Archived segments in the cache.", found.cached_bytes)
+
+
 def members(owned: OwnedPartition) -> list[OwnedReplica]:
     """The replicas of which a majority decides."""
     return [replica for replica in owned.replicas if replica.role == "member"]
@@ -159,6 +175,10 @@ def archived_id(owned: OwnedPartition) -> int:
     return -1 if owned.archived is None else owned.archived.last_id
 
 
+def is_incomplete(owned: OwnedPartition) -> bool:
+    return owned.archive_check is not None and bool(owned.archive_check.missing)
+
+
 _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = (
     ("open", "1 when it takes transactions.", lambda owned: owned.step == "OPEN"),
     ("generation", "How often its ownership has moved.", lambda owned: owned.generation),
@@ -172,6 +192,7 @@ _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = 
     ("margin", "Members that may still fail before nothing can be written; negative: nothing can be written.", margin),
     ("archived_id", "The highest id that is archived; -1 for none.", archived_id),
     ("archive_stopped", "1 while its archive does not go on.", lambda owned: bool(owned.archive_trouble)),
+    ("archive_incomplete", "1 while its archive lacks what was in it.", is_incomplete),
     (
         "backup_lag_seconds",
         "For how long something that is committed is not backed up; 0 when all is.",
@@ -238,12 +259,17 @@ def of_storage(
         yield _family(GaugeMetricFamily, f"waltz_storage_replica_{name}", about, ("partition",), values)
 
 
+def floor_of(one: PartitionDescription) -> int:
+    return one.status.floor if one.status else 0
+
+
 _OF_STORED: tuple[tuple[str, str, Callable[[PartitionDescription], float]], ...] = (
     ("refused", "1 when its files cannot be used: nothing of it is served.", lambda one: one.refused is not None),
     ("damaged", "1 when something of it is damaged.", lambda one: one.status is not None and not one.status.is_sound),
     ("available", "0 when an operator took it offline, or it is refused.", lambda one: _is(one, "is_available")),
     ("full", "1 while its appends wait for disk space.", lambda one: _is(one, "is_full")),
     ("last_id", "The highest id that it holds; -1 for none.", lambda one: one.status.last_id if one.status else -1),
+    ("floor", "The first id that it has; below it the log is only in the archive.", floor_of),
     ("segments", "Segment files.", lambda one: one.status.segments if one.status else 0),
     ("disk_bytes", "Bytes of its files.", lambda one: one.disk_bytes),
     ("queue_bytes", "Bytes of appends that wait to be written.", lambda one: one.queued_bytes),

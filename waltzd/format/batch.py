@@ -24,6 +24,7 @@ Pure: bytes in, values out.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -35,7 +36,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import HEADER_BYTES, ID_MAX
-from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, first_bad, heads, no_locks, walk
+from waltzd.format.record import OVERHEAD_BYTES, LockColumns, Run, first_bad, heads, join_runs, no_locks, walk
 
 MAGIC = b"WZB1"
 HEAD_BYTES = 96
@@ -317,6 +318,18 @@ def batch_at(raw: memoryview, head: Head, bounds: I64 | None = None) -> Batch | 
     if len(bounds) != head.records + 1 or bounds[-1] != len(records):
         return None
     return _batch(head, raw[: head.lead], records, bounds)
+
+
+def records_of(batches: Sequence[Batch], first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
+    """The records of consecutive batches as one run: from `first_id`, which the first batch holds, up to `last_id` and up
+    to `bytes_max`, at least one."""
+    found = [batch for batch in batches if batch.first_id <= last_id]
+    runs = [batch.run_with_locks if with_locks else batch.run for batch in found]
+    runs[-1] = runs[-1].part(0, min(len(runs[-1]), last_id + 1 - runs[-1].first_id))
+    runs[0] = runs[0].part(first_id - runs[0].first_id, len(runs[0]))
+    run = join_runs(runs)
+    taken = max(1, int(np.searchsorted(run.bounds, bytes_max, "right")) - 1)
+    return run if taken >= len(run) else run.part(0, taken)
 
 
 def why_wrong(batch: Batch, before: End | None = None, *, deeply: bool = True) -> str:

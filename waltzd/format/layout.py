@@ -427,12 +427,17 @@ def compare_identity(header: ControlHeader, identity: Identity, path: str) -> li
 # -- promise file ------------------------------------------------------------------------------------------------------
 
 _PROMISE = struct.Struct(">8si16si16sqqqqiiqQQ16sq")
+_FLOOR = struct.Struct(">q")
+_TRIMMED = 1
+"""The version of a promise with a floor above 0, which stands behind all else. A replica that was never trimmed keeps the
+promise that every version reads; one that was is refused by versions that would take what is missing for damage."""
 NO_BOOT = UUID(int=0)
 _PROMISE_MAGIC = b"WALTZPR\0"
 PROMISE_SLOT_SPACING = 4096
 """Each slot has a page of its own, so that a torn write cannot reach the other one."""
 PROMISE_BYTES = 2 * PROMISE_SLOT_SPACING
 PROMISE_SLOT_BYTES = _PROMISE.size + 4
+PROMISE_SLOT_BYTES_MAX = PROMISE_SLOT_BYTES + _FLOOR.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -444,7 +449,8 @@ class Promise:
     `segments`: how many there are. `is_clean`: written last at a clean stop; the disk then holds exactly `durable`.
     `inode`, `inode_generation`: the file in which this was written; a copy still names the file it was copied from.
     `boot`: of the machine, when the replica was opened last; `NO_BOOT` where that is unknown.
-    `settled`: the committed mark at the moment when `session` was promised: the session begins no lower."""
+    `settled`: the committed mark at the moment when `session` was promised: the session begins no lower.
+    `floor`: the first id that the replica has to have. What stands below may go at any moment: it is in the archive."""
 
     key: UUID
     partition: int
@@ -460,13 +466,19 @@ class Promise:
     inode_generation: int = 0
     boot: UUID = NO_BOOT
     settled: int = NO_MARK
+    floor: int = 0
 
     def encode(self) -> bytes:
+        version, floor = (_TRIMMED, _FLOOR.pack(self.floor)) if self.floor else (VERSION, b"")
         return _sealed(_PROMISE.pack(
-            _PROMISE_MAGIC, VERSION, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
+            _PROMISE_MAGIC, version, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
             self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence, self.inode,
             self.inode_generation, self.boot.bytes, self.settled,
-        ))  # fmt: skip
+        ) + floor)  # fmt: skip
+
+    @property
+    def slot_bytes(self) -> int:
+        return PROMISE_SLOT_BYTES_MAX if self.floor else PROMISE_SLOT_BYTES
 
     @property
     def slot_offset(self) -> int:
@@ -477,18 +489,30 @@ class Promise:
     def decode(raw: bytes, where: str) -> Promise | None:
         body = _unsealed(raw, _PROMISE.size)
         if body is None:
+            body = _unsealed(raw, _PROMISE.size + _FLOOR.size)
+        if body is None:
             return None
-        fields = _PROMISE.unpack(body)
+        fields = _PROMISE.unpack(body[: _PROMISE.size])
         magic, version, key, partition, incarnation, session, committed, durable, newest, segments, clean = fields[:11]
         sequence, inode, inode_generation, boot, settled = fields[11:]
         if magic != _PROMISE_MAGIC:
             return None
-        _check_version(version, where)
+        _check_version(version, where, (VERSION, _TRIMMED))
+        tail = body[_PROMISE.size :]
+        if bool(tail) != (version == _TRIMMED):
+            return None
         return Promise(
             key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
             committed=committed, durable=durable, newest=newest, segments=segments, is_clean=bool(clean), sequence=sequence,
             inode=inode, inode_generation=inode_generation, boot=UUID(bytes=boot), settled=settled,
+            floor=_FLOOR.unpack(tail)[0] if tail else 0,
         )  # fmt: skip
+
+
+def _slot_bytes_of(page: bytes) -> int:
+    """By the version that it says: its checksum is wrong."""
+    version = int.from_bytes(page[8:12], "big")
+    return PROMISE_SLOT_BYTES_MAX if version == _TRIMMED else PROMISE_SLOT_BYTES
 
 
 def read_promise_file(
@@ -508,9 +532,9 @@ def read_promise_file(
         except UnknownVersion as error:
             findings.find(Code.UNKNOWN_VERSION, error.message, start, len(page))
             continue
-        rest = page[PROMISE_SLOT_BYTES:].lstrip(b"\0")
+        rest = page[PROMISE_SLOT_BYTES if promise is None else promise.slot_bytes :].lstrip(b"\0")
         if promise is None:
-            detail = f"{slot} fails its checksum" + changed_byte(page[:PROMISE_SLOT_BYTES], start, "slot")
+            detail = f"{slot} fails its checksum" + changed_byte(page[: _slot_bytes_of(page)], start, "slot")
             wrong.append((detail, start, len(page)))
             continue
         sound.append(promise)

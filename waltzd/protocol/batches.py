@@ -17,6 +17,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, TooLarge, WaltzError
 from waltzd.format.checksum import I64, U32
 from waltzd.format.record import OVERHEAD_BYTES, HeadArray, Run
+from waltzd.protocol.channels import Channel
 from waltzd.protocol.locks import Mode
 
 U8: TypeAlias = NDArray[np.uint8]
@@ -284,3 +285,4 @@ class Topology:
     """One for each partition."""
     servers: tuple[ServerAddress, ...]
     """All servers that are up."""
+    channels: tuple[Channel, ...] = ()

@@ -75,6 +75,8 @@ class ReplicaStatus:
     """A hash of its last records of format 0, in an answer to its owner; empty where they are in batches, or unknown."""
     archives: bool = False
     """It can be asked to upload sealed segments."""
+    floor: int = 0
+    """The first id that it has; 0: all. What is below is only in the archive."""
 
     @property
     def is_sound(self) -> bool:
@@ -305,6 +307,18 @@ class MetadataBackup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArchiveCheck:
+    """Whether the store still has what is archived: all objects are looked for, again and again."""
+
+    last_id: int = -1
+    """All objects of the ids up to this one were there."""
+    missing: str = ""
+    """Why the next one does not count: it is gone, or is not what it was. Empty where nothing is wrong."""
+    age_ms: int | None = None
+    """Since it was begun to look for all of them; only an owner says it. None before all were there once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnedPartition:
     partition: int
     generation: int
@@ -334,6 +348,8 @@ class OwnedPartition:
     """For how long something that is committed is not backed up; 0: all is."""
     backup_trouble: str = ""
     """Why its backup does not go on."""
+    archive_check: ArchiveCheck | None = None
+    """None before anything was looked for in this session."""
 
     @property
     def backed_up_to(self) -> int | None:
@@ -373,6 +389,8 @@ class ClientInstance:
     appended_bytes: int = 0
     fed: int = 0
     fed_bytes: int = 0
+    waiting: str = ""
+    """Why it is not fed, where that is not its own doing: the archive is away."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from waltzd.format.batch import Batch, Piece
 from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.protocol.descriptions import Archived, BackedUp, ReplicaStatus
+from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -209,6 +209,15 @@ class ReplicaPort(Protocol):
         again where there is none yet."""
         ...
 
+    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
+        """Up to which id all segments from `first_id` on are seen in the store; the id in front of it where the first is
+        missing."""
+        ...
+
+    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
+        """The log may begin at this floor: what is below is in the archive."""
+        ...
+
     async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
         """Have what is committed and in no archived segment uploaded. `known`: how far the archive reaches. `moment`: all
         that was committed then is not behind `committed`."""
@@ -216,6 +225,10 @@ class ReplicaPort(Protocol):
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
         """Have the documents of the cluster put into the archive; the number of the object."""
+        ...
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        """Have it looked whether the store still has some of the objects of `known`, from an id on."""
         ...
 
     async def close(self) -> None: ...

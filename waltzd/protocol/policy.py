@@ -7,7 +7,8 @@ Where there is no policy at all, every name may do everything; where there is on
 A name is that in the certificate of an application; without certificates all are `ANONYMOUS`. A pattern is a name, or the
 beginning of names with a star behind it. So the grants of a name are found by its beginnings, however many there are; they
 are added up once for each name (`Policy.rights_of`), and what a mount or a frame asks after that is a look at a bit.
-Partitions are bits of one number, of which -1 is all.
+Partitions are bits of one number, of which -1 is all. A grant may name them by channels (`waltzd.protocol.channels`); one
+that the cluster does not have is empty, and so grants nothing.
 
 A lock is known to servers by 64 bits only. Their highest 16 are its namespace (`waltzd.protocol.locks`): that of the first
 part of its name, in front of the first dot. So a grant can speak of prefixes, and a whole frame is checked at once. Two
@@ -27,15 +28,13 @@ from typing import NewType, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.format.layout import PARTITIONS_MAX
+from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, is_channel
 from waltzd.protocol.locks import NAMESPACE_BITS, namespace_of
 
 ANONYMOUS = "anonymous"
 """Every caller where there are no certificates."""
 Pattern = NewType("Pattern", str)
 """Of names: `payments`, `billing-*`, `*`."""
-Ranges = NewType("Ranges", str)
-"""Of partitions: `0-3,7`."""
 Prefix = NewType("Prefix", str)
 """Of the names of locks: the part in front of the first dot."""
 Amount = NewType("Amount", int)
@@ -48,11 +47,9 @@ _SHIFT = np.uint64(_SPACE_AT)
 ALL = -1
 """The bits of all partitions."""
 PREFIX_LENGTH_MAX = 64
-RANGES_LENGTH_MAX = 4096
 NAMES_MAX = 4096
 """Whose rights are kept added up; those that were asked for last."""
 _PATTERN = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}\*")
-_RANGE = re.compile(r"(0|[1-9][0-9]{0,4})(?:-(0|[1-9][0-9]{0,4}))?")
 
 
 class Verb(enum.StrEnum):
@@ -82,7 +79,7 @@ NO_QUOTAS = Quotas()
 class Grant:
     names: tuple[Pattern, ...]
     may: tuple[Verb, ...]
-    partitions: Ranges | None = None
+    partitions: Parts | None = None
     """None: all of them."""
     lock_prefixes: tuple[Prefix, ...] | None = None
     """What its appends may lock; None: everything."""
@@ -102,19 +99,19 @@ def is_prefix(text: str) -> bool:
     return 0 < len(text) <= PREFIX_LENGTH_MAX and "." not in text and text.isprintable()
 
 
-def is_ranges(text: str) -> bool:
-    return 0 < len(text) <= RANGES_LENGTH_MAX and all(_is_range(part) for part in text.split(","))
-
-
-def _is_range(text: str) -> bool:
-    found = _RANGE.fullmatch(text)
-    return found is not None and int(found[1]) <= int(found[2] or found[1]) < PARTITIONS_MAX
+def _bits(parts: Parts | None, channels: Channels) -> int:
+    if parts is None:
+        return ALL
+    bits = 0
+    for part in parts.split(","):
+        bits |= _bits_of(channels.get(part, "") if is_channel(part) else part)
+    return bits
 
 
 @lru_cache(maxsize=4096)
-def _bits(ranges: Ranges | None) -> int:
-    bits = ALL if ranges is None else 0
-    for part in () if ranges is None else ranges.split(","):
+def _bits_of(ranges: str) -> int:
+    bits = 0
+    for part in ranges.split(",") if ranges else ():
         first, _, last = part.partition("-")
         bits |= (1 << int(last or first) + 1) - (1 << int(first))
     return bits
@@ -204,8 +201,9 @@ def first_denied(spaces: Spaces, locks: NDArray[np.uint64]) -> int | None:
 class Policy:
     """All grants, ready to be asked."""
 
-    def __init__(self, grants: Iterable[Grant]) -> None:
+    def __init__(self, grants: Iterable[Grant], channels: Channels = NO_CHANNELS) -> None:
         self.grants = tuple(grants)
+        self.channels = channels
         self._exact: defaultdict[str, list[int]] = defaultdict(list)
         self._begins: defaultdict[str, list[int]] = defaultdict(list)
         self._lengths: tuple[int, ...] = ()
@@ -219,7 +217,7 @@ class Policy:
         known = self._known
         rights = known.get(name)
         if rights is None:
-            rights = known[name] = _sum(name, [self.grants[at] for at in self._grants_of(name)])
+            rights = known[name] = _sum(name, [self.grants[at] for at in self._grants_of(name)], self.channels)
             if len(known) > NAMES_MAX:
                 known.popitem(last=False)
         else:
@@ -234,11 +232,11 @@ class Policy:
         return sorted(found)
 
 
-def _sum(name: str, grants: Sequence[Grant]) -> Rights:
+def _sum(name: str, grants: Sequence[Grant], channels: Channels) -> Rights:
     bits = dict.fromkeys(Verb, 0)
     locks: dict[tuple[Prefix, ...] | None, int] = {}
     for grant in grants:
-        where = _bits(grant.partitions)
+        where = _bits(grant.partitions, channels)
         for verb in grant.may:
             bits[verb] |= where
         if Verb.APPEND in grant.may:

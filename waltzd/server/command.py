@@ -22,6 +22,8 @@ from uuid import uuid4
 
 import uvloop
 
+from waltzd.archive.place import open_store
+from waltzd.archive.reading import ArchiveReader, PieceCache
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
@@ -31,6 +33,7 @@ from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.process import Supervisor, allow_open_files, share_arena
+from waltzd.daemon.threads import Threads
 from waltzd.errors import EXIT_BUG, BadConfig, CoordinatorOpen, PartitionsClosed, WaltzError
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Limits
@@ -54,6 +57,7 @@ from waltzd.server.ownership import PartitionOwner
 from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
 from waltzd.server.roster import Roster
+from waltzd.server.session.archive_lane import ArchiveLane
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
@@ -68,6 +72,8 @@ ALIVE_SECONDS = 2.0
 STOP_SECONDS = 2.0
 """How long calls that are under way may take when the partitions are closed already."""
 OPEN_SHOWN = 3
+ARCHIVE_THREADS = 4
+"""So many segments are brought from the archive at a time, and so many readers are served from those that are here."""
 log = logging.getLogger("waltz.server")
 
 
@@ -113,7 +119,7 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit)
         ends.push_async_callback(_stop, clients, operators)
         streams = await _open_streams(config, tls, audit, ends)
-        daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams)
+        daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams, _open_archive(config, meta, ends))
         ends.push_async_callback(daemon.close)
         if streams is not None:
             streams.serve(daemon.calls, on_fatal=end_at_once)
@@ -158,6 +164,18 @@ async def _open_streams(config: ServerConfig, tls: Tls | None, audit: AuditLog, 
     return port
 
 
+def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack) -> ArchiveLane | None:
+    """Nothing is asked of the store yet."""
+    if config.archive is None:
+        return None
+    cache = PieceCache(config.archive_cache_bytes, config.archive_cache)
+    bring = ends.enter_context(Threads(ARCHIVE_THREADS, "archive", is_waited_for=False))
+    read = ends.enter_context(Threads(ARCHIVE_THREADS, "archive_cache", is_waited_for=False))
+    lane = ArchiveLane(ArchiveReader(open_store(config.archive), meta.key, cache), bring=bring.run, read=read.run)
+    ends.push_async_callback(lane.close)
+    return lane
+
+
 async def _stop(*listeners: Listener) -> None:
     await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in listeners))
 
@@ -174,6 +192,7 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: T
             unready=await daemon.unready(),
             commit=daemon.all_counters.commit(),
             certificate_seconds=daemon.expiry.seconds_left(),
+            archive=None if daemon.archive is None else daemon.archive.reader.told(),
         )
 
     port = watch_port(address, Role.SERVER, daemon.unready, collect, None if tls is None else tls.showing())
@@ -200,6 +219,7 @@ class _Daemon:
         clients: Listener,
         operators: Listener,
         streams: StreamPort | None,
+        archive: ArchiveLane | None,
     ) -> None:
         self._config = config
         self._doors = clients, operators
@@ -225,6 +245,7 @@ class _Daemon:
         """What the secrets of its sessions are made of; it leaves this process never."""
         self._ticker = Ticker(TICK_SECONDS)
         self._copy_pace = CopyPace(cluster, config.catch_up_bytes_per_second)
+        self.archive = archive
         self._session_settings = SessionSettings(
             partitions=meta.partitions,
             key=meta.key,
@@ -234,6 +255,7 @@ class _Daemon:
             lease_seconds=config.read_lease_ms / 1000,
             backup_seconds=config.backup_seconds,
             catch_up_bytes_per_second=lambda: self._copy_pace.bytes_per_second,
+            archive=archive,
         )
         self._pipeline_settings = PipelineSettings(
             limits=Limits(

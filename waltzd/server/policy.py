@@ -1,6 +1,8 @@
-"""The policy of the cluster, followed: each version that can be understood counts from the moment at which it is noticed.
+"""The policy and the channels of the cluster, followed: each version that can be understood counts from the moment at which
+it is noticed.
 
-The last good one stays while the coordinator cannot be asked, and while the document cannot be understood. A server that
+The last good ones stay while the coordinator cannot be asked, and while one of the two documents cannot be understood: a
+grant may speak of channels, so neither counts without the other. A server that
 has read none since it started lets nobody in but operators. A document that was taken away is a policy, too: everybody may
 do everything again.
 """
@@ -9,9 +11,11 @@ from __future__ import annotations
 
 import logging
 
+from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PolicyDocument
 from waltzd.errors import BadMetadata
+from waltzd.protocol.channels import NO_CHANNELS, Channels
 from waltzd.protocol.policy import Policy
 from waltzd.server.clients.access import Access
 from waltzd.server.reconcile import Reconciler
@@ -23,26 +27,27 @@ class PolicyFollower:
     def __init__(self, cluster: Cluster, access: Access) -> None:
         self._cluster = cluster
         self._access = access
-        self._counts: PolicyDocument | None = None
+        self._counts: tuple[PolicyDocument | None, Channels] = None, NO_CHANNELS
         self._has_read = False
         self.trouble = ""
-        """Why the newest document does not count, in one sentence."""
+        """Why the newest documents do not count, in one sentence."""
         self.reconciler = Reconciler("policy", wait=cluster.wait_for_policy, act=self.read)
 
     async def read(self) -> None:
         try:
             document, _ = await self._cluster.policy()
+            channels, _ = await channels_of(self._cluster.coordinator)
         except BadMetadata as error:
             self._spoiled(error)
             return
         if self.trouble:
             log.info("the policy can be read again")
         self.trouble = ""
-        if document != self._counts or not self._has_read:
-            self._access.adopt(None if document is None else Policy(document.grants))
+        if (document, channels) != self._counts or not self._has_read:
+            self._access.adopt(None if document is None else Policy(document.grants, channels), channels)
             count = "there is none: everybody may do everything" if document is None else f"{len(document.grants)} grants"
-            log.info("policy: %s", count)
-        self._counts, self._has_read = document, True
+            log.info("policy: %s; channels: %d", count, len(channels))
+        self._counts, self._has_read = (document, channels), True
 
     def _spoiled(self, error: BadMetadata) -> None:
         if error.message == self.trouble:

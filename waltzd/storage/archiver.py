@@ -22,16 +22,19 @@ from waltzd.archive.piece import index_to_keep, piece_of
 from waltzd.archive.store import Store
 from waltzd.archive.tail import Tail
 from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.verification import check_from
 from waltzd.disk.seam import Disk, join, opened
-from waltzd.errors import BadFrame, NoArchive, PartitionDamaged, TooLarge, UnfitSegment
+from waltzd.errors import BadFrame, ForeignArchive, NoArchive, PartitionDamaged, TooLarge, UnfitSegment
 from waltzd.format.layout import FileHeader, index_name
-from waltzd.protocol.descriptions import Archived, BackedUp
+from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp
 from waltzd.protocol.peers import NOBODY, Contact, Content
 from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.segment import Suspect
 
 T = TypeVar("T")
+SEEN_MAX = 64
+"""Objects that are looked for in one call."""
 ARCHIVES_MAX = 256
 """Partitions whose newest manifest and tail are kept in memory."""
 
@@ -73,6 +76,22 @@ class Archiver:
                     not_done="nothing was uploaded",
                     next_step="nothing, if it heals; the owner asks again, and other replicas meanwhile",
                 ) from error
+
+    async def see(
+        self, number: int, session: int, known: Archived, first_id: int, last_id: int, *, contact: Contact = NOBODY
+    ) -> int:
+        """For the owner, before it trims: up to which id all that is archived from `first_id` on is in the store now."""
+        lane = self._replicas.readable(number, session, contact)
+        if self._store is None:
+            raise NoArchive("this storage has no `archive` in its configuration", not_done="nothing was looked at")
+        if known.number < 1 or known.archive is None or not 0 <= first_id <= last_id <= known.last_id:
+            raise BadFrame(f"ids {first_id} to {last_id} are not in an archive that reaches to {known}")
+        async with self._turn:
+            return await self._run(self._see, self._store, lane.partition, known, first_id, last_id)
+
+    def _see(self, store: Store, partition: Partition, known: Archived, first_id: int, last_id: int) -> int:
+        archive = self._archive(store, partition, known.archive)
+        return archive.seen(archive.manifest(known.number, known.sha256), first_id, last_id, SEEN_MAX)
 
     async def back_up(
         self, number: int, session: int, known: Archived, committed: int, moment: int, *, contact: Contact = NOBODY
@@ -132,7 +151,36 @@ class Archiver:
             raise NoArchive("this storage has no `archive` in its configuration")
         return self._store
 
+    async def check(
+        self, number: int, session: int, known: Archived, first_id: int, *, contact: Contact = NOBODY
+    ) -> ArchiveCheck:
+        """For the owner: whether the store still has some of the objects that `known` leads to, from an id on."""
+        lane = self._replicas.readable(number, session, contact)
+        if self._store is None:
+            raise NoArchive("this storage has no `archive` in its configuration")
+        if known.number <= 0 or known.archive is None or not 0 <= first_id <= known.last_id:
+            raise BadFrame(f"{known} leads to nothing from id {first_id} on")
+        async with self._turn:
+            return await self._run(self._check, self._store, lane.partition, first_id, known)
+
+    def _check(self, store: Store, partition: Partition, first_id: int, known: Archived) -> ArchiveCheck:
+        """On the thread. In the beginning nothing is believed that is in memory."""
+        if first_id == 0:
+            self._label = None
+            self._archives.pop(partition.number, None)
+        try:
+            return check_from(store, self._archive(store, partition, known.archive), known, first_id)
+        except ForeignArchive as error:
+            return ArchiveCheck(last_id=first_id - 1, missing=error.message)
+
     def _sealed(self, partition: Partition, first_id: int) -> tuple[int, int] | None:
+        if first_id < partition.first_id:
+            raise UnfitSegment(
+                f"partition {partition.number}: the archive goes on at id {first_id}, and this replica begins at id "
+                f"{partition.first_id}",
+                not_done="nothing was uploaded",
+                next_step="bring the store or the coordinator's document back: what was trimmed had been archived",
+            )
         for first, last in partition.sealed_segments():
             if first == first_id and last <= partition.visible_mark:
                 return first, last

@@ -277,6 +277,14 @@ class StorageCalls:
         lane = self._owned(number, session, contact)
         return await lane.call(lambda: lane.partition.truncate(session, mark, contact.number))
 
+    async def trim(self, number: int, session: int, floor: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
+        """Readers that have a segment open go on; whoever comes later gets `Trimmed`."""
+        lane = self._owned(number, session, contact)
+        status = await self._whole(lane.call(lambda: lane.partition.trim(session, floor, contact.number)))
+        while await self._whole(lane.call(lane.partition.unlink_next)):
+            continue
+        return status
+
     async def install_segment(
         self,
         number: int,
@@ -590,7 +598,7 @@ class StorageCalls:
             number,
             partition.key,
             durable_id=partition.last_id,
-            marks=Marks(named=(("what this replica had on disk", partition.floor),)),
+            marks=Marks(named=(("what this replica had on disk", partition.floor),), begin=partition.first_id),
         )
         while True:
             result: Finding | PartitionReport | None = await self._run_reading(next, found, None)
@@ -599,6 +607,8 @@ class StorageCalls:
                 raise BeyondLog(message, next_step="verify it again", not_done="it is not checked")
             if result is None:
                 return
+            if isinstance(result, Finding) and result.first_id is not None and result.first_id < partition.first_id:
+                continue  # trimmed meanwhile
             if isinstance(result, Finding):
                 for first_id in partition.concerned(result):
                     if first_id not in examined:

@@ -26,6 +26,7 @@ from waltzd.daemon.expiry import Expiry
 from waltzd.daemon.http import HttpPort
 from waltzd.daemon.process import Supervisor, Underway, allow_open_files, share_arena
 from waltzd.daemon.readiness import Unready
+from waltzd.daemon.threads import Threads
 from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, BadConfig, FlushFailed, WaltzError
 from waltzd.protocol.role import Role
@@ -33,7 +34,6 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
 from waltzd.storage.service import Ports, start_services
-from waltzd.storage.threads import Threads
 from waltzd.wire.tls import Tls, tls_for
 
 READING_THREADS = 2

@@ -229,6 +229,34 @@ class ReplicaService(_Service, ReplicaServicer):
         return to_message(wire.Archived, found)
 
     @_answered
+    async def CheckArchive(self, request: wire.CheckArchiveRequest, context: Context) -> wire.ArchiveCheck:
+        target = request.target
+        self._check(target.cluster_key, context)
+        known, contact = to_value(Archived, request.known), _contact(target)
+        found = await self._calls.archiver.check(
+            target.partition, _session(target), known, request.first_id, contact=contact
+        )
+        return to_message(wire.ArchiveCheck, found)
+
+    @_answered
+    async def SeeArchive(self, request: wire.SeeRequest, context: Context) -> wire.MarkReply:
+        target = request.target
+        self._check(target.cluster_key, context)
+        mark = await self._calls.archiver.see(
+            target.partition,
+            _session(target),
+            to_value(Archived, request.known),
+            request.first_id,
+            request.last_id,
+            contact=_contact(target),
+        )
+        return wire.MarkReply(mark=mark)
+
+    @_answered
+    async def Trim(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
+        return await self._mark(self._calls.trim, request, context)
+
+    @_answered
     async def BackUp(self, request: wire.BackUpRequest, context: Context) -> wire.BackedUp:
         target, known = request.target, to_value(Archived, request.known)
         self._check(target.cluster_key, context)

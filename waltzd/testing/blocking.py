@@ -112,6 +112,10 @@ class BlockingCluster:
         """As `LocalCluster.set_policy`."""
         self._call(self._cluster.set_policy, grants)
 
+    def set_channels(self, channels: Mapping[str, str]) -> None:
+        """As `LocalCluster.set_channels`."""
+        self._call(self._cluster.set_channels, channels)
+
     def log(self, partition: int = 0) -> list[Record]:
         """As `LocalCluster.log`."""
         return self._wait_for(self._cluster.log, partition)

@@ -22,6 +22,7 @@ from waltzd.client.view import E, Serializer, View, checked_time
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import (
     SCHEMA,
+    ChannelsDocument,
     ClusterMeta,
     Membership,
     PolicyDocument,
@@ -35,6 +36,7 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
+from waltzd.protocol.channels import NO_CHANNELS
 from waltzd.protocol.peers import SECRET_BYTES
 from waltzd.protocol.peers import ServerPort as ClientPort
 from waltzd.protocol.policy import Policy
@@ -105,6 +107,7 @@ class LocalCluster:
         self._time: int | None = None
         """What the clocks of all servers show; None: that of this machine."""
         self._policy: Policy | None = None
+        self._channels = NO_CHANNELS
         self.loop: asyncio.AbstractEventLoop | None = None
         """Where the cluster lives."""
         self.tree = MemoryTree()
@@ -298,8 +301,23 @@ class LocalCluster:
         else:
             text = json.dumps({"schema": SCHEMA, "grants": [whole_grant(grant) for grant in grants]}, default=str)
             self._policy = Policy(decode(PolicyDocument, text.encode(), "the policy", BadArgument).grants)
+        self._adopt()
+
+    def set_channels(self, channels: Mapping[str, str]) -> None:
+        """From now on these are the channels: names for sets of partitions, as in `{"orders": "0-1"}`.
+
+        Raises:
+            BadArgument: A name or a set is none.
+        """
+        text = json.dumps({"schema": SCHEMA, "channels": dict(channels)})
+        self._channels = decode(ChannelsDocument, text.encode(), "the channels", BadArgument).channels
+        self._adopt()
+
+    def _adopt(self) -> None:
+        if self._policy is not None:
+            self._policy = Policy(self._policy.grants, self._channels)
         for server in self._living():
-            server.access.adopt(self._policy)
+            server.access.adopt(self._policy, self._channels)
 
     async def log(self, partition: int = 0) -> list[Record]:
         """Every committed transaction of a partition, as records."""
@@ -478,7 +496,7 @@ class _Server(LocalServer):
             on_fatal=local._on_fatal,
             pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
         )
-        self.access.adopt(local._policy)
+        self.access.adopt(local._policy, local._channels)
         self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)
 
     async def stop(self) -> None:

@@ -16,7 +16,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.batch import Piece
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import Archived, BackedUp, ReplicaStatus
+from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
@@ -171,6 +171,14 @@ class StoragePort:
         calls, contact = await self._calls(), self._contact(partition, session)
         return await self._answer(await calls.archiver.add(partition, session, known, contact=contact))
 
+    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
+        calls, contact = await self._calls(), self._contact(partition, session)
+        return await self._answer(await calls.archiver.see(partition, session, known, first_id, last_id, contact=contact))
+
+    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
+        contact = self._contact(partition, session)
+        return await self._answer(await (await self._calls()).trim(partition, session, floor, contact=contact))
+
     async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
         calls, contact = await self._calls(), self._contact(partition, session)
         return await self._answer(
@@ -180,6 +188,10 @@ class StoragePort:
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
         calls = await self._calls()
         return await self._answer(await calls.archiver.save_metadata(text, archive))
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        calls, contact = await self._calls(), self._contact(partition, session)
+        return await self._answer(await calls.archiver.check(partition, session, known, first_id, contact=contact))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         calls, contact = await self._calls(), self._contact(partition, session)

@@ -62,8 +62,10 @@ ARGUMENTS: dict[str, Callable[[Any], _About]] = {
     "/waltz.v1.Replica/Truncate": _marked,
     "/waltz.v1.Replica/Read": lambda said: ([said.target.partition], f"first_id={said.first_id}"),
     "/waltz.v1.Replica/Archive": lambda said: ([said.target.partition], f"last_id={said.known.last_id}"),
+    "/waltz.v1.Replica/Trim": _marked,
     "/waltz.v1.Replica/BackUp": lambda said: ([said.target.partition], f"committed={said.committed}"),
     "/waltz.v1.Replica/SaveMetadata": lambda said: ([], f"bytes={len(said.text)}"),
+    "/waltz.v1.Replica/CheckArchive": lambda said: ([said.target.partition], f"first_id={said.first_id}"),
     "/waltz.v1.StorageAdmin/CreatePartitions": lambda said: (said.partitions, ""),
     "/waltz.v1.StorageAdmin/RemovePartitions": lambda said: (
         said.partitions, f"files={'deleted' if said.delete_files else 'set-aside'}"

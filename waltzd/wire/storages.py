@@ -22,6 +22,7 @@ from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.descriptions import (
+    ArchiveCheck,
     Archived,
     BackedUp,
     Events,
@@ -59,6 +60,8 @@ CALL_SECONDS = 30.0
 ARCHIVE_SECONDS = 600.0
 METADATA_SECONDS = 60.0
 """A segment is read, proven, sent to a store and read back, one at a time on each storage."""
+TRIM_SECONDS = 120.0
+"""To look for objects in a store, or to remove files: what was not done in time is asked for again."""
 
 
 class ReplicaClient(Caller):
@@ -195,6 +198,20 @@ class ReplicaClient(Caller):
         request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
         return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
 
+    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
+        request = wire.SeeRequest(
+            target=self._target(partition, session),
+            known=to_message(wire.Archived, known),
+            first_id=first_id,
+            last_id=last_id,
+        )
+        reply: wire.MarkReply = await self._call(self._stub.SeeArchive, request, TRIM_SECONDS)
+        return reply.mark
+
+    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
+        request = wire.MarkRequest(target=self._target(partition, session), mark=floor)
+        return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, TRIM_SECONDS))
+
     async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
         request = wire.BackUpRequest(
             target=self._target(partition, session), known=to_message(wire.Archived, known), committed=committed,
@@ -208,6 +225,12 @@ class ReplicaClient(Caller):
         )
         reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, METADATA_SECONDS)
         return reply.number
+
+    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
+        request = wire.CheckArchiveRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), first_id=first_id
+        )
+        return to_value(ArchiveCheck, await self._call(self._stub.CheckArchive, request, ARCHIVE_SECONDS))
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""

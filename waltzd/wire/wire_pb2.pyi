@@ -311,6 +311,36 @@ class ArchiveRequest(_message.Message):
 Global___ArchiveRequest: _TypeAlias = ArchiveRequest  # noqa: Y015
 
 @_typing.final
+class SeeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    last_id: _builtins.int
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+        first_id: _builtins.int = ...,
+        last_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "known", b"known", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeeRequest: _TypeAlias = SeeRequest  # noqa: Y015
+
+@_typing.final
 class BackUpRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -422,6 +452,66 @@ class MetadataSaved(_message.Message):
 Global___MetadataSaved: _TypeAlias = MetadataSaved  # noqa: Y015
 
 @_typing.final
+class CheckArchiveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    """Objects of earlier ids are not looked for; 0: the label and the manifest are read again."""
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def known(self) -> Global___Archived: ...
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        known: Global___Archived | None = ...,
+        first_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "known", b"known", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckArchiveRequest: _TypeAlias = CheckArchiveRequest  # noqa: Y015
+
+@_typing.final
+class ArchiveCheck(_message.Message):
+    """Whether the store still has what is archived."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    last_id: _builtins.int
+    """All objects that were looked for, up to this id, are there."""
+    missing: _builtins.str
+    """Why the next object does not count: it is gone, or is not what it was. Empty where nothing is wrong."""
+    age_ms: _builtins.int
+    """Since it was begun to look for all of them; said by owners only."""
+    def __init__(
+        self,
+        *,
+        last_id: _builtins.int = ...,
+        missing: _builtins.str = ...,
+        age_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms", "last_id", b"last_id", "missing", b"missing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_ms: _TypeAlias = _typing.Literal["age_ms"]  # noqa: Y015
+    _WhichOneofArgType__age_ms: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_ms) -> _WhichOneofReturnType__age_ms | None: ...
+
+Global___ArchiveCheck: _TypeAlias = ArchiveCheck  # noqa: Y015
+
+@_typing.final
 class Finding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -502,6 +592,7 @@ class ReplicaStatus(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     ARCHIVES_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -522,6 +613,8 @@ class ReplicaStatus(_message.Message):
     """In an answer to the owner: BLAKE2b over the last records, where they are of format 0 (docs/recovery.md)."""
     archives: _builtins.bool
     """It can be asked to upload sealed segments."""
+    floor: _builtins.int
+    """The first id that it has: what is below is only in the archive."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -555,10 +648,11 @@ class ReplicaStatus(_message.Message):
         end: Global___End | None = ...,
         tail: _builtins.str = ...,
         archives: _builtins.bool = ...,
+        floor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1489,6 +1583,7 @@ class Topology(_message.Message):
     CLUSTER_KEY_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     cluster_key: _builtins.bytes
     @_builtins.property
@@ -1497,6 +1592,10 @@ class Topology(_message.Message):
 
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerAddress]: ...
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Channel]:
+        """Those that have a partition in which the caller may do something."""
+
     def __init__(
         self,
         *,
@@ -1504,14 +1603,40 @@ class Topology(_message.Message):
         cluster_key: _builtins.bytes = ...,
         places: _abc.Iterable[Global___Place] | None = ...,
         servers: _abc.Iterable[Global___ServerAddress] | None = ...,
+        channels: _abc.Iterable[Global___Channel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Topology: _TypeAlias = Topology  # noqa: Y015
+
+@_typing.final
+class Channel(_message.Message):
+    """A name for a set of partitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    partitions: _builtins.str
+    """As in 0-3,7."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partitions: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Channel: _TypeAlias = Channel  # noqa: Y015
 
 @_typing.final
 class Place(_message.Message):
@@ -2176,6 +2301,7 @@ class ClientInstance(_message.Message):
     APPENDED_BYTES_FIELD_NUMBER: _builtins.int
     FED_FIELD_NUMBER: _builtins.int
     FED_BYTES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """In the certificate; without one, anonymous."""
     role: _builtins.str
@@ -2192,6 +2318,8 @@ class ClientInstance(_message.Message):
     appended_bytes: _builtins.int
     fed: _builtins.int
     fed_bytes: _builtins.int
+    waiting: _builtins.str
+    """Why it is not fed, where that is not its own doing."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -2211,10 +2339,11 @@ class ClientInstance(_message.Message):
         appended_bytes: _builtins.int = ...,
         fed: _builtins.int = ...,
         fed_bytes: _builtins.int = ...,
+        waiting: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "appended", b"appended", "appended_bytes", b"appended_bytes", "epoch", b"epoch", "fed", b"fed", "fed_bytes", b"fed_bytes", "instance", b"instance", "name", b"name", "partitions", b"partitions", "peer", b"peer", "quiet_ms", b"quiet_ms", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "appended", b"appended", "appended_bytes", b"appended_bytes", "epoch", b"epoch", "fed", b"fed", "fed_bytes", b"fed_bytes", "instance", b"instance", "name", b"name", "partitions", b"partitions", "peer", b"peer", "quiet_ms", b"quiet_ms", "role", b"role", "state", b"state", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2410,6 +2539,7 @@ class OwnedPartition(_message.Message):
     BACKED_UP_FIELD_NUMBER: _builtins.int
     BACKUP_LAG_MS_FIELD_NUMBER: _builtins.int
     BACKUP_TROUBLE_FIELD_NUMBER: _builtins.int
+    ARCHIVE_CHECK_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -2444,6 +2574,10 @@ class OwnedPartition(_message.Message):
     def backed_up(self) -> Global___BackedUp:
         """Absent where nothing was backed up in this session."""
 
+    @_builtins.property
+    def archive_check(self) -> Global___ArchiveCheck:
+        """Absent before anything was looked for in this session."""
+
     def __init__(
         self,
         *,
@@ -2466,15 +2600,20 @@ class OwnedPartition(_message.Message):
         backed_up: Global___BackedUp | None = ...,
         backup_lag_ms: _builtins.int = ...,
         backup_trouble: _builtins.str = ...,
+        archive_check: Global___ArchiveCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_backed_up", b"_backed_up", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_backed_up", b"_backed_up", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archive_check: _TypeAlias = _typing.Literal["archive_check"]  # noqa: Y015
+    _WhichOneofArgType__archive_check: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check"]  # noqa: Y015
     _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
     _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
     _WhichOneofReturnType__backed_up: _TypeAlias = _typing.Literal["backed_up"]  # noqa: Y015
     _WhichOneofArgType__backed_up: _TypeAlias = _typing.Literal["_backed_up", b"_backed_up"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archive_check) -> _WhichOneofReturnType__archive_check | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
     @_typing.overload

@@ -81,6 +81,16 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
                 _registered_method=True)
+        self.SeeArchive = channel.unary_unary(
+                '/waltz.v1.Replica/SeeArchive',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.SeeRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
+                _registered_method=True)
+        self.Trim = channel.unary_unary(
+                '/waltz.v1.Replica/Trim',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.MarkRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
+                _registered_method=True)
         self.BackUp = channel.unary_unary(
                 '/waltz.v1.Replica/BackUp',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.BackUpRequest.SerializeToString,
@@ -90,6 +100,11 @@ class ReplicaStub:
                 '/waltz.v1.Replica/SaveMetadata',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
+                _registered_method=True)
+        self.CheckArchive = channel.unary_unary(
+                '/waltz.v1.Replica/CheckArchive',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.FromString,
                 _registered_method=True)
 
 
@@ -159,6 +174,20 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SeeArchive(self, request, context):
+        """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trim(self, request, context):
+        """The mark is a floor: the log may begin there, because what is below is in the archive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BackUp(self, request, context):
         """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first.
         """
@@ -168,6 +197,13 @@ class ReplicaServicer:
 
     def SaveMetadata(self, request, context):
         """Put the documents of the cluster into the archive. Servers have no right to write there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckArchive(self, request, context):
+        """Look whether the store still has some of the objects that are archived, from an id on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,6 +257,16 @@ def add_ReplicaServicer_to_server(servicer, server):
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.Archived.SerializeToString,
             ),
+            'SeeArchive': grpc.unary_unary_rpc_method_handler(
+                    servicer.SeeArchive,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.SeeRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.SerializeToString,
+            ),
+            'Trim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trim,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.SerializeToString,
+            ),
             'BackUp': grpc.unary_unary_rpc_method_handler(
                     servicer.BackUp,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.BackUpRequest.FromString,
@@ -230,6 +276,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.SaveMetadata,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.MetadataRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.MetadataSaved.SerializeToString,
+            ),
+            'CheckArchive': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckArchive,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -488,6 +539,60 @@ class Replica:
             _registered_method=True)
 
     @staticmethod
+    def SeeArchive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/SeeArchive',
+            waltzd_dot_wire_dot_wire__pb2.SeeRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/Trim',
+            waltzd_dot_wire_dot_wire__pb2.MarkRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def BackUp(request,
             target,
             options=(),
@@ -531,6 +636,33 @@ class Replica:
             '/waltz.v1.Replica/SaveMetadata',
             waltzd_dot_wire_dot_wire__pb2.MetadataRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.MetadataSaved.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckArchive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/CheckArchive',
+            waltzd_dot_wire_dot_wire__pb2.CheckArchiveRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ArchiveCheck.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,10 +56,16 @@ class ReplicaStub:
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
+    SeeArchive: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SeeRequest, _wire_pb2.MarkReply]
+    """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed."""
+    Trim: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
+    """The mark is a floor: the log may begin there, because what is below is in the archive."""
     BackUp: _grpc.UnaryUnaryMultiCallable[_wire_pb2.BackUpRequest, _wire_pb2.BackedUp]
     """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first."""
     SaveMetadata: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MetadataRequest, _wire_pb2.MetadataSaved]
     """Put the documents of the cluster into the archive. Servers have no right to write there."""
+    CheckArchive: _grpc.UnaryUnaryMultiCallable[_wire_pb2.CheckArchiveRequest, _wire_pb2.ArchiveCheck]
+    """Look whether the store still has some of the objects that are archived, from an id on."""
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -85,10 +91,16 @@ class ReplicaAsyncStub(ReplicaStub):
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
+    SeeArchive: _aio.UnaryUnaryMultiCallable[_wire_pb2.SeeRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
+    """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed."""
+    Trim: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
+    """The mark is a floor: the log may begin there, because what is below is in the archive."""
     BackUp: _aio.UnaryUnaryMultiCallable[_wire_pb2.BackUpRequest, _wire_pb2.BackedUp]  # type: ignore[assignment]
     """Upload what is committed and in no archived segment. Where a sealed segment waits for the archive, that goes first."""
     SaveMetadata: _aio.UnaryUnaryMultiCallable[_wire_pb2.MetadataRequest, _wire_pb2.MetadataSaved]  # type: ignore[assignment]
     """Put the documents of the cluster into the archive. Servers have no right to write there."""
+    CheckArchive: _aio.UnaryUnaryMultiCallable[_wire_pb2.CheckArchiveRequest, _wire_pb2.ArchiveCheck]  # type: ignore[assignment]
+    """Look whether the store still has some of the objects that are archived, from an id on."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     """A replica seen by the owner of its partition. Every call carries the cluster key, the session and the owner's secret; and,
@@ -167,6 +179,22 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def SeeArchive(
+        self,
+        request: _wire_pb2.SeeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MarkReply, _abc.Awaitable[_wire_pb2.MarkReply]]:
+        """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed."""
+
+    @_abc_1.abstractmethod
+    def Trim(
+        self,
+        request: _wire_pb2.MarkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
+        """The mark is a floor: the log may begin there, because what is below is in the archive."""
+
+    @_abc_1.abstractmethod
     def BackUp(
         self,
         request: _wire_pb2.BackUpRequest,
@@ -181,6 +209,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.MetadataSaved, _abc.Awaitable[_wire_pb2.MetadataSaved]]:
         """Put the documents of the cluster into the archive. Servers have no right to write there."""
+
+    @_abc_1.abstractmethod
+    def CheckArchive(
+        self,
+        request: _wire_pb2.CheckArchiveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ArchiveCheck, _abc.Awaitable[_wire_pb2.ArchiveCheck]]:
+        """Look whether the store still has some of the objects that are archived, from an id on."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -119,7 +119,8 @@ def report_(
     output: AnyForm = "table",
 ) -> int:
     """Count what a log holds: transactions and bytes, by partition, header, client, time and lock, and how large payloads
-    are. Spark reads an export (ARCHIVE), the directories of storages (--source), or the running cluster that is meant.
+    are. Spark reads an export (ARCHIVE), the directories of storages or an archive of segments (--source), or the running
+    cluster that is meant.
 
     Times are hours, of the log or of a column that was decoded (--time-column). Where a log is of format 0 only, they are
     the days on which segments were begun, where those are known, and nothing is said of locks. A transaction that was
@@ -139,7 +140,7 @@ def report_(
 
     if archive is not None and meant.allow_uncommitted:
         raise BadArgument("--allow-uncommitted needs --source: an export holds only what is committed")
-    others = (["--source"] if meant.sources else []) + meant.cluster.typed
+    others = [*(["--source"] if meant.sources else []), *(["--archive"] if meant.archive else []), *meant.cluster.typed]
     if archive is not None and others:
         raise BadArgument(
             f"ARCHIVE and {others[0]} name two logs", not_done="nothing was read", next_step="say one of them only"

@@ -242,11 +242,11 @@ def _check_time(found: Manifest, name: str) -> None:
 
 def origin_log(origin: Origin, partitions: tuple[int, ...] | None) -> OriginLog:
     """What is wrong with the place or the partitions is found here, before there is a Spark."""
-    from waltz_spark.log.directory_origin import DirectoryOrigin
+    from waltz_spark.log.segment import KeepsSegments
 
     catalog = origin.catalog(partitions)
     has_times = any(origin.first_at(catalog, number, 0) <= span.last for number, span in catalog.spans.items())
-    unit = HOUR if has_times else DAY if isinstance(origin, DirectoryOrigin) else ""
+    unit = HOUR if has_times else DAY if isinstance(origin, KeepsSegments) else ""
     return OriginLog(origin=origin, partitions=partitions, time_unit=unit, has_locks=has_times)
 
 

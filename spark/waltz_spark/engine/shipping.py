@@ -56,13 +56,15 @@ class Need:
 ALWAYS = (Need("numpy", "numpy", "2.0"), Need("pyarrow", "pyarrow", "18"))
 OF_CLUSTERS = (Need("grpc", "grpcio", "1.85.1"), Need("google.protobuf", "protobuf", "7.35.1"))
 """Where the log is read from daemons that run. kazoo is not needed: only the planner asks ZooKeeper."""
+OF_BUCKETS = (Need("obstore", "obstore", "0.12"),)
+"""Where an archive is read from a bucket."""
 _OF_DECODERS = {"avro": (Need("fastavro", "fastavro"),), "protobuf": (Need("google.protobuf", "protobuf"),)}
 _OWN_DECODERS = ("json", "text", "binary")
 
 
-def needs_of(*, is_live: bool, decoder: str) -> tuple[Need, ...]:
+def needs_of(*, is_live: bool, asks_a_bucket: bool = False, decoder: str) -> tuple[Need, ...]:
     kind, _, _ = decoder.removeprefix("cells:").partition(":")
-    found = [*ALWAYS, *(OF_CLUSTERS if is_live else ())]
+    found = [*ALWAYS, *(OF_CLUSTERS if is_live else ()), *(OF_BUCKETS if asks_a_bucket else ())]
     if kind in _OF_DECODERS:
         found += _OF_DECODERS[kind]
     elif kind and kind not in _OWN_DECODERS:

@@ -107,7 +107,7 @@ def records(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchiveOrigin:
+class ExportOrigin:
     output: str
     """A path, or a URI."""
 

@@ -55,7 +55,7 @@ def spark_export(
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Export the log, or what has been added to it, to files that other tools read. OUTPUT is a directory, or a URI as
-    s3://bucket/export; it is read from the cluster that is meant, or from --source.
+    s3://bucket/export; it is read from the cluster that is meant, or from --source: storages, or an archive.
 
     An export is exact: each committed transaction is in it once, and a manifest proves it. To run the command again adds
     what is new, and does nothing if nothing is. Nothing has to be prepared: Spark runs on this machine unless --master says
@@ -66,13 +66,14 @@ def spark_export(
       waltzctl spark-export /tmp/export --dry-run
       waltzctl spark-export /tmp/export
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
+      waltzctl spark-export /tmp/old --source s3://waltz-archive/orders
       waltzctl spark-export /tmp/few --where 'header = 0' --select 'partition, txid, data'
     """
     from waltz_spark.exporting.destination import newest_manifest
     from waltz_spark.exporting.render_export import exported, planned
 
     started = time.monotonic()
-    destination, asked = _destination(output, log.sources, spark), wish.ids()
+    destination, asked = _destination(output, log.sources, spark), wish.ids(log)
     make_importable(spark.py_files)
     before = newest_manifest(destination)
     if before is not None and not wish.incremental:
@@ -94,7 +95,7 @@ def spark_export(
     return EXIT_OK
 
 
-def _destination(output: str, sources: tuple[str, ...], spark: SparkChoice) -> Destination:
+def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Destination:
     """Refuses one that lies within what is read, or that executors cannot reach."""
     from waltz_spark.exporting.destination import destination_of
 
@@ -153,9 +154,11 @@ def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progres
     from waltz_spark.engine.shipping import needs_of
     from waltz_spark.exporting.manifest import SPARK
     from waltz_spark.exporting.render_export import Progress, exported
+    from waltz_spark.log.joined_origin import asks_a_bucket
 
     decoder = run.job.decoder
-    settings = spark.settings(needs_of(is_live=is_live, decoder=decoder.text if decoder else ""))
+    needs = needs_of(is_live=is_live, asks_a_bucket=asks_a_bucket(run.job.origin), decoder=decoder.text if decoder else "")
+    settings = spark.settings(needs)
     if run.job.query.engine == SPARK:
         from waltz_spark.exporting.spark_form import conf_for
 

@@ -1,4 +1,6 @@
-"""`waltzctl export status` and `export verify`: what an export holds, and whether that is so. Without Spark."""
+"""`waltzctl export status` and `export verify`: what an export holds, and whether that is so. Without Spark.
+
+An archive is checked as well: its manifests prove it in the same way, and it is `waltzctl archive verify` that does it."""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def verify(
 ) -> int:
     """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
     byte. Of a Delta table, also that it lists exactly these files. Needs nothing but the files; with --against-log, the log
-    is read and compared, too.
+    is read and compared, too. Where OUTPUT is the store of an archive, this is `archive verify`.
 
     \b
     Examples:
@@ -59,12 +61,16 @@ def verify(
       waltzctl export verify /tmp/export --against-log
     """
     from waltz_spark.exporting.destination import destination_of, the_manifest
+    from waltz_spark.exporting.opening import is_archive
     from waltz_spark.exporting.render_export import verified
     from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table, strays
     from waltz_spark.log.origin import Span
 
-    if log.sources and not against_log:
-        raise BadArgument("--source needs --against-log: without it, only the files are checked")
+    for option in (*(["--source"] if log.sources else []), *(["--archive"] if log.archive else [])):
+        if not against_log:
+            raise BadArgument(f"{option} needs --against-log: without it, only the files are checked")
+    if is_archive(output):
+        return _verified_archive(output, shown, progress, against_log=against_log)
     started = time.monotonic()
     destination = destination_of(output)
     manifest = the_manifest(destination)
@@ -86,6 +92,17 @@ def verify(
         findings += _found("comparing", progress, check_log(origin, catalog, manifest), manifest, attrgetter("data_bytes"))
     verified(destination.place, manifest, findings, against, time.monotonic() - started, shown)
     return EXIT_FINDINGS if findings else EXIT_OK
+
+
+def _verified_archive(store: str, shown: AnyForm, progress: Shown, *, against_log: bool) -> int:
+    from waltzctl.records.archive import verify as verify_archive
+
+    if against_log:
+        raise BadArgument(
+            f"{store} is an archive, and --against-log compares an export", not_done="nothing was checked",
+            next_step=f"export it (`waltzctl spark-export OUTPUT --source {store}`), and verify OUTPUT against the log",
+        )  # fmt: skip
+    return verify_archive(store=store, output=shown, progress=progress)
 
 
 def _found(

@@ -1,7 +1,8 @@
 """From the options of a reading to the origin that they name.
 
-One of three things says where the log is: `path` (directories of storages, or an export), `bootstrap.servers` (addresses of
-servers), `coordinator` (addresses of ZooKeeper). Spark gives the names of options in lower case, so case means nothing. A
+One of four things says where the log is: `path` (directories of storages, an export, an archive), `archive` (the store of
+one), `bootstrap.servers` (addresses of servers), `coordinator` (addresses of ZooKeeper). Of these, an archive and a cluster
+go together. Spark gives the names of options in lower case, so case means nothing. A
 name that is not known is refused with the nearest one that is: a misspelt limit would read everything.
 """
 
@@ -11,27 +12,38 @@ import difflib
 import json
 import os
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
+from waltzd.archive.contents import label_at
+from waltzd.archive.manifest import LABEL
+from waltzd.archive.place import check_place, open_store
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import BadArgument, NothingHere, PathMissing
+from waltzd.errors import BadArgument, NothingHere, PathMissing, WaltzError
 from waltzd.format.layout import CONTROL_NAME, SEGMENT_SUFFIX
 
+if TYPE_CHECKING:
+    from waltz_spark.log.archive_origin import ArchiveOrigin
+    from waltz_spark.log.live_origin import LiveOrigin
+
 PATH, PATHS, ALLOW_UNCOMMITTED = "path", "paths", "allowUncommitted"
+ARCHIVE = "archive"
 SERVERS, STORAGES, COORDINATOR, ROOT = "bootstrap.servers", "storages", "coordinator", "root"
 TLS_CERTIFICATE, TLS_KEY, TLS_CA = "tlsCertificate", "tlsKey", "tlsCa"
 COORDINATOR_TLS, COORDINATOR_TLS_CA = "coordinatorTls", "coordinatorTlsCa"
 COORDINATOR_CREDENTIALS = "coordinatorCredentials"
 RATE = "maxBytesPerSecond"
-_PLACES = (PATH, SERVERS, COORDINATOR)
+_PLACES = (PATH, ARCHIVE, SERVERS, COORDINATOR)
 _OF_DIRECTORIES = (PATH, PATHS, ALLOW_UNCOMMITTED)
 _OF_COORDINATORS = (COORDINATOR_TLS, COORDINATOR_TLS_CA, COORDINATOR_CREDENTIALS)
 _OF_CLUSTERS = (SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE)
+_OTHERS = {PATH: _OF_CLUSTERS, ARCHIVE: (*_OF_CLUSTERS, ALLOW_UNCOMMITTED)}
+"""What makes no sense with a place."""
 _OF_READERS = ("columns", "includeMetadata", "maxTxnsPerTrigger", "maxBytesPerTrigger")
 """What `waltz_spark.source` and `waltz_spark.stream` make of the origin."""
-OPTIONS = (*_OF_DIRECTORIES, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
+OPTIONS = (*_OF_DIRECTORIES, ARCHIVE, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
 _ELSEWHERE = {"assign": "partitions", "subscribe": "partitions", "directory": PATH, "servers": SERVERS,
               "zookeeper": COORDINATOR}  # fmt: skip
 """What other sources, and other tools of ours, call it."""
@@ -74,13 +86,16 @@ def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Orig
             raise BadArgument(f"{PATH} and {PATHS} name places twice", not_done=_NOT_READ, next_step="say one of them only")
         given[PATH] = given.pop(PATHS)
     named = [name for name in _PLACES if given.get(name, "").strip()]
+    archive = given.get(ARCHIVE, "").strip()
+    if archive and len(named) == 2 and PATH not in named:
+        named.remove(ARCHIVE)
     if len(named) != 1:
         raise BadArgument(
             f"{' and '.join(named)} name {len(named)} places to read from" if named else "nothing says what to read",
             not_done=_NOT_READ,
             next_step=f"give one of {', '.join(_PLACES)}",
         )
-    others = _OF_CLUSTERS if named == [PATH] else _OF_DIRECTORIES
+    others = _OTHERS.get(named[0], _OF_DIRECTORIES)
     foreign = [name for name in others if name.lower() in given]
     if foreign:
         raise BadArgument(
@@ -88,7 +103,24 @@ def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Orig
             not_done=_NOT_READ,
             next_step=f"leave {foreign[0]} out",
         )
-    return _files(given, disk or RealDisk()) if named == [PATH] else _cluster(given)
+    if named == [PATH]:
+        return _files(given, disk or RealDisk())
+    if named == [ARCHIVE]:
+        return _archive(archive)
+    return _joined(given, archive) if archive else _cluster(given)
+
+
+def _archive(place: str) -> ArchiveOrigin:
+    from waltz_spark.log.archive_origin import ArchiveOrigin
+
+    directory = check_place(place)  # tasks may run in another directory
+    return ArchiveOrigin(place=place if directory is None else directory)
+
+
+def _joined(given: Mapping[str, str], archive: str) -> Origin:
+    from waltz_spark.log.joined_origin import JoinedOrigin
+
+    return JoinedOrigin(archive=_archive(archive), live=_cluster(given))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -100,9 +132,12 @@ def _files(given: Mapping[str, str], disk: Disk) -> Origin:
     text = given.get(ALLOW_UNCOMMITTED.lower())
     allows = False if text is None else selection.truth_of(ALLOW_UNCOMMITTED, text)
     places = paths_of(given[PATH])
+    archives = [place for place in places if "://" not in place and disk.exists(join(place, LABEL))]
+    if archives:
+        return _alone(places, archives, "archive", is_plain=text is None)
     exports = [place for place in places if "://" in place or disk.exists(join(place, MANIFESTS))]
     if exports:
-        return _export(places, exports, is_plain=text is None)
+        return _alone(places, exports, "export", is_plain=text is None)
     storages = [storage for place in places for storage in _storages(disk, place)]
     if len(set(storages)) < len(storages):
         raise BadArgument(f"{PATH} names a directory twice", not_done=_NOT_READ)
@@ -143,28 +178,53 @@ def _storages(disk: Disk, place: str) -> list[str]:
     if any(name.endswith(SEGMENT_SUFFIX) for path in inner for name in disk.names(path)):
         return [place]  # partitions without a storage: the origin asks for `allowUncommitted`
     raise NothingHere(
-        f"{PATH}: {place} holds no storage and no export",
+        f"{PATH}: {place} holds no storage, no export and no archive",
         not_done=_NOT_READ,
-        next_step="give the directory of a storage, one that holds several, or the output of `waltzctl spark-export`",
+        next_step="give the directory of a storage, one that holds several, the output of `waltzctl spark-export`, or the "
+        "store of an archive",
     )
 
 
-def _export(places: list[str], exports: list[str], *, is_plain: bool) -> Origin:
-    from waltz_spark.exporting.archive import ArchiveOrigin
-
+def _alone(places: list[str], found: list[str], kind: str, *, is_plain: bool) -> Origin:
+    """`found`: which of the places are of the kind."""
     if len(places) > 1:
-        raise BadArgument(f"{PATH} names several places, and {exports[0]} is an export", not_done=_NOT_READ,
-                          next_step="read one export at a time")  # fmt: skip
+        raise BadArgument(f"{PATH} names several places, and {found[0]} is an {kind}", not_done=_NOT_READ,
+                          next_step=f"read one {kind} at a time")  # fmt: skip
     if not is_plain:
-        raise BadArgument(f"an export holds only what is committed: {ALLOW_UNCOMMITTED} makes no sense with it",
+        raise BadArgument(f"an {kind} holds only what is committed: {ALLOW_UNCOMMITTED} makes no sense with it",
                           not_done=_NOT_READ, next_step=f"leave {ALLOW_UNCOMMITTED} out")  # fmt: skip
-    return ArchiveOrigin(output=exports[0])
+    if kind == "archive":
+        return _archive(found[0])
+    from waltz_spark.exporting.archive import ExportOrigin
+
+    return ExportOrigin(output=found[0])
+
+
+def is_archive(place: str) -> bool:
+    """Whether it is the store of an archive, and no export. A bucket is asked, first in the way in which an export is read:
+    an address that has worked goes on to work."""
+    from waltz_spark.exporting.destination import destination_of, newest_manifest
+
+    try:
+        directory = check_place(place)
+        if directory is not None:
+            return os.path.exists(join(directory, LABEL))
+        if newest_manifest(destination_of(place)) is not None:
+            return False
+    except BadArgument:
+        return False
+    except WaltzError:
+        pass  # an archive looks foreign to it
+    try:
+        return label_at(open_store(place)) is not None
+    except WaltzError:
+        return False  # what is wrong is said by who reads it
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
 
 
-def _cluster(given: Mapping[str, str]) -> Origin:
+def _cluster(given: Mapping[str, str]) -> LiveOrigin:
     from waltz_spark.log.live_origin import Certificate, LiveOrigin
     from waltzd.client.routes import addresses_of
 

@@ -18,9 +18,11 @@ from typer import Option
 
 from waltz_spark.log.plan import size_of
 from waltzctl.shell import moment
+from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import From
 from waltzctl.shell.reach import ClusterOptions
 from waltzd.errors import BadArgument, ExportGap
+from waltzd.protocol.channels import named_in
 
 if TYPE_CHECKING:
     from waltz_spark.exporting.export import Range
@@ -36,31 +38,50 @@ FILE_BYTES_MIN = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which log is meant: directories of storages, or a running cluster."""
+    """Which log is meant: directories of storages, an archive, or a running cluster."""
 
     sources: Annotated[
         tuple[str, ...],
         Option(
             "--source",
             metavar="DIR",
-            help="Read the directory of a storage, or of several of one cluster, in place of a running cluster.",
+            help="Read the directory of a storage, or of several of one cluster, or the store of an archive, in place of a "
+            "running cluster.",
         ),
     ] = ()
+    archive: Annotated[
+        str | None,
+        Option(
+            "--archive",
+            metavar="STORE",
+            help="Beside a running cluster: its archive, from which everything is read that is archived.",
+        ),
+    ] = None
     allow_uncommitted: Annotated[
         bool, Option("--allow-uncommitted", help="With --source: also what is not known to be committed.")
     ] = False
     cluster: ClusterOptions
 
+    def numbers(self, text: str) -> tuple[int, ...]:
+        """The partitions of `0-3,orders`. Files know no channels."""
+        from waltz_spark.log.selection import partitions_of
+
+        if self.sources or not named_in(text):
+            return partitions_of(text)
+        return tuple(sorted(chosen(self.cluster.reach(), text)))
+
     def origin(self) -> Origin:
         from waltz_spark.exporting import opening
 
         if self.sources:
-            for option in self.cluster.typed:
+            for option in [*(["--archive"] if self.archive else []), *self.cluster.typed]:
                 raise BadArgument(
                     f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
                 )
             places = [source if "://" in source else str(Path(source).absolute()) for source in self.sources]
             options = {opening.PATHS: json.dumps(places)}
+            if len(places) == 1 and opening.is_archive(places[0]):
+                options = {opening.ARCHIVE: places[0]}
             if self.allow_uncommitted:
                 options[opening.ALLOW_UNCOMMITTED] = "true"
             return opening.open_origin(options)
@@ -72,7 +93,15 @@ class Asked:
                  "coordinator_tls": opening.COORDINATOR_TLS, "coordinator_tls_ca": opening.COORDINATOR_TLS_CA,
                  "coordinator_credentials": opening.COORDINATOR_CREDENTIALS}  # fmt: skip
         options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
+        if self.archive:
+            options[opening.ARCHIVE] = self.archive
         return opening.open_origin(options)
+
+    @property
+    def directories(self) -> list[str]:
+        """What is read of this machine."""
+        places = [*self.sources, *([self.archive] if self.archive else [])]
+        return [place for place in places if "://" not in place or place.startswith("file:")]
 
 
 Log = Annotated[Asked, From(Asked)]
@@ -103,7 +132,7 @@ class Wish:
             "--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text."
         ),
     ] = None
-    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these, as in 0-3,7.")] = None
+    partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these: 0-3,7 or channels.")] = None
     from_txn: Annotated[
         str | None,
         Option(
@@ -164,9 +193,8 @@ class Wish:
         Option("--rate", parser=_rate, metavar="SIZE", help="Read at most so much of the log a second, as 50MB."),
     ] = None
 
-    def ids(self) -> Range:
+    def ids(self, log: Asked) -> Range:
         from waltz_spark.exporting.export import Range
-        from waltz_spark.log.selection import partitions_of
 
         first, first_of_others = _ids("--from-txn", self.from_txn)
         last, last_of_others = _ids("--to-txn", self.to_txn)
@@ -176,7 +204,7 @@ class Wish:
         if since is not None and until is not None and until < since:
             raise BadArgument(f"--until {self.until} lies before --since {self.since}", not_done="nothing was written")
         return Range(
-            partitions=None if self.partitions is None else partitions_of(self.partitions),
+            partitions=None if self.partitions is None else log.numbers(self.partitions),
             first=first, last=last, first_of_others=first_of_others, last_of_others=last_of_others, since=since,
             until=until,
         )  # fmt: skip

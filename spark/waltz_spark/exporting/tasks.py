@@ -55,16 +55,15 @@ from waltz_spark.exporting.manifest import (
     path_of,
 )
 from waltz_spark.log.decode import BATCH, LOSSLESS, SCHEMA, record_batch
-from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.encode import Beside
 from waltz_spark.log.groups import Grouped, read_grouped
 from waltz_spark.log.origin import Extent, Origin, Span
 from waltz_spark.log.plan import Split
+from waltz_spark.log.segment import KeepsSegments
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
-from waltzd.disk.seam import read_whole
 from waltzd.errors import BadArgument, ExportDamaged, WaltzError, tree
 from waltzd.format.checksum import crc32
-from waltzd.format.layout import HEADER_BYTES, SEGMENT_SUFFIX, first_id_of, index_name
+from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run
 
 if TYPE_CHECKING:
@@ -139,29 +138,25 @@ class Written:
 
 def segment_head(origin: Origin, extent: Extent) -> SegmentHead:
     """What a lossless export keeps of the segment that an extent lies in."""
-    if not isinstance(origin, DirectoryOrigin) or not extent.place.endswith(SEGMENT_SUFFIX):
+    if not isinstance(origin, KeepsSegments):
         raise BadArgument(
             f"--lossless keeps segments as they are, and {origin.describe()} has none that are its own: replicas cut the "
             "same records in different places",
             not_done="nothing was written",
-            next_step="export from the directory of a storage with --source, or leave --lossless out: all columns of all "
-            "records are kept without it, too",
+            next_step="export from the directory of a storage or from an archive with --source, or leave --lossless out: "
+            "all columns of all records are kept without it, too",
         )
-    disk, directory = origin.disk, extent.place.rpartition("/")[0]
-    first = first_id_of(extent.place.rpartition("/")[2])
-    assert first is not None
-    index = f"{directory}/{index_name(first)}"
-    index_header = read_whole(disk, index, HEADER_BYTES) if disk.exists(index) else b""
+    header, index_header = origin.headers(extent)
     return SegmentHead(
-        first=first,
-        header=read_whole(disk, extent.place, HEADER_BYTES),
+        first=FileHeader.decode(header, origin.describe()).first_id,
+        header=header,
         index_header=index_header if len(index_header) == HEADER_BYTES else b"",
     )
 
 
 def check_batches(origin: Origin, assignments: Sequence[Assignment]) -> None:
     """Refuses a lossless export that would end within a batch: no segment can be made of a part of one."""
-    assert isinstance(origin, DirectoryOrigin)
+    assert isinstance(origin, KeepsSegments)
     lasts = {given.partition: given for given in sorted(assignments, key=lambda given: given.span)}
     for given in lasts.values():
         extent, last = given.split.parts[-1].extent, given.span.last
@@ -244,7 +239,7 @@ class Reading:
 class _FrontColumn:
     """What stands in front of the records of each batch, in a column of its own, and what proves it."""
 
-    def __init__(self, origin: DirectoryOrigin, given: Assignment, head: SegmentHead) -> None:
+    def __init__(self, origin: KeepsSegments, given: Assignment, head: SegmentHead) -> None:
         self._origin, self._given, self._head = origin, given, head
         self._bytes = self._crc = 0
 
@@ -269,7 +264,7 @@ def _fill(job: Job, given: Assignment, head: SegmentHead | None, sink: _Sink) ->
     decoder, reading = job.decoder, Reading(job, given)
     fronts: _FrontColumn | None = None
     if head is not None:
-        assert isinstance(job.origin, DirectoryOrigin)
+        assert isinstance(job.origin, KeepsSegments)
         fronts = _FrontColumn(job.origin, given, head)
     writer = open_writer(job.form, sink, job.schema, _metadata(job, given, head))
     for run, groups in reading.rows():

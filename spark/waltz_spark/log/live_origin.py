@@ -38,7 +38,9 @@ from waltzd.errors import (
     NoServerUp,
     NoSuchPartition,
     NotReady,
+    OnlyInArchive,
     Retry,
+    Trimmed,
     WaltzError,
 )
 from waltzd.format.record import Run, join_runs
@@ -340,6 +342,7 @@ class LiveOrigin:
         route = Route.decode(extent.place)
         number, next_id = extent.partition, span.first
         said: list[str] = []
+        has_left = False
         sources = [
             (name or address, functools.partial(self._of_replica, route, name, address))
             for name, address in (route.in_turn(number, span.first) if self._may_read_replicas else ())
@@ -358,11 +361,15 @@ class LiveOrigin:
                 said.append(f"{who}: it ended in front of id {next_id}")
             except WaltzError as error:
                 said.append(f"{who}: {error.message}")
-                # That a replica does not know yet what has just been committed is nothing to worry about.
-                level = logging.DEBUG if isinstance(error, BeyondLog) else logging.WARNING
+                has_left = has_left or isinstance(error, Trimmed | OnlyInArchive)
+                # That a replica does not know yet what has just been committed, or has no more what is archived, is nothing
+                # to worry about.
+                level = logging.DEBUG if isinstance(error, BeyondLog | Trimmed) else logging.WARNING
                 _log.log(level, "ids from %d of partition %d are asked of another one. %s", next_id, number, said[-1])
         raise LogUnreadable(
             f"nobody gives ids {next_id} to {span.last} of partition {number}. {'; '.join(said)}",
+            next_step="they have left the storages: name the archive beside the cluster, as `archive` of the reader or "
+            "--archive of the command, so that they are read from there" if has_left else "",
             partition=number, first_id=next_id, last_id=span.last,
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 Every door of a server asks here, whatever carried the call. An application may do what the policy grants to the name in its
 certificate; callers of other roles, operators first, whatever their role may (`waltzd.protocol.role`). Before a policy was
 read, or found to be missing, no application gets in. Nothing here waits, and nothing is read here: `waltzd.server.policy`
-follows the document.
+follows the documents. The channels are here because a caller is told only of those in which it may do something.
 
 A mount is asked for rights when it comes, and holds what they say; a policy that changes reaches it by `review`.
 """
@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from waltzd.errors import NotGranted, PolicyUnreadable
+from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, numbers_of
 from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything
 from waltzd.protocol.role import Identity, Role
 
@@ -31,6 +32,7 @@ class Access:
         """Closed to all but operators, for this reason."""
         self._why_closed: str | None = why_closed
         self._policy: Policy | None = None
+        self._channels = NO_CHANNELS
         self._reviewed: dict[Reviewed, str] = {}
         """Each with the identity of its caller."""
 
@@ -46,9 +48,9 @@ class Access:
         """Why only operators get in; None where a policy counts, or is known to be missing."""
         return self._why_closed
 
-    def adopt(self, policy: Policy | None) -> None:
-        """From now on this one counts; None: there is none, and everybody may do everything."""
-        self._policy, self._why_closed = policy, None
+    def adopt(self, policy: Policy | None, channels: Channels = NO_CHANNELS) -> None:
+        """From now on these count; without a policy everybody may do everything."""
+        self._policy, self._channels, self._why_closed = policy, channels, None
         for mount, identity in list(self._reviewed.items()):
             mount.review(self.rights(identity))
 
@@ -65,6 +67,14 @@ class Access:
         if self._why_closed is not None:
             raise PolicyUnreadable(f"this server lets only operators in: {self._why_closed}")
         return everything(name) if self._policy is None else self._policy.rights_of(name)
+
+    def channels(self, rights: Rights) -> tuple[Channel, ...]:
+        """Those that have a partition in which this caller may do something."""
+        return tuple(
+            Channel(name, ranges)
+            for name, ranges in self._channels.items()
+            if rights.sees_everything or any(map(rights.may_see, numbers_of(ranges)))
+        )
 
     @contextmanager
     def reviewing(self, mount: Reviewed, identity: str) -> Iterator[None]:

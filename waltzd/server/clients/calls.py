@@ -75,7 +75,8 @@ class ServerCalls:
 
     def locate(self, identity: str = "") -> Topology:
         """`identity`, here and below: what the caller's certificate says; empty without one."""
-        topology, rights = self._owner.topology(), self._access.rights(identity)
+        rights = self._access.rights(identity)
+        topology = replace(self._owner.topology(), channels=self._access.channels(rights))
         if rights.sees_everything:
             return topology
         hidden = (

@@ -2,7 +2,8 @@
 
 A reader that is nearly level reads from the tail in memory, without waiting. One that is further behind reads from a
 storage, one chunk at a time and in turns with all other such readers, until its place is in the tail: the last chunk ends
-where the tail begins, so no record is left out or comes twice. Between two chunks a reader costs a few numbers, however
+where the tail begins, so no record is left out or comes twice. What storages have trimmed comes from the archive, beside
+these turns, and a chunk from there ends where a piece of it does. Between two chunks a reader costs a few numbers, however
 long its client takes.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import AsyncGenerator
 
 import numpy as np
 
-from waltzd.errors import NotReady
+from waltzd.errors import NotReady, Trimmed
 from waltzd.format.record import HEAD, HeadArray, Run, heads
 from waltzd.protocol.batches import Feed, FeedMode, HeadFeed
 from waltzd.server.session.replica import Log
@@ -35,7 +36,20 @@ class ColdReader:
     async def read(self, first_id: int, last_id: int) -> Run:
         """Records from `first_id` on, about a chunk of them, none above `last_id`. The read ends with its turn: a range
         that is about as large as a chunk makes sure that a storage seldom reads in vain."""
-        last_id = min(last_id, first_id + self._count - 1)
+        run = None
+        if not self._session.is_trimmed(first_id):  # else it would take a turn to find that out
+            try:
+                run = await self._from_replicas(first_id, min(last_id, first_id + self._count - 1))
+            except Trimmed:
+                run = None
+        if run is None:
+            run = await self._session.read_archived(first_id, last_id, self._chunk_bytes, with_locks=self._with_locks)
+        if len(run) == 0 or run.first_id != first_id or run.last_id > last_id:
+            raise _other(first_id, last_id, run)
+        self._count = max(1, len(run) * self._chunk_bytes // len(run.data))
+        return run
+
+    async def _from_replicas(self, first_id: int, last_id: int) -> Run:
         async with self._turns:
             runs = self._session.read(first_id, last_id, self._chunk_bytes, with_locks=self._with_locks)
             try:
@@ -43,11 +57,14 @@ class ColdReader:
             finally:
                 if isinstance(runs, AsyncGenerator):
                     await runs.aclose()
-        if run is None or len(run) == 0 or run.first_id != first_id or run.last_id > last_id:
-            got = "nothing" if run is None else f"{run.first_id} to {run.last_id}"
-            raise NotReady(f"ids from {first_id} to {last_id} were asked of a replica, and {got} came")
-        self._count = max(1, len(run) * self._chunk_bytes // len(run.data))
+        if run is None:
+            raise _other(first_id, last_id, None)
         return run
+
+
+def _other(first_id: int, last_id: int, run: Run | None) -> NotReady:
+    got = "nothing" if run is None else f"{run.first_id} to {run.last_id}"
+    return NotReady(f"ids from {first_id} to {last_id} were asked of a replica or the archive, and {got} came")
 
 
 class Cursor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from waltzd.errors import BadFrame, CannotConnect, NotGranted, WaltzError
+from waltzd.errors import ArchiveAway, BadFrame, CannotConnect, NotGranted, WaltzError
 from waltzd.protocol.batches import (
     SEQUENCE_MAX,
     AppendBatch,
@@ -47,6 +47,8 @@ TEXT_MAX = 128
 """Of what a client calls itself."""
 NUMBER_MAX = 1 << 40
 """Of a mount. A client that mounts without a pause does not come so far."""
+ARCHIVE_SECONDS, ARCHIVE_SECONDS_MAX = 0.5, 30.0
+"""How long a mount waits until it asks an archive that is away again; it doubles."""
 REFUSED_SECONDS = 2.0
 """How long a client may take to notice that it was refused."""
 
@@ -216,15 +218,23 @@ class Mount:
 
     async def _read_cold(self) -> None:
         """Outcomes do not wait for a storage, so the feed from there has a task of its own."""
+        pause = ARCHIVE_SECONDS
         while True:
             await self._cold_wanted.wait()
             self._cold_wanted.clear()
             if self._cursor.needs_cold(self._pipeline.committed):
                 try:
                     await self._cursor.read_cold()
+                except ArchiveAway as error:  # it passes, and the client would only mount again to wait for the same
+                    self._presence.waiting = error.message
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, ARCHIVE_SECONDS_MAX)
+                    self._cold_wanted.set()
+                    continue
                 except WaltzError as error:
                     self._member.refuse(error)
                     return
+                self._presence.waiting, pause = "", ARCHIVE_SECONDS
                 self._member.changed.set()
 
     # -- what the client says

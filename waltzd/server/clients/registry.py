@@ -185,6 +185,8 @@ class Presence:
         self.use = use
         self.partition = partition
         self.end: Callable[[WaltzError], bool] = lambda error: False
+        self.waiting = ""
+        """Why its feed does not go on, where that is not the client's doing."""
         self._instance = instance
         self._link = link
         self._clock = clock
@@ -332,6 +334,7 @@ class Registry:
             appended_bytes=one.appended_bytes,
             fed=one.fed,
             fed_bytes=one.fed_bytes,
+            waiting=next((presence.waiting for presence in one.presences if presence.waiting), ""),
         )
 
     def disconnect(self, name: str, instance: str | None = None) -> int:

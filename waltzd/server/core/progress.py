@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority, reached
 from waltzd.server.core.lease import Lease
@@ -44,6 +45,8 @@ class Progress:
     """The most that it ever acknowledged while it counted: if it holds less afterwards, it has forgotten something."""
     has_forgotten: bool = False
     """It has forgotten something, and that is not saved yet."""
+    trimmed: int = 0
+    """The floor that it was given since it was opened; its own may be lower, because it keeps whole segments."""
     copied_end: object = None
     """What the log was seen to end with when this one had copied up to the mark."""
     diverged: tuple[UUID, str] | None = None
@@ -62,6 +65,17 @@ def is_bound(status: ReplicaStatus, incarnation: UUID | None, session: int) -> b
     """Whether it has joined this session, and has promised itself to no newer one. One whose disk was replaced may have
     forgotten a promise."""
     return status.promised_session == session == status.session and status.incarnation == incarnation
+
+
+def print_of(end: End | None) -> object:
+    """What is compared of it. The checksum is that of a head, which names the one in front of it."""
+    return None if end is None else (end.crc, end.time)
+
+
+def certain_of(status: ReplicaStatus, mark: int) -> int:
+    """Up to here nothing is ever cut on this replica. It can know of more than the mark of an open session only from that
+    session itself, when it has forgotten since that it had begun it."""
+    return max(mark, status.committed)
 
 
 class Marks:

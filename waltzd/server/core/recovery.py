@@ -60,8 +60,8 @@ from waltzd.format.finding import Code
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
 from waltzd.server.core.membership import admitting
-from waltzd.server.core.progress import Marks, Progress
-from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Truncate, Wait
+from waltzd.server.core.progress import Marks, Progress, certain_of, print_of
+from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 
 NEAR_IDS = 10_000
 """A replica that lags less than this is level in a moment."""
@@ -98,7 +98,7 @@ class Recovery:
         self._begun_max = meta.opened if meta.decision is None else meta.session - 1
         """The newest session that a storage may have begun before ours, as far as the coordinator knows."""
         self._progress: dict[str, Progress] = {}
-        self._known_end: object = _print(end)
+        self._known_end: object = print_of(end)
         """What the log has at the mark at which this session opens, once that is certain."""
         self.others: list[str] = []
         """Storages of the cluster that the log should not be on. They are asked where nothing confirms the document."""
@@ -222,6 +222,7 @@ class Recovery:
         """It answered: lower sessions are fenced there."""
         self.progress(name).was_tried = True
         self.progress(name).copied = self.progress(name).copied_end = None
+        self.progress(name).trimmed = 0
         self.changed(name, status)
 
     def twin_of(self, name: str, status: ReplicaStatus) -> str | None:
@@ -238,6 +239,13 @@ class Recovery:
         """After a truncation, a low-water mark or a healing."""
         progress = self.progress(name)
         progress.status, progress.held = status, status.last_id
+
+    def trimmed(self, name: str, floor: int, status: ReplicaStatus) -> None:
+        """It was told to begin at this floor. While it streams, what it holds is known better than by this answer."""
+        progress = self.progress(name)
+        progress.trimmed = max(progress.trimmed, floor)
+        if progress.status is not None:
+            progress.status = replace(progress.status, floor=status.floor)
 
     def copied(self, name: str, last_id: int) -> None:
         """It now holds the log up to this id, on its disk: from us, behind what was trusted."""
@@ -369,7 +377,7 @@ class Recovery:
             return None
         if mark is None or mark == EMPTY or progress.held < mark:
             return None
-        said = _print(status.end) or status.tail or None
+        said = print_of(status.end) or status.tail or None
         return said if said is not None and status.last_id == progress.held == mark else progress.copied_end
 
     @property
@@ -432,7 +440,8 @@ class Recovery:
         floor = min(held, max(status.low_mark, status.committed))
         if self.is_faithful(name):
             return held
-        known = [floor, min(held, self._copied(name))]
+        # Below its trim floor an owner knew the log to be archived.
+        known = [floor, min(held, status.floor - 1), min(held, self._copied(name))]
         is_recorded = state is not None and (state.incarnation, state.session) == (status.incarnation, status.session)
         if state is not None and is_recorded and state.closing is not None:
             known.append(min(held, state.closing))
@@ -460,11 +469,13 @@ class Recovery:
             return Wait("it is no longer assigned")
         if status.session != self.session and self.has_joined(name):
             return Wait("it has forgotten this session, and that is not saved yet")
+        if self._lacks_only_archived(name, status):
+            return Trim(self.floor)
         if not status.is_sound:
             return self._mend(name, status, mark)
         held = self.held(name)
         if status.session != self.session:
-            keep = min(self.trusted(name), _certain(status, mark))
+            keep = min(self.trusted(name), certain_of(status, mark))
             return Truncate(keep) if held > keep else SetLowMark(mark)
         if self.contest:
             return Wait(self.contest)
@@ -476,6 +487,20 @@ class Recovery:
             missing = f"no replica that answers holds the ids from {held + 1} to {mark}"
             return Copy(last_id, sources) if sources else Wait(missing)
         return Level()
+
+    @property
+    def floor(self) -> int:
+        """The highest trim floor of all replicas that answer: from there on each of them can give what it holds. An owner
+        sets none above the mark at which its session began."""
+        found = max((status.floor for status in self.statuses.values()), default=0)
+        return found if found <= self.meta.low_mark + 1 else 0
+
+    def _lacks_only_archived(self, name: str, status: ReplicaStatus) -> bool:
+        """Nobody can give it what it needs first: it ends below the floor, or is damaged there."""
+        floor = self.floor
+        if status.floor >= floor or self.progress(name).trimmed >= floor:
+            return False
+        return self.held(name) + 1 < floor or min(status.damaged_segments, default=floor) < floor
 
     def _not_compared(self, name: str, mark: int) -> list[str]:
         """Those who hold the decided log, but have not begun this session, so that its end cannot be compared: until then
@@ -495,7 +520,7 @@ class Recovery:
         """Damage up to what is certain is replaced by what the others hold; what is behind it is cut, as long as this
         session has not begun there. Afterwards nothing is cut, so the others must give what this replica held."""
         has_begun = status.session == self.session
-        mark = _certain(status, mark)
+        mark = certain_of(status, mark)
         last_id = max(mark, status.last_id, *(one.last_id or EMPTY for one in status.findings)) if has_begun else mark
         segment = min(status.damaged_segments, default=EVERYTHING)
         if segment <= last_id:
@@ -527,7 +552,11 @@ class Recovery:
             return Wait("the closing mark is undecided")
         if not status.is_sound:
             return self._mend(name, status, keep)
-        return Truncate(keep) if held > keep else Copy(*self.give(name, keep, self.held(sources[0])))
+        if held > keep:
+            return Truncate(keep)
+        if self._lacks_only_archived(name, status):
+            return Trim(self.floor)
+        return Copy(*self.give(name, keep, self.held(sources[0])))
 
     def _may_be_filled(self, name: str, status: ReplicaStatus) -> bool:
         """Another directory stands in the place of the one that joined, and the session that is being closed was never
@@ -558,7 +587,11 @@ class Recovery:
 
     def sources(self, name: str, above: int) -> tuple[str, ...]:
         """The replicas that hold more of the log than `above`, the longest first."""
-        found = [(-self.trusted(other), other) for other in self.names if other != name and self.trusted(other) > above]
+        found = [
+            (-self.trusted(other), other)
+            for other in self.names
+            if other != name and self.trusted(other) > above and self.statuses[other].floor <= above + 1
+        ]
         return tuple(other for _, other in sorted(found))
 
     def waiting(self) -> str:
@@ -664,14 +697,3 @@ class Recovery:
                 assert not meta.replicas[name].is_lost, f"{name} counts, and has forgotten something"
             elif not joined:
                 assert EMPTY <= self.trusted(name) <= progress.held
-
-
-def _print(end: End | None) -> object:
-    """What is compared of it. The checksum is that of a head, which names the one in front of it."""
-    return None if end is None else (end.crc, end.time)
-
-
-def _certain(status: ReplicaStatus, mark: int) -> int:
-    """Up to here nothing is ever cut on this replica. It can know of more than the mark of an open session only from that
-    session itself, when it has forgotten since that it had begun it."""
-    return max(mark, status.committed)

@@ -33,6 +33,14 @@ class SetLowMark:
 
 
 @dataclass(frozen=True)
+class Trim:
+    """Begin at this floor, below which the others have nothing either: what it lacks there, or has damaged, is in the
+    archive."""
+
+    floor: int
+
+
+@dataclass(frozen=True)
 class Copy:
     """Get the ids up to `last_id` from one of these, the best first."""
 
@@ -54,4 +62,4 @@ class Level:
     """It holds the decided log and has begun this session."""
 
 
-Task: TypeAlias = Wait | Truncate | SetLowMark | Copy | Heal | Level
+Task: TypeAlias = Wait | Truncate | SetLowMark | Trim | Copy | Heal | Level

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from waltzd.cluster.archives import archived, save_archived
-from waltzd.cluster.coordinator import Coordinator
+from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import BadFrame, ChangedMeanwhile, WaltzError
-from waltzd.protocol.descriptions import Archived
-from waltzd.server.core.archive import IDLE_SECONDS, Turns
+from waltzd.protocol.descriptions import ArchiveCheck, Archived
+from waltzd.server.core.archive import IDLE_SECONDS, Rounds, Turns
 from waltzd.server.session.replica import Log
+from waltzd.server.session.trimming import Trimming
 from waltzd.server.session.wake import Bell
 
 log = logging.getLogger("waltz.server")
@@ -26,11 +27,14 @@ log = logging.getLogger("waltz.server")
 class Archiving:
     """Of one session."""
 
-    def __init__(self, log: Log, coordinator: Coordinator, say: Callable[[str], None]) -> None:
+    def __init__(self, log: Log, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._log = log
-        self._coordinator = coordinator
+        self._coordinator = cluster.coordinator
+        self._trimming = Trimming(log, cluster, say)
         self._say = say
         self._turns = Turns()
+        self._rounds = Rounds()
+        self._looks = 0
         self._told = ""
         self._bell = Bell()
         self.known: Archived | None = None
@@ -38,9 +42,12 @@ class Archiving:
         self.trouble = ""
 
     async def run(self) -> None:
-        """Until it is cancelled. Nothing of the log depends on its archive, so a mistake in here ends nothing else."""
+        """Until it is cancelled. Nothing of the log depends on its archive, so a mistake in here ends nothing else.
+        Trimming has its turns in between: both change the same document."""
         try:
-            await self._go_on()
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._go_on())
+                both.create_task(self._look_again())
         except Exception as error:
             log.exception("a mistake in Waltz itself")
             self._tell(f"a mistake in Waltz itself: {error!r}")
@@ -54,15 +61,23 @@ class Archiving:
             except WaltzError as error:
                 self._tell(f"{error.code} {error.message}")
                 pause = IDLE_SECONDS
+            await self._trimming.step()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._bell.wait(self._bell.rings)
+
+    @property
+    def trim_trouble(self) -> str:
+        return self._trimming.trouble
 
     def hurry(self) -> None:
         """A segment waits: no pause, but after a failure."""
         if not self.trouble:
             self._turns.hurry()
             self._bell.ring()
+
+    def _able(self) -> list[str]:
+        return [name for name, link in sorted(self._log.links.items()) if link.is_readable and self.archives(name)]
 
     def archives(self, name: str) -> bool:
         status = self._log.core.status(name)
@@ -79,7 +94,7 @@ class Archiving:
 
     async def _step(self) -> float:
         owned, turns, committed = self._log, self._turns, self._log.committed
-        able = [name for name, link in sorted(owned.links.items()) if link.is_readable and self.archives(name)]
+        able = self._able()
         name = turns.choose(able, committed)
         if name is None:
             return turns.pause
@@ -87,7 +102,7 @@ class Archiving:
         self.known = None if meta is None else said(meta)
         known = self.known or Archived()
         try:
-            found = await owned.links[name].port.archive(owned.partition, known, session=owned.session)
+            found = await owned.port(name).archive(owned.partition, known, session=owned.session)
             check(found, known, owned.committed)
         except WaltzError as error:
             turns.failed(name, f"{error.code} {error.message}", able)
@@ -95,20 +110,56 @@ class Archiving:
             if found == known:
                 turns.found_none(name, committed)
             else:
-                await save_archived(self._coordinator, owned.partition, meta_of(found), meta, version)
+                floor = 0 if meta is None else meta.floor
+                await save_archived(self._coordinator, owned.partition, meta_of(found, floor), meta, version)
                 self.known = found
                 turns.uploaded(name)
+                self._rounds.uploaded(known.last_id, found.last_id)
         self._tell(turns.trouble)
         return turns.pause
+
+    # -- whether it is all there still
+
+    @property
+    def seen(self) -> ArchiveCheck | None:
+        return self._rounds.told(asyncio.get_running_loop().time())
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._rounds.pause)
+            before = self._rounds.missing
+            try:
+                await self._look()
+            except WaltzError:  # that the store is away is no news of an object; uploads tell it
+                self._rounds.failed()
+            if self._rounds.missing != before:
+                lost = self._rounds.missing
+                self._say(
+                    f"the archive lacks what was archived: {lost}" if lost else "the archive has again what it lacked"
+                )
+
+    async def _look(self) -> None:
+        owned, rounds, known, able = self._log, self._rounds, self.known, self._able()
+        if known is None or not able:
+            rounds.failed()
+            return
+        asked, name = asyncio.get_running_loop().time(), able[self._looks % len(able)]
+        self._looks += 1
+        found = await owned.links[name].port.check_archive(owned.partition, known, rounds.first_id, session=owned.session)
+        if not rounds.first_id - 1 <= found.last_id <= known.last_id:
+            raise BadFrame(f"{name} has looked from id {rounds.first_id} to {known.last_id}, and says {found}")
+        rounds.saw(found, known.last_id, asked)
 
 
 def said(meta: ArchiveMeta) -> Archived:
     return Archived(archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last)
 
 
-def meta_of(found: Archived) -> ArchiveMeta:
+def meta_of(found: Archived, floor: int) -> ArchiveMeta:
     assert found.archive is not None, "it was checked"
-    return ArchiveMeta(archive=found.archive, number=found.number, sha256=found.sha256, last=found.last_id)
+    return ArchiveMeta(
+        archive=found.archive, number=found.number, sha256=found.sha256, last=found.last_id, floor=floor
+    )  # fmt: skip
 
 
 def check(found: Archived, known: Archived, committed: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import (
@@ -24,11 +25,11 @@ from waltzd.errors import (
     SessionEnded,
     WaltzError,
 )
-from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics
+from waltzd.protocol.descriptions import Archived, OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.membership import acknowledging
-from waltzd.server.session.archiving import Archiving
+from waltzd.server.session.archiving import Archiving, said
 from waltzd.server.session.backup import Backup
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
@@ -164,11 +165,12 @@ class OwnedLog(Generic[P]):
             say=self._note,
             lease_before=lease_before,
         )
+        session.log.ask_archived = self._ask_archived
         following = asyncio.create_task(self._follow_replicas(session, token))
         tell_failure(following, session.log.end)
         others = asyncio.create_task(self._look_for_others(session))
         tell_failure(others, session.log.end)
-        archiving = self._archiving = Archiving(session.log, cluster.coordinator, self._note)
+        archiving = self._archiving = Archiving(session.log, cluster, self._note)
         backup = self._backup = Backup(session.log, cluster.coordinator, archiving, self._note)
         uploading: list[asyncio.Task[None]] = []
         try:
@@ -201,6 +203,10 @@ class OwnedLog(Generic[P]):
             session.abandon()
             await asyncio.gather(*aside, return_exceptions=True)
             await session.close()
+
+    async def _ask_archived(self) -> Archived | None:
+        meta, _ = await archived(self._cluster.coordinator, self.partition)
+        return None if meta is None else said(meta)
 
     def _drop_pipeline(self, error: WaltzError) -> None:
         pipeline, self._pipeline = self._pipeline, None
@@ -337,8 +343,9 @@ class OwnedLog(Generic[P]):
             format=log.format,
             trouble=session.documents.trouble,
             archived=None if self._archiving is None else self._archiving.known,
-            archive_trouble="" if self._archiving is None else self._archiving.trouble,
+            archive_trouble="" if self._archiving is None else self._archiving.trouble or self._archiving.trim_trouble,
             backed_up=None if self._backup is None else self._backup.known,
             backup_lag_ms=0 if self._backup is None else round(1000 * self._backup.lag),
             backup_trouble="" if self._backup is None else self._backup.trouble,
+            archive_check=None if self._archiving is None else self._archiving.seen,
         )

@@ -1,8 +1,11 @@
-"""Committed records of one partition for readers behind the tail: from any replica that can give them.
+"""Committed records of one partition for readers behind the tail: from any replica that can give them, or the archive.
 
 A replica that fails, or is too slow, is
 asked last from then on, until it has answered again: a storage that hangs costs one deadline, not one for each read. What a
 storage says when it cannot give is about that storage: it never goes to a reader as if it were about the partition.
+
+Below the floor replicas have nothing: what they have trimmed is read from the archive (`archive_lane`), from the very id
+on that the last one of them refused. A floor is learned from what a replica said when it was opened, or when it refuses.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
-from waltzd.errors import BadFrame, NeedsBatches, NotReady, WaltzError
+from waltzd.errors import ArchiveAway, BadFrame, CannotConnect, NeedsBatches, NotReady, OnlyInArchive, Trimmed, WaltzError
 from waltzd.format.record import Run
+from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import LockHistory, ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.progress import Marks
@@ -34,6 +38,10 @@ class Source(Protocol):
     def is_readable(self) -> bool: ...
 
 
+async def nothing_archived() -> Archived | None:
+    return None
+
+
 class Reading:
     """What readers use of the log of a partition; the rest of it is `waltzd.server.session.replica.Log`."""
 
@@ -45,10 +53,18 @@ class Reading:
     links: Mapping[str, Source]
     ended: BaseException | None
     opened_at: float
+    say: Callable[[str], None]
 
     def __init__(self) -> None:
         self._unwell: dict[str, None] = {}
         """Replicas that failed a reader, in the order in which they did."""
+        self._refused: dict[str, int] = {}
+        """The first id that a replica may have, where it has refused the one in front."""
+        self._archived: Archived | None = None
+        """How far the archive reaches, as far as it was asked for."""
+        self._told = ""
+        self.ask_archived: Callable[[], Awaitable[Archived | None]] = nothing_archived
+        """What the coordinator says of that."""
 
     @property
     def session(self) -> int:
@@ -62,7 +78,7 @@ class Reading:
     async def read(
         self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False
     ) -> AsyncGenerator[Run, None]:
-        """Committed records from any replica that can give them."""
+        """Committed records from any replica that can give them. `Trimmed` from an id on that none of them has any more."""
         assert last_id <= self.committed
         failed: dict[str, WaltzError] = {}
         while first_id <= last_id:
@@ -76,11 +92,82 @@ class Reading:
                     yield run
                     first_id = run.last_id + 1
                 self._unwell.pop(name, None)
+            except Trimmed as error:
+                self._has_refused(name, first_id, error)
             except WaltzError as error:
                 self._has_failed(name, error, failed)
 
+    def is_trimmed(self, id_: int) -> bool:
+        """Replicas that can be read have held this id, and none of them has it any more."""
+        held = self._held(id_)
+        return bool(held) and all(self._floor(name) > id_ for name in held)
+
+    def _held(self, id_: int) -> list[str]:
+        """The replicas that can be read and have reached this id, whatever they have trimmed since."""
+        return [name for name, link in sorted(self.links.items()) if link.is_readable and self.core.held(name) >= id_]
+
+    async def read_archived(self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False) -> Run:
+        """Committed records from `first_id` on that replicas have trimmed, at least one. `ArchiveAway` for a fault that may
+        pass."""
+        lane = self.settings.archive
+        if lane is None:
+            raise OnlyInArchive(
+                f"partition {self.partition}: id {first_id} is only in the archive, and this server has no `archive` in "
+                f"its configuration; its storages have the ids from {self._lowest(first_id)} on",
+                partition=self.partition,
+                first_id=first_id,
+                floor=self._lowest(first_id),
+            )
+        try:
+            known = await self._reaching(first_id)
+            last_id = min(last_id, known.last_id)
+            run = await lane.read(self.partition, known, first_id, last_id, chunk_bytes, with_locks=with_locks)
+        except WaltzError as error:
+            self._tell(f"{error.code} {error.message}")
+            raise
+        self._tell("")
+        return run
+
+    def _tell(self, trouble: str) -> None:
+        """Once, however many readers meet it."""
+        if trouble and trouble != self._told:
+            self.say(f"the archive cannot be read: {trouble}")
+        elif self._told and not trouble:
+            self.say("the archive can be read again")
+        self._told = trouble
+
+    async def _reaching(self, id_: int) -> Archived:
+        """What is known of an archive that has this id."""
+        if self._archived is None or self._archived.last_id < id_:
+            try:
+                self._archived = await self.ask_archived()
+            except CannotConnect as error:
+                raise ArchiveAway(f"how far the archive reaches is not known: {error.message}") from error
+        known = self._archived
+        if known is None or known.last_id < id_:
+            reaches = "there is none" if known is None else f"it reaches to id {known.last_id}"
+            raise ArchiveAway(
+                f"id {id_} of partition {self.partition} is on no replica that can be read, and of the archive the "
+                f"coordinator says that {reaches}",
+                next_step="put the document of the archive back: `waltzctl cluster load-metadata`",
+            )
+        return known
+
+    def _has_refused(self, name: str, id_: int, error: Trimmed) -> None:
+        self._refused[name] = max(id_ + 1, error.number("floor") or 0, self._refused.get(name, 0))
+
+    def _floor(self, name: str) -> int:
+        """The first id that a replica has, as far as is known."""
+        status = self.core.status(name)
+        return max(0 if status is None else status.floor, self._refused.get(name, 0))
+
+    def _lowest(self, id_: int) -> int:
+        """The first id behind this one that a replica has."""
+        return min((floor for floor in map(self._floor, self.links) if floor > id_), default=id_ + 1)
+
     async def read_locks(self, last_id: int, bytes_max: int) -> LockHistory | None:
-        """The locks of transactions up to `last_id`, where a batch ends. None: the log has no batch there."""
+        """The locks of transactions up to `last_id`, where a batch ends. None: the log has no batch there, or the archive
+        has it."""
 
         async def ask(port: ReplicaPort) -> LockHistory | None:
             found = await port.read_locks(self.partition, last_id, session=self.session, bytes_max=bytes_max)
@@ -88,11 +175,35 @@ class Reading:
                 raise BadFrame(f"the locks of ids up to {last_id} were asked for, and others came")
             return found
 
-        return await self._ask(last_id, ask)
+        try:
+            return await self._ask(last_id, ask)
+        except Trimmed:
+            return None
 
     async def find_time(self, time: int, last_id: int) -> int:
         """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`."""
-        return await self._ask(last_id, lambda port: port.find_time(self.partition, time, session=self.session))
+
+        async def ask(port: ReplicaPort) -> tuple[int, int]:
+            try:
+                return await port.find_time(self.partition, time, session=self.session), 0
+            except Trimmed as error:  # it may be in front of all that the replica has
+                return -1, error.number("floor") or last_id + 1
+
+        try:
+            mark, floor = await self._ask(last_id, ask)
+        except Trimmed:
+            mark, floor = -1, last_id + 1
+        if floor == 0:
+            return mark
+        lane = self.settings.archive
+        if lane is None:
+            raise OnlyInArchive(
+                f"partition {self.partition}: that time is in front of id {floor}, where only the archive reaches, and "
+                "this server has no `archive` in its configuration",
+                partition=self.partition,
+                floor=floor,
+            )
+        return await lane.find_time(self.partition, await self._reaching(floor - 1), time, floor - 1)
 
     async def _ask(self, id_: int, ask: Callable[[ReplicaPort], Awaitable[T]]) -> T:
         """The answer of any replica that holds this id."""
@@ -105,6 +216,8 @@ class Reading:
                 return found
             except NeedsBatches:
                 raise  # it is about the log
+            except Trimmed as error:
+                self._has_refused(name, id_, error)
             except WaltzError as error:
                 self._has_failed(name, error, failed)
 
@@ -114,6 +227,8 @@ class Reading:
             name = self._choose(id_, failed)
             if name is not None:
                 return name
+            if any(self._floor(name) > id_ for name in self._held(id_)):  # and the others have failed
+                raise Trimmed(f"partition {self.partition}: no replica that can be read gives id {id_} any more")
             if not self._is_beginning:
                 why = "; ".join(f"{name}: {error.code} {error.message}" for name, error in failed.items())
                 raise NotReady(f"no replica gives ids from {id_} on: {why or 'none that holds them can be read'}")
@@ -125,11 +240,7 @@ class Reading:
         self._unwell[name] = self._unwell.pop(name, None)
 
     def _choose(self, first_id: int, failed: Mapping[str, WaltzError]) -> str | None:
-        able = [
-            name
-            for name, link in sorted(self.links.items())
-            if link.is_readable and name not in failed and self.core.held(name) >= first_id
-        ]
+        able = [name for name in self._held(first_id) if name not in failed and self._floor(name) <= first_id]
         well = [name for name in able if name not in self._unwell]
         if well:
             return well[self.partition % len(well)]  # partitions spread over the storages

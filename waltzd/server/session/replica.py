@@ -39,7 +39,7 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail
-from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Truncate, Wait
+from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 from waltzd.server.session.copying import Copier, SourceFailed
 from waltzd.server.session.reading import Reading
 from waltzd.server.session.renewing import renewing
@@ -516,6 +516,11 @@ class ReplicaLink:
                 case SetLowMark(mark):
                     self.story = f"beginning the session at {mark}"
                     core.changed(self.name, await self.port.set_low_mark(log.partition, log.session, mark))
+                case Trim(floor):
+                    self.story = f"beginning at the floor {floor}, as the other replicas do"
+                    status = await self.port.trim(log.partition, log.session, floor)
+                    core.changed(self.name, status)
+                    core.trimmed(self.name, floor, status)
                 case Copy(last_id, sources):
                     self.story = f"copying up to {last_id} from {sources[0]}"
                     await self._copy(last_id, sources)

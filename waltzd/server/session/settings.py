@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from waltzd.server.session.archive_lane import ArchiveLane
+
 PATIENCE_SECONDS = 0.3
 """How long a session that could open waits for replicas that are nearly level."""
 RENEWAL_PATIENCE_SECONDS = 0.1
@@ -84,7 +86,11 @@ class SessionSettings:
     """How long a new owner waits for the old one to close, and the old one for what is in flight."""
     catch_up_bytes_per_second: Callable[[], int] = unbounded
     """How fast one replica copies from another just now; 0 for as fast as it can."""
+    trim_seconds: float = 10.0
+    """Between two looks whether storages need not keep something any more: policies are days, or many segments."""
     turns: Turns = field(default_factory=Turns)
+    archive: ArchiveLane | None = None
+    """Where readers find what storages have trimmed."""
     backup_seconds: float = 0.0
     """How often a storage is asked to upload what is committed and not archived yet; 0: never."""
     wall: Callable[[], int] = wall_clock

@@ -33,7 +33,7 @@ from waltzd.format.layout import (
     PARTITIONS_MAX,
     PROMISE_BYTES,
     PROMISE_NAME,
-    PROMISE_SLOT_BYTES,
+    PROMISE_SLOT_BYTES_MAX,
     PROMISE_SLOT_SPACING,
     SEGMENT_SUFFIX,
     VERSION,
@@ -346,7 +346,7 @@ def _dump_promise(file: File, sink: Sink) -> None:
     slots: list[Promise | None] = []
     notes: list[str] = []
     for at in (0, PROMISE_SLOT_SPACING):
-        piece = raw[at : at + PROMISE_SLOT_BYTES]
+        piece = raw[at : at + PROMISE_SLOT_BYTES_MAX]
         try:
             slots.append(Promise.decode(piece, "the slot"))
             notes.append("" if slots[-1] else ("fails its checksum" if any(piece) else "never written"))

@@ -39,7 +39,7 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import Batch, End, Head
-from waltzd.format.footer import NO_HASH, Footer, FooterBuilder, footer_at
+from waltzd.format.footer import NO_HASH, Footer, FooterBuilder, footer_at, read_footer
 from waltzd.format.index import IndexChecker, IndexWriter
 from waltzd.format.layout import (
     BATCHES,
@@ -83,6 +83,8 @@ class Origin:
     directory: str
     first_ids: tuple[int, ...] = ()
     """Of the segments with certain records."""
+    begin: int = 0
+    """The trim floor: where the log begins. What is below is in the archive."""
     certain: int = NO_MARK
     """Committed up to here. The source may hold fewer, when it was still being brought level."""
     session: int = NO_SESSION
@@ -111,7 +113,8 @@ def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_
     committed = promise.committed if promise is not None else NO_MARK
     certain = max(committed, struct.low_mark if struct is not None else NO_MARK)
     sizes = {entry.name: entry.size for entry in disk.list(directory)}
-    first_ids = [first_id for first_id in segment_ids(sizes) if first_id <= certain]
+    begin = promise.floor if promise is not None else 0
+    first_ids = [first_id for first_id in segment_ids(sizes) if begin <= first_id <= certain]
     data = sum(sizes[segment_name(first_id)] for first_id in first_ids)
     indexes = sum(
         sizes.get(index_name(first_id), sizes[segment_name(first_id)] // OVERHEAD_BYTES * INDEX_ENTRY_BYTES)
@@ -121,6 +124,7 @@ def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_
         partition=number,
         directory=directory,
         first_ids=tuple(first_ids),
+        begin=begin,
         certain=certain,
         session=promise.session if promise is not None else struct.session if struct is not None else NO_SESSION,
         required=min(certain, floor_of(struct, promise)),
@@ -128,9 +132,11 @@ def examine(disk: Disk, storage: str, control: ControlFile, number: int, *, has_
         room=data + indexes + PROMISE_BYTES,
     )
     if not first_ids and origin.required > NO_MARK:
-        raise origin.damaged(f"ids 0 to {origin.required} are missing, and no segment is there")
-    if first_ids and first_ids[0] != 0:
-        raise origin.damaged(f"ids 0 to {first_ids[0] - 1} are missing: the first segment starts at id {first_ids[0]}")
+        raise origin.damaged(f"ids {begin} to {origin.required} are missing, and no segment is there")
+    if first_ids and first_ids[0] != begin:
+        raise origin.damaged(
+            f"ids {begin} to {first_ids[0] - 1} are missing: the first segment starts at id {first_ids[0]}"
+        )
     return origin
 
 
@@ -140,7 +146,7 @@ def copy(disk: Disk, origin: Origin, header: ControlHeader, build: str, on_bytes
     if not disk.exists(build):
         disk.make_directory(build)
     _clear(disk, origin, build)
-    next_id, done, front = 0, 0, Front()
+    next_id, done, front = origin.begin, 0, _front_at_floor(disk, origin)
     for position, first_id in enumerate(origin.first_ids):
         following = origin.first_ids[position + 1] if position + 1 < len(origin.first_ids) else None
         last_id = origin.certain if following is None else following - 1
@@ -164,6 +170,24 @@ class Front:
 
     end: End = field(default_factory=End)
     footer_hash: bytes = NO_HASH
+
+
+def _front_at_floor(disk: Disk, origin: Origin) -> Front:
+    """As the first segment itself names it: what stood in front of it was trimmed, and cannot be held against it."""
+    if origin.begin == 0 or not origin.first_ids:
+        return Front()
+    path = join(origin.directory, segment_name(origin.begin))
+    try:
+        with closing(disk.open(path)) as data:
+            head = Head.decode(data.read(HEADER_BYTES, BATCH_HEAD_BYTES))
+            footer = read_footer(data)
+    except (PathMissing, NotRegularFile, ReadFailed) as error:
+        raise origin.damaged(error.message) from error
+    if head is None:
+        return Front()
+    if footer is None and len(origin.first_ids) > 1:
+        raise origin.damaged(f"{path} has no sound footer, and begins at the floor of the partition")
+    return Front(end=End(crc=head.before), footer_hash=NO_HASH if footer is None else footer.before)
 
 
 def _clear(disk: Disk, origin: Origin, build: str) -> None:
@@ -561,6 +585,7 @@ def _take(disk: Disk, wanted: Transplant, control: ControlFile, graft: Graft, on
             newest=newest,
             segments=segments,
             is_clean=True,
+            floor=graft.origin.begin,
         )
         PromiseFile.create(disk, build, promise)
     except SourceDamaged as error:

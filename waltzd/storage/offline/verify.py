@@ -46,6 +46,8 @@ class Marks:
     named: tuple[tuple[str, int], ...] = ()
     newest: int = NO_MARK
     """A segment that starts here or later must exist."""
+    begin: int = 0
+    """The trim floor: where the log begins. What lies below is left of a trim, and is not looked at."""
 
     @property
     def floor(self) -> int:
@@ -59,7 +61,9 @@ def marks_of(struct: ControlStruct | None, promise: Promise | None) -> Marks:
     if promise is not None:
         named.append(("the promised committed mark", promise.committed))
         named.append(("the promised durable mark", promise.durable))
-    return Marks(named=tuple(named), newest=NO_MARK if promise is None else promise.newest)
+    if promise is None:
+        return Marks(named=tuple(named))
+    return Marks(named=tuple(named), newest=promise.newest, begin=promise.floor)
 
 
 OnProgress = Callable[[int, int], None]
@@ -251,7 +255,11 @@ class Plan:
         self.findings: list[Finding] = []
         self.reports: dict[int, SegmentReport] = {}
         self._only = only or []
-        sizes = {entry.name: entry.size for entry in disk.list(directory)}
+        sizes = {
+            entry.name: entry.size
+            for entry in disk.list(directory)
+            if (first_id := first_id_of(entry.name)) is None or first_id >= marks.begin
+        }
         self.first_ids = segment_ids(sizes)
         if key is None:
             key, self.partition = _by_majority(disk, directory, self.first_ids, partition)
@@ -295,12 +303,14 @@ class Plan:
 
     def _between_segments(self, ids: list[int]) -> list[Finding]:
         out: list[Finding] = []
-        reaches: int | None = 0
+        reaches: int | None = self.marks.begin
         for first_id in ids:
             path = join(self.directory, segment_name(first_id))
             if reaches is not None and reaches < first_id:
                 what = (
-                    "the first segment does not start at id 0" if first_id == ids[0] else "ids are missing in front of it"
+                    f"the first segment does not start at id {reaches}"
+                    if first_id == ids[0]
+                    else "ids are missing in front of it"
                 )
                 out.append(self._finding(Code.SEGMENT_GAP, path, what, reaches, first_id - 1))
             elif reaches is not None and reaches > first_id:
@@ -326,7 +336,7 @@ class Plan:
         return out
 
     def _shortness(self, last: SegmentReport | None) -> list[Finding]:
-        reaches = last.reaches if last is not None else 0
+        reaches = last.reaches if last is not None else self.marks.begin
         newest = last.first_id if last is not None else NO_MARK
         if reaches is None:
             return []

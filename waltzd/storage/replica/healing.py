@@ -147,6 +147,11 @@ class Installation:
         self._data.truncate(stop.offset)
         self._size = stop.offset
 
+    def check_at_floor(self) -> None:
+        """Nothing stands in front of it, so it has to bring the footer that its batches end with."""
+        if self.first_head is not None and self._footer is None:
+            raise self._unfit("has no footer, and stands at the floor of this replica")
+
     def stand_behind(self, front: Front) -> None:
         """Prove that its batches go on where the log in front of it ends, and give it its footer."""
         if self.first_head is None:
@@ -342,6 +347,8 @@ class Healing:
             installation.leave_out(place.next_first)
         if not place.is_taken:
             self._seal(installation)
+        if 0 < first_id == self._shelf.first_ids[0]:
+            installation.check_at_floor()
         installation.stand_behind(self._front(first_id))
         if place.is_taken:
             self._promise.change(segments=0)  # should this be interrupted, the next start looks at every segment
@@ -459,7 +466,9 @@ class Healing:
             self._shelf.finish()
 
     def _front(self, first_id: int) -> Front:
-        """What is known of the segment in front of this one."""
+        """What is known of the segment in front of this one: nothing where that was trimmed."""
+        if 0 < first_id == self._shelf.first_ids[0]:
+            return Front()
         try:
             end = self._shelf.end_in_front(first_id) or End()
         except Suspect:

@@ -9,6 +9,8 @@ flushes.
 - The small files say how far the log once reached: the *floor*, which is the highest of the promise's `durable` and
   `committed` and the control file's local low-water mark, and `newest`, the segment that must be there. A log that ends
   below has lost records, whatever its bytes look like.
+- The promise also says where the log begins: below its trim floor nothing has to be there, and what a crash left there is
+  removed.
 - The records themselves, from `durable` on, prove the rest by their checksums.
 
 The end of the last segment is then one of four things (`waltzd.format.scan.judge_tail`): clean; torn, which is above the
@@ -67,6 +69,7 @@ from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Site
+from waltzd.storage.replica.trimming import names_below
 
 
 def create_partition_files(site: Site) -> None:
@@ -137,11 +140,12 @@ class _Opening:
         first_ids = segment_ids(names)
         findings = self._check_names(first_ids, set(names))
         newest = self._promise.value.newest
-        if not first_ids and self._floor == NO_MARK and newest == 0:
-            Segment.create(self._disk, self._directory, self._site.header(0)).close()
-            first_ids = [0]
-        last = self._open_last(first_ids[-1], is_whole=not findings) if first_ids else _Found(None, [], 0, True)
-        first_ids = first_ids or [0]
+        begin = self._promise.value.floor
+        if not first_ids and self._floor == begin - 1 and newest == begin:
+            Segment.create(self._disk, self._directory, self._site.header(begin)).close()
+            first_ids = [begin]
+        last = self._open_last(first_ids[-1], is_whole=not findings) if first_ids else _Found(None, [], begin, True)
+        first_ids = first_ids or [begin]
         findings += last.findings
         quarantine = Quarantine(self._site.number, findings, self._short(last, first_ids[-1]))
         for finding in quarantine.findings:
@@ -175,19 +179,24 @@ class _Opening:
 
     def _clear_leftovers(self) -> list[str]:
         kept: list[str] = []
+        trimmed = set(names_below(self._disk, self._directory, self._promise.value.floor))
         for name in self._disk.names(self._directory):
-            if name.endswith(NEW_SUFFIX):
+            if name.endswith(NEW_SUFFIX) or name in trimmed:
                 self._disk.remove(join(self._directory, name))
             else:
                 kept.append(name)
+        if trimmed:
+            self._disk.flush_directory(self._directory)
+            self._site.say(f"removed {len(trimmed)} files below id {self._promise.value.floor}, which are in the archive")
         return kept
 
     # -- all segments, by name and size
 
     def _check_names(self, first_ids: Sequence[int], names: set[str]) -> list[Finding]:
         findings: list[Finding] = []
-        if first_ids and first_ids[0] != 0:
-            findings.append(missing_finding(self._site, 0, first_ids[0] - 1))
+        begin = self._promise.value.floor
+        if first_ids and first_ids[0] != begin:
+            findings.append(missing_finding(self._site, begin, first_ids[0] - 1))
         if len(first_ids) == self._promise.value.segments:
             return findings  # as many as this replica made: none is missing in the middle
         for first_id, next_first in itertools.pairwise(first_ids):
@@ -219,7 +228,8 @@ class _Opening:
     def _is_unused(self, first_id: int) -> bool:
         """A file without a whole header can only be the rest of a creation: no owner was told that it exists."""
         promise = self._promise.value
-        return self._floor < first_id and (promise.newest < first_id or (first_id == 0 and promise.durable == NO_MARK))
+        is_first = first_id == promise.floor and promise.durable == first_id - 1
+        return self._floor < first_id and (promise.newest < first_id or is_first)
 
     def _open_index(self, header: FileHeader) -> File:
         path = join(self._directory, index_name(header.first_id))

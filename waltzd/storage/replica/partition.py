@@ -42,6 +42,7 @@ from waltzd.errors import (
     FlushFailed,
     NotOpened,
     PathMissing,
+    Unsafe,
     WaltzError,
 )
 from waltzd.format.batch import Batch, Head, Piece
@@ -56,6 +57,7 @@ from waltzd.storage.replica.promise import Fence, PromiseFile
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Room, Site
+from waltzd.storage.replica.trimming import Trimming
 from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
 
 T = TypeVar("T")
@@ -79,6 +81,7 @@ class Partition:
         self._room = Room(site)
         self._healing = Healing(site, shelf, quarantine, promise, self._room, proven_from=proven_from)
         self._writer = Writer(site, shelf, promise)
+        self._trimming = Trimming(site, shelf, quarantine, promise)
         self.concerned = shelf.concerned
         self.cuts = 0
         self.committed = self._noted = promise.value.committed
@@ -100,6 +103,11 @@ class Partition:
     def last_id(self) -> int:
         """The highest id on the disk."""
         return self._shelf.last_id
+
+    @property
+    def first_id(self) -> int:
+        """The first id of the log that this replica has to have: its trim floor."""
+        return self._shelf.first_ids[0]
 
     @property
     def promised_session(self) -> int:
@@ -138,6 +146,7 @@ class Partition:
             end=self._shelf.end,
             tail=self._tail[1] if self._tail[0] == self.last_id else "",
             archives=self._site.settings.archives,
+            floor=self.first_id,
         )
 
     def _look_at_tail(self) -> None:
@@ -295,6 +304,12 @@ class Partition:
         if not batches:
             return new_runs
         place = (new_runs[-1].last_id, None) if new_runs else (self.last_id, self._shelf.end)
+        if self._shelf.is_begun_anew and not new_runs:
+            raise BadFrame(
+                f"partition {self.number} begins at its floor {self.first_id}: a segment of batches there comes as a file, "
+                "with a footer that names the one in front of it",
+                next_step="nothing: an owner of this version copies it from another replica",
+            )
         new_batches = only_new_batches(batches, partition=self.number, place=place, stored=self._batch_with)
         return [*new_runs, *new_batches]
 
@@ -373,7 +388,7 @@ class Partition:
     @property
     def _cut_floor(self) -> int:
         """Nothing up to here is ever cut."""
-        return max(self._site.info.low_mark, self.committed, self._promise.value.committed)
+        return max(self._site.info.low_mark, self.committed, self._promise.value.committed, self.first_id - 1)
 
     def _cut(self, mark: int) -> None:
         shelf = self._shelf
@@ -400,6 +415,32 @@ class Partition:
         self._quarantine.heal()
         self._healing.stand()
         self._site.say(f"cut above id {mark}")
+
+    def trim(self, session: int, floor: int, contact: int = 0) -> ReplicaStatus:
+        """Let the log begin at this floor, or at the segment that holds it: what is below is in the archive. Files go by
+        `unlink_next`."""
+        self.check_session(session, contact)
+        info = self._site.info
+        if info.session == session and floor - 1 > info.low_mark:
+            raise Unsafe(
+                f"partition {self.number} was to be trimmed up to id {floor - 1}, above the low-water mark "
+                f"{info.low_mark} of its session",
+                not_done="nothing was trimmed",
+            )
+        before = self.last_id
+        with self._fatal():
+            self._trimming.begin(floor, committed=self.committed)
+            if self.last_id != before:
+                self.cuts += 1
+                self._tail = NO_TAIL
+                self._writer.checkpoint_id = self.last_id
+                self._healing.end_moved(is_indexed=True)
+        return self.status()
+
+    def unlink_next(self) -> bool:
+        """Remove some of the files below the floor. False when there is none left."""
+        with self._fatal():
+            return self._trimming.unlink_next()
 
     # -- whole segments
 
@@ -495,7 +536,7 @@ class Partition:
 
     def _locks_up_to(self, last_id: int) -> Iterator[tuple[Head, LockColumns]]:
         """Of each batch, backwards, up to records of format 0."""
-        while last_id >= 0:
+        while last_id >= self.first_id:
             segment, _ = self._shelf.segment_with(last_id)
             if not isinstance(segment, BatchSegment):
                 return
@@ -520,6 +561,8 @@ class Partition:
 
         with self._uncut():
             behind = bisect_left(range(len(first_ids)), x=True, key=is_later)
+            if behind == 0 and first_ids[0] > 0:
+                raise self._shelf.trimmed(first_ids[0] - 1)
             if behind == 0:
                 return -1
             segment, last_here = self._shelf.segment_with(first_ids[behind - 1])
@@ -560,7 +603,9 @@ class Partition:
         cuts = self.cuts
         try:
             yield
-        except Suspect:
+        except Suspect as question:
+            if question.first_id < self.first_id:
+                raise self._shelf.trimmed(question.first_id) from None
             if cuts != self.cuts:
                 raise BeyondLog(f"partition {self.number} was cut while it was read", last_id=self.last_id) from None
             raise
@@ -598,6 +643,8 @@ class Partition:
 
     def sealed_path(self, first_id: int) -> str:
         """The data file of a sealed segment, to be sent as it is."""
+        if first_id < self.first_id:
+            raise self._shelf.trimmed(first_id)
         if first_id not in self._shelf.first_ids[:-1]:
             raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
         path = self._site.path(first_id)
@@ -606,6 +653,8 @@ class Partition:
 
     def examine(self, first_id: int) -> None:
         """A read met wrong bytes in this segment: find out which, and make its index right."""
+        if first_id < self.first_id:
+            return
         with self._fatal():
             self._healing.examine(first_id)
 

@@ -39,7 +39,6 @@ from waltzd.format.layout import (
     NO_SESSION,
     PROMISE_BYTES,
     PROMISE_NAME,
-    PROMISE_SLOT_BYTES,
     ControlStruct,
     Promise,
     read_promise_file,
@@ -149,7 +148,7 @@ class PromiseFile:
         second = replace(first, sequence=first.sequence + 1)
         content = bytearray(PROMISE_BYTES)
         for slot in (first, second):
-            content[slot.slot_offset : slot.slot_offset + PROMISE_SLOT_BYTES] = slot.encode()
+            content[slot.slot_offset : slot.slot_offset + slot.slot_bytes] = slot.encode()
         write_new_file(self._disk, self._directory, PROMISE_NAME, bytes(content))
         self._disk.flush_directory(self._directory)
         self._file.close()  # open until here, so that the other file has another number for certain

@@ -28,7 +28,7 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
-from waltzd.format.batch import Batch, End, Head, batch_at, decode_locks, why_wrong
+from waltzd.format.batch import Batch, End, Head, batch_at, decode_locks, records_of, why_wrong
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.footer import FooterBuilder, read_footer
 from waltzd.format.index import offsets_of, places_of, read_index, write_entries
@@ -51,7 +51,6 @@ from waltzd.format.record import (
     first_bad,
     heads,
     id_and_length,
-    join_runs,
 )
 from waltzd.format.scan import scan_stretches
 
@@ -493,13 +492,8 @@ class BatchSegment(Segment):
         return found
 
     def read(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
-        found = [batch for batch in self._batches(first_id, last_id, bytes_max) if batch.first_id <= last_id]
-        runs = [batch.run_with_locks if with_locks else batch.run for batch in found]
-        runs[-1] = runs[-1].part(0, min(len(runs[-1]), last_id + 1 - runs[-1].first_id))
-        runs[0] = runs[0].part(first_id - runs[0].first_id, len(runs[0]))
-        run = join_runs(runs)
-        taken = max(1, int(np.searchsorted(run.bounds, bytes_max, "right")) - 1)
-        return run if taken >= len(run) else run.part(0, taken)
+        found = self._batches(first_id, last_id, bytes_max)
+        return records_of(found, first_id, last_id, bytes_max, with_locks=with_locks)
 
     def read_whole(self, first_id: int, last_id: int, bytes_max: int) -> tuple[Batch, ...]:
         """Sound batches from `first_id` on, where one begins, up to the one that holds `last_id`."""

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from waltzd.disk.seam import join
+from waltzd.errors import Trimmed
 from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.format.footer import NO_HASH
@@ -66,7 +67,9 @@ class Shelf:
         Readers call this beside the lane: it looks at the list once, and the lane replaces lists instead of changing
         them."""
         first_ids = self.first_ids
-        position = max(0, bisect_right(first_ids, id_) - 1)
+        position = bisect_right(first_ids, id_) - 1
+        if position < 0:
+            raise self.trimmed(id_)
         first_id, last_id = first_ids[position], self.last_id_of(position, first_ids)
         active = self.active
         if active is not None and first_id == active.first_id:
@@ -76,6 +79,14 @@ class Shelf:
             found = Segment.open(self._disk, self._directory, expected=self._site.header(first_id), next_id=last_id + 1)
         self._keep_open(found)
         return found, last_id
+
+    def trimmed(self, id_: int) -> Trimmed:
+        """The error for an id below the floor."""
+        first_id = self.first_ids[0]
+        return Trimmed(
+            f"partition {self._site.number}: id {id_} is only in the archive; replicas have ids from {first_id} on",
+            floor=first_id,
+        )
 
     def _keep_open(self, segment: Segment) -> None:
         self._sealed[segment.first_id] = segment
@@ -132,6 +143,8 @@ class Shelf:
     def _footer_in_front(self, first_id: int) -> bytes | None:
         if first_id == 0:
             return NO_HASH
+        if first_id <= self.first_ids[0]:
+            return None
         try:
             front, last_id = self.segment_with(first_id - 1)
         except Suspect:
@@ -160,8 +173,9 @@ class Shelf:
             self._moved()
 
     def end_in_front(self, first_id: int) -> End | None:
-        """Of the last batch in front of this segment; None where no batch stands there. Raises `Suspect`."""
-        front = self.segment_with(first_id - 1)[0] if first_id > 0 else None
+        """Of the last batch in front of this segment; None where no batch stands there, or where that was trimmed. Raises
+        `Suspect`."""
+        front = self.segment_with(first_id - 1)[0] if first_id > self.first_ids[0] else None
         found = front.found_log_end() if isinstance(front, BatchSegment) else None
         return None if found is None else replace(found, segment_bytes=0)
 
@@ -179,6 +193,19 @@ class Shelf:
         first_id = first_id_of(finding.path.rpartition("/")[2])
         if first_id is not None and first_id not in self.first_ids:
             self.first_ids = sorted([*self.first_ids, first_id])
+
+    @property
+    def is_begun_anew(self) -> bool:
+        """It holds nothing, and begins above id 0: what the last batch in front of it was is not known here."""
+        return 0 < self.first_ids[0] == self.last_id + 1
+
+    def empty(self, first_id: int) -> None:
+        """Nothing of the log is here any more; a segment with this first id is to stand here next."""
+        if self.active is not None:
+            self.active.close()
+        for known in self.first_ids:
+            self.forget(known)
+        self.first_ids, self.active, self.last_id, self.end = [first_id], None, first_id - 1, None
 
     def _reopen(self, first_id: int, *, is_emptied: bool) -> Segment:
         """A sealed segment becomes the last one. One that keeps no record may be unreadable."""

@@ -10,8 +10,9 @@ import pytest
 from tests.fuzz.mutate import each, mutated_text, parsed
 from waltzctl.config.policy_file import FILE_BYTES_MAX, Loss, exact_names, load, losses, parse
 from waltzd.cluster.documents import PolicyDocument
-from waltzd.errors import BadArgument
-from waltzd.protocol.policy import Amount, Grant, Pattern, Policy, Prefix, Quotas, Ranges, Verb
+from waltzd.errors import BadArgument, NoSuchChannel
+from waltzd.protocol.channels import Parts, Ranges
+from waltzd.protocol.policy import Amount, Grant, Pattern, Policy, Prefix, Quotas, Verb
 
 TEXT = """\
 grants:
@@ -30,12 +31,12 @@ GRANTS = (
     Grant(
         names=(Pattern("billing-*"), Pattern("audit")),
         may=(Verb.APPEND, Verb.READ),
-        partitions=Ranges("0-3,7"),
+        partitions=Parts("0-3,7"),
         lock_prefixes=(Prefix("account"),),
         quotas=Quotas(mounts=Amount(9)),
         one_instance=True,
     ),
-    Grant(names=(Pattern("*"),), may=(Verb.SUBSCRIBE,), partitions=Ranges("5")),
+    Grant(names=(Pattern("*"),), may=(Verb.SUBSCRIBE,), partitions=Parts("5")),
 )
 
 
@@ -101,9 +102,22 @@ def test_files(tmp_path: Path) -> None:
 
 def test_a_grant_for_a_partition_that_is_not_there() -> None:
     found = parse(TEXT.encode(), "policy.yml")
-    found.check(8)
+    found.check(8, {})
     with pytest.raises(BadArgument, match=r"grants\[0\].partitions: there is no partition 7; the cluster has 7"):
-        found.check(7)
+        found.check(7, {})
+
+
+def test_a_grant_may_name_channels_that_are_there() -> None:
+    text = TEXT.replace("0-3,7", "3,orders")
+    assert text != TEXT
+    found = parse(text.encode(), "policy.yml")
+    found.check(8, {"orders": Ranges("0-2,7")})
+    with pytest.raises(NoSuchChannel, match=r"grants\[0\].partitions: there is no channel orders"):
+        found.check(8, {"other": Ranges("0")})
+    with pytest.raises(BadArgument, match="no partition 9"):
+        found.check(8, {"orders": Ranges("9")})
+    before, after = (Policy(found.grants, {"orders": Ranges(ranges)}) for ranges in ("0-2,7", "1"))
+    assert {loss.partitions for loss in losses(before, after, ["audit"], 8)} == {(0, 2, 7)}
 
 
 def test_any_text_is_a_policy_or_refused_in_a_sentence() -> None:
@@ -119,14 +133,15 @@ def test_what_one_policy_takes_away() -> None:
     before = parse(TEXT.encode(), "policy.yml").document
     after = PolicyDocument(grants=GRANTS[1:])
     assert exact_names(before, None, after) == ["audit"]
-    assert losses(before, after, ["audit", "eve"], 8) == [
+    old, new = Policy(before.grants), Policy(after.grants)
+    assert losses(old, new, ["audit", "eve"], 8) == [
         Loss(name="audit", verb=Verb.APPEND, partitions=(0, 1, 2, 3, 7)),
         Loss(name="audit", verb=Verb.READ, partitions=(0, 1, 2, 3, 7)),
         Loss(name="audit", verb=Verb.SUBSCRIBE, partitions=(0, 1, 2, 3, 7)),
     ]
-    assert losses(None, after, ["eve"], 6) == [
+    assert losses(None, new, ["eve"], 6) == [
         Loss(name="eve", verb=Verb.APPEND, partitions=tuple(range(6))),
         Loss(name="eve", verb=Verb.READ, partitions=tuple(range(6))),
         Loss(name="eve", verb=Verb.SUBSCRIBE, partitions=tuple(range(5))),
     ]
-    assert losses(before, None, ["audit"], 8) == []
+    assert losses(old, None, ["audit"], 8) == []

@@ -35,6 +35,7 @@ def owned(*owners: str | None, generation: int = 2) -> Assignment:
 TRANSFER = Handover(numbers=(0,), to={0: "b"})
 DRAIN = Handover(numbers=(0,), to={}, leaving="a")
 UNDRAIN = Handover(numbers=(0,), to={}, before={0: 1})
+UNMOVED = replace(UNDRAIN, before={0: 2})
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ UNDRAIN = Handover(numbers=(0,), to={}, before={0: 1})
         (DRAIN, "b", {"a": said("a", (1, 1, "OPEN", "")), "b": said("b", (0, 2, "OPEN", ""))}, None),
         (DRAIN, "b", {"a": CannotConnect("gone"), "b": said("b", (0, 2, "OPEN", ""))}, None),
         (DRAIN, "b", {"a": said("a"), "b": said("b")}, "b has not begun with it yet"),
-        (replace(UNDRAIN, before={0: 2}), "a", {"a": said("a", (0, 2, "OPEN", ""))}, "the leader has not moved it from a yet"),
+        (UNMOVED, "a", {"a": said("a", (0, 2, "OPEN", ""))}, "the leader has not moved it from a yet"),
         (UNDRAIN, "b", {"b": said("b")}, "b has not begun with it yet"),
         (UNDRAIN, "b", {"b": said("b", (0, 2, "OPEN", ""))}, None),
     ],

@@ -30,7 +30,9 @@ from waltzd.cluster.documents import (
     StorageMeta,
 )
 from waltzd.cluster.metadata import Saved
+from waltzd.protocol.channels import Parts
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.policy import Grant, Pattern, Verb
 from waltzd.server.core.recovery import Recovery, Step
 
 OLD, NEW = UUID(int=1), UUID(int=2)
@@ -49,7 +51,7 @@ def source(*, session: int = 40) -> Source:
         ROOT: ClusterMeta(name="orders", key=OLD, partitions=2, created="2026", format=1),
         ASSIGNMENT: Assignment(owners=(Ownership("x", 70), Ownership(None, 3))),
         CLIENT_IDS: Counter(5_000, UUID(int=77)),
-        POLICY: PolicyDocument(grants=()),
+        POLICY: PolicyDocument(grants=(Grant(names=(Pattern("x"),), may=(Verb.READ,), partitions=Parts("0")),)),
         f"{PARTITIONS}/0": PartitionMeta(generation=7, session=session),
         f"{STORAGES}/old": StorageMeta(name="old", listen="o:1", admin_listen="o:2", group="old"),
         f"{EXPECTED}/x": ServerMeta(name="x", listen="x:1", admin_listen="x:2", instance=UUID(int=5), version="1"),

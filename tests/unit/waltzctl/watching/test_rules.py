@@ -17,7 +17,7 @@ from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
 from waltzd.errors import CannotConnect
 from waltzd.format.batch import End
-from waltzd.protocol.descriptions import Statistics, Vitals
+from waltzd.protocol.descriptions import ArchiveCheck, Statistics, Vitals
 from waltzd.protocol.histogram import Durations
 
 GONE = CannotConnect("nobody listens there")
@@ -86,6 +86,11 @@ def with_partition(view: Any) -> Picture:
     return replace(sound(), partitions=(view,))
 
 
+def with_archive(**changes: Any) -> Picture:
+    members = (replica("s1"), replica("s2"), replica("s3"))
+    return with_partition(partition(0, said=replace(owned(0, members), archive_check=ArchiveCheck(last_id=7, **changes))))
+
+
 def test_all_is_well() -> None:
     assert grades(facts()) == {}
     names = [check.name for check in diagnose(facts())]
@@ -133,7 +138,9 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
         (with_partition(MUTE), "quorum margin", Grade.UNKNOWN, "0 takes no transactions: its owner a does not say"),
         (with_partition(MUTE), "replica lag", Grade.UNKNOWN, "no owner says how partition 0 is"),
         (with_partition(LATE), "replica lag", Grade.WARN, "partition 0 on s2 is 199,995 ids behind (live)"),
-        (with_partition(STUCK), "archive", Grade.WARN, "the archive of partition 0 does not go on: s1: W2260 away"),
+        (with_partition(STUCK), "archive", Grade.WARN, "archive of partition 0 does not go on: s1: W2260 away; how long"),
+        (with_archive(missing="it is gone"), "archived objects", Grade.FAIL, "partition 0 lacks what was in it: it is"),
+        (with_archive(age_ms=60 * 3_600_000), "archived objects", Grade.WARN, "was looked for 60 hours ago"),
         (with_partition(BEHIND), "backup", Grade.WARN, "the backup of partition 0 is more than 2 minutes behind"),
         (replace(sound(), unreadable={"/storages/s9": GONE}), "documents", Grade.FAIL, GONE.message),
     ],
@@ -209,6 +216,23 @@ def test_a_small_disk_that_is_mostly_free_is_well() -> None:
     assert "free space" not in grades(facts(holding(free_bytes=400 << 20)))
     assert "free space" not in grades(facts(filling(hours=100)))
     assert "free space" not in grades(facts(filling(hours=1, uptime_ms=60_000))), "a minute says nothing of a day"
+
+
+def test_how_long_disks_last_is_said_where_nothing_leaves_them() -> None:
+    """And on what that is based."""
+    stuck = replace(filling(hours=100), partitions=(STUCK,))
+    words = "the disk of s1 is full first, in 100 hours, if it goes on as in the 1.0 since it started"
+    assert words in finding(facts(stuck), "archive")
+    filled = filling(hours=3)
+    assert "3 hours as it is written to (on average of the 1.0 hours since" in finding(facts(filled), "free space")
+    trimmed = replace(filled, meta=replace(filled.meta, keep_local="7d"))
+    assert "free space" not in grades(facts(trimmed)), "what is archived leaves it"
+    assert "free space" in grades(facts(replace(trimmed, partitions=(STUCK,))))
+
+
+def test_what_is_archived_was_there_not_long_ago() -> None:
+    assert "not looked" not in finding(facts(), "archived objects")
+    assert finding(facts(with_archive(age_ms=3 * 3_600_000)), "archived objects").endswith("3 hours ago, or later")
 
 
 def test_what_is_worse_hides_nothing() -> None:

@@ -112,23 +112,23 @@ def test_causes_are_in_each_cut_of_their_effects() -> None:
             cause = pick.choice(made) if made and pick.random() < 0.7 else None
             clock = TIME + pick.randrange(12)
             seen = 0 if cause is None else logs[cause[0]][cause[1]][0]
-            time = max(clock, seen, *(earlier for earlier, _ in logs[number][-1:]))
+            time = max(clock, seen, logs[number][-1][0] if logs[number] else 0)
             logs[number].append((time, cause))
             made.append((number, len(logs[number]) - 1))
         stored = {number: rows[: pick.randrange(len(rows) + 1)] for number, rows in logs.items()}
         if not all(stored.values()):
             continue
-        moment = moment_of([
+        time = moment_of([
             Reach(partition=number, end=Point(mark=len(rows) - 1), complete_to=rows[-1][0] - 1)
             for number, rows in stored.items()
         ])  # fmt: skip
-        assert moment is not None
-        kept = {number: [row for row in rows if row[0] <= moment] for number, rows in stored.items()}
+        assert time is not None
+        kept = {number: [row for row in rows if row[0] <= time] for number, rows in stored.items()}
         for rows in kept.values():
             for _, cause in rows:
                 assert cause is None or cause[1] < len(kept[cause[0]]), seed
         for number, rows in logs.items():  # nothing of that time or before is missing
-            assert len(kept[number]) == sum(row[0] <= moment for row in rows), seed
+            assert len(kept[number]) == sum(row[0] <= time for row in rows), seed
 
 
 def test_a_time_that_the_store_cannot_give_is_refused_by_name() -> None:
@@ -155,10 +155,10 @@ def test_records_without_times_are_cut_at_no_time() -> None:
     uploads = Uploads(FaultyStore(), cluster=KEY)
     uploads.records(encode_payloads(0, [b"x", b"y"]))
     old = uploads.log()
-    said = "partition 0: the ids 0 to 1 are records of format 0"
-    with pytest.raises(NoTimes, match=said):
+    refused = "partition 0: the ids 0 to 1 are records of format 0"
+    with pytest.raises(NoTimes, match=refused):
         cut_at_time({0: old}, TIME, now=LATE)
-    with pytest.raises(NoTimes, match=said):
+    with pytest.raises(NoTimes, match=refused):
         cut_latest({0: old, 1: log_at([TIME], cuts=[0])[0]})
     assert cut_at_marks({0: old}, {0: 0}).points[0].mark == 0
     uploads.batches(batches_of([[b"a"], [b"b"]], first_id=2, times=[TIME, TIME + 4], cuts=[1]))
@@ -173,10 +173,7 @@ def test_marks_are_those_of_all_partitions_and_batches_stay_whole() -> None:
     cut = cut_at_marks({0: log}, {0: 2})
     assert (cut.points[0].mark, cut.given) == (1, {0: 2})
     assert cut_at_marks({0: log}, {0: 0}).points[0].mark == -1
-    wrong: list[tuple[dict[int, int], str]] = [
-        ({0: 4}, "ends at id 3"), ({}, "do not say where partition 0"), ({0: 1, 1: 1}, "no partition 1")
-    ]  # fmt: skip
-    for marks, said in wrong:
+    for marks, said in (({0: 4}, "ends at id 3"), ({}, "do not say where partition 0"), ({0: 1, 1: 1}, "no partition 1")):
         with pytest.raises(CutImpossible, match=said):
             cut_at_marks({0: log}, marks)
 

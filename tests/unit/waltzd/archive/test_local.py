@@ -60,6 +60,22 @@ def test_what_a_killed_writer_left_unflushed_is_flushed_before_it_is_said_to_be_
     assert flushed == [folder, folder.parent, tmp_path]
 
 
+def test_what_killed_writers_left_is_found_a_day_later_and_nothing_else(tmp_path: Path) -> None:
+    store, now = LocalStore(str(tmp_path)), 10_000_000.0
+    assert store.leftovers(now) == []
+    tag = store.put_new("a", b"x")
+    store.put_if("a", b"y", tag)  # makes the lock
+    for name, age in (("old", 90_000), ("new", 80_000), ("lock", 90_000)):
+        (tmp_path / ".new" / name).write_bytes(b"half of it")
+        os.utime(tmp_path / ".new" / name, (now - age, now - age))
+    (left,) = store.leftovers(now)
+    assert (left.name, left.size) == (".new/old", 10)
+    store.remove_leftover(left)
+    store.remove_leftover(left)
+    assert sorted(os.listdir(tmp_path / ".new")) == ["lock", "new"]
+    assert store.leftovers(now) == []
+
+
 def test_a_full_disk_is_a_store_that_is_not_available_now() -> None:
     with pytest.raises(StoreUnavailable, match="No space left"), LocalStore("/x")._translated("a"):
         raise OSError(28, "full")

@@ -10,13 +10,14 @@ import pytest
 from tests.batches import batches_of, index_raw, segment_raw, segments_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
+from waltzd.archive import verification
 from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.piece import piece_of
-from waltzd.archive.verification import Flaw, Survey, check_piece, survey
+from waltzd.archive.verification import Flaw, Survey, check_from, check_piece, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive, UnknownVersion
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader
-from waltzd.protocol.descriptions import Archived
+from waltzd.protocol.descriptions import ArchiveCheck, Archived
 
 KEY = UUID(int=5)
 
@@ -28,7 +29,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def upload(store: FaultyStore, known: Archived, number: int, *, partition: int = 0) -> Archived:
     """The segment of that number, of two batches."""
-    batches = batches_of([[b"a", b"b"], [b"c"]] * 8, cuts=range(1, 16, 2), partition=partition)
+    batches = batches_of([[b"a", b"b"], [b"c"]] * 12, cuts=range(1, 24, 2), partition=partition)
     footer = NO_HASH
     for own in segments_of(batches)[: number + 1]:
         data, footer = segment_raw(own, key=KEY, partition=partition, footer_before=footer)
@@ -122,3 +123,43 @@ def test_a_list_that_lags_makes_no_orphan() -> None:
 def test_another_store_is_no_archive() -> None:
     with pytest.raises(ForeignArchive, match="there is no archive"):
         survey(FaultyStore())
+
+
+def known_of(store: FaultyStore) -> Archived:
+    made = survey(store).manifests[0]
+    return Archived(archive=made.archive, number=made.number, sha256=made.sha256, last_id=made.last)
+
+
+def looked(store: FaultyStore, known: Archived) -> ArchiveCheck:
+    """From the first id on, step by step, to the end or to what is missing."""
+    first_id = 0
+    label = label_in(store, KEY, lambda: KEY, known.archive)
+    while True:
+        found = check_from(store, PartitionArchive(store, label, 0), known, first_id)
+        assert found.last_id >= first_id - 1
+        if found.missing or found.last_id == known.last_id:
+            return found
+        assert found.last_id >= first_id, "a step gets on"
+        first_id = found.last_id + 1
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 32])
+def test_a_missing_object_is_met_wherever_it_was(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    monkeypatch.setattr(verification, "CHECK_PIECES", step)
+    store = archive(partitions=1)
+    known, pieces = known_of(store), survey(store).pieces[0]
+    assert looked(store, known) == ArchiveCheck(last_id=20)
+    for piece in pieces:
+        whole = store.objects.pop(piece.name(0))
+        found = looked(store, known)
+        assert (found.last_id, piece.name(0) in found.missing) == (piece.first - 1, True)
+        store.put_new(piece.name(0), whole.data[:-1])
+        assert "bytes; it had" in looked(store, known).missing
+        store.objects[piece.name(0)] = whole
+    for name in [name for name in store.objects if "/chunk/" in name or name == manifests.manifest_name(0, 7)]:
+        whole = store.objects.pop(name)
+        assert name in looked(store, known).missing
+        store.put_new(name, whole.data[:-9] + b"X" + whole.data[-8:])
+        assert name in looked(store, known).missing
+        store.objects[name] = whole
+    assert looked(store, known) == ArchiveCheck(last_id=20)

@@ -28,7 +28,7 @@ from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
 from waltzd.client.settings import Tls
 from waltzd.client.view import Builder, Transaction
-from waltzd.errors import BadArgument, BadConfig, ClientClosed
+from waltzd.errors import BadArgument, BadConfig, ClientClosed, NoSuchChannel
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.locks import Committed, Lock, Rejected, Unknown, append_lock, lock_hash, read_lock, write_lock
 
@@ -191,10 +191,10 @@ async def test_a_client_is_opened_once(client: Client, fake: FakeCluster) -> Non
 
 @told(with_client, given=2)
 async def test_what_names_no_partition_no_id_and_no_feed(client: Client, fake: FakeCluster) -> None:
-    with pytest.raises(BadArgument, match="'0'"):
-        await client.set_partitions("0")  # type: ignore[arg-type]
+    with pytest.raises(NoSuchChannel, match="no channel orders"):
+        await client.set_partitions("orders")
     wrong: Any
-    for wrong in (0.0, "0", None):
+    for wrong in (0.0, "0x", "", "7-9", None):
         with pytest.raises(BadArgument):
             await client.set_partitions([wrong])
     for wrong in (-1, 1 << 63, 1.5, "1"):

@@ -10,7 +10,7 @@ import pytest
 
 from waltzd.cluster.archives import all_archived, archived, save_archived
 from waltzd.cluster.cluster import NO_VERSION, Cluster
-from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, ReplicaSets
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, ReplicaSets, encode
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadMetadata, ChangedMeanwhile
 
@@ -37,17 +37,35 @@ def test_an_archive_goes_forward_and_of_two_owners_one_is_refused() -> None:
             await save_archived(other, 0, replace(SECOND, last=18), FIRST, version)
         await save_archived(other, 1, FIRST, None, NO_VERSION)
         assert await all_archived(one) == {0: SECOND, 1: FIRST}
+        trimmed = replace(SECOND, floor=10)
+        assert await save_archived(one, 0, trimmed, SECOND, version + 1) == version + 2
+        assert await archived(other, 0) == (trimmed, version + 2)
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
     "back",
-    [replace(SECOND, number=1), FIRST, replace(SECOND, number=3, last=18), replace(SECOND, number=3, archive=UUID(int=2))],
+    [
+        replace(SECOND, number=1),
+        FIRST,
+        replace(SECOND, number=3, last=18),
+        replace(SECOND, number=3, archive=UUID(int=2)),
+        SECOND,
+        replace(SECOND, number=3, floor=9),
+        replace(SECOND, floor=9),
+        replace(SECOND, last=20, floor=11),
+    ],
 )
 def test_it_never_goes_back_or_elsewhere(back: ArchiveMeta) -> None:
     async def run() -> None:
         with pytest.raises(BadMetadata, match="does not go back"):
-            await save_archived(MemoryTree().connect(), 0, back, SECOND, 1)
+            await save_archived(MemoryTree().connect(), 0, back, replace(SECOND, floor=10), 1)
 
     asyncio.run(run())
+
+
+def test_a_floor_is_at_most_behind_what_is_archived() -> None:
+    assert encode(replace(FIRST, floor=10))
+    with pytest.raises(BadMetadata, match="floor must be a whole number from 0 to 10, not 11"):
+        encode(replace(FIRST, floor=11))

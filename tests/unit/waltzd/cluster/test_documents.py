@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,7 @@ from waltzd.cluster.documents import (
     GENERATION_MAX,
     ArchiveMeta,
     Assignment,
+    ChannelsDocument,
     ClientMeta,
     ClusterMeta,
     CopyRate,
@@ -38,6 +40,7 @@ from waltzd.cluster.documents import (
 from waltzd.errors import BadMetadata
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
 from waltzd.protocol.address import is_name
+from waltzd.protocol.channels import Ranges
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "meta"
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -45,6 +48,9 @@ OTHER = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
 EXAMPLES: dict[str, Document] = {
     "cluster": ClusterMeta(name="payments", key=KEY, partitions=4, created="2026-01-31T12:00:00Z"),
+    "cluster-trimmed": ClusterMeta(
+        name="payments", key=KEY, partitions=4, created="2026-01-31T12:00:00Z", format=1, keep_local="7d"
+    ),
     "server": ServerMeta(
         name="s1",
         listen="10.0.0.1:55180",
@@ -85,7 +91,9 @@ EXAMPLES: dict[str, Document] = {
     "preferences": Preferences(partitions={0: "s1", 10: "s2", 2: "s1"}),
     "moves": Moves(partitions={3: ("a", "b", "c"), 12: ("c",), 4: ()}),
     "copy-rate": CopyRate(bytes_per_second=50_000_000, who="ada@lovelace"),
+    "channels": ChannelsDocument(channels={"orders": Ranges("0-3,7"), "billing": Ranges("8")}),
     "archive": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456),
+    "archive-trimmed": ArchiveMeta(archive=KEY, number=17, sha256="0123456789abcdef" * 4, last=123_456, floor=99_000),
     "history-entry": HistoryEntry(
         began="2026-01-31T12:00:00+00:00",
         ended="2026-01-31T12:00:02+00:00",
@@ -226,11 +234,15 @@ def refusal(name: str, fields: object) -> BadMetadata:
     return caught.value
 
 
+LATER: dict[tuple[str, ...], object] = {("floor",): 0, ("keep_local",): "all"}
+"""Fields that documents of earlier versions do not have, and what that means."""
+
+
 def is_a_key(place: tuple[str, ...]) -> bool:
     """The name of a replica or the number of a partition: there may be fewer of them."""
     if len(place) == 3 and place[0] == "partitions":
         return place[2] not in ("server", "generation")
-    return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up")
+    return len(place) == 2 and place[0] in ("replicas", "partitions", "given_up", "channels")
 
 
 @pytest.mark.parametrize(("name", "place"), FIELDS, ids=lambda value: value if isinstance(value, str) else ".".join(value))
@@ -246,6 +258,12 @@ def test_every_field_counts(name: str, place: tuple[str, ...]) -> None:
     if not is_a_key(place):
         fields = json.loads(whole)
         del at(fields, place[:-1])[place[-1]]
+        if place in LATER:
+            kind: type[Any] = type(EXAMPLES[name])
+            found: Any = decode(kind, json.dumps(fields).encode(), "/here")
+            whole_one: Any = EXAMPLES[name]
+            assert found == replace(whole_one, **{place[-1]: LATER[place]})
+            return
         assert refusal(name, fields).message == f"/here: {'.'.join(place)} is missing"
         assert f"{'.'.join(place)}_ is not known" in refusal(name, changed(1, f"{place[-1]}_")).message or (
             place[-1] == "schema"
@@ -294,6 +312,10 @@ def test_a_newer_schema_is_refused_whatever_else_is_in_it() -> None:
         (PartitionMeta(generation=1, session=3, members=("a", "a")), "members has a name twice"),
         (Counter(-1, KEY), "next must be"),
         (Leader(".."), "name must be a name"),
+        (ChannelsDocument(channels={"all": Ranges("0")}), "channels.all must begin with a letter, and not be all"),
+        (ChannelsDocument(channels={"0-3": Ranges("0")}), "channels.0-3 must begin with a letter"),
+        (ChannelsDocument(channels={"a": Ranges("b")}), "must be numbers of partitions"),
+        (ChannelsDocument(channels={f"a{n}": Ranges("0") for n in range(1025)}), "at most 1024 names"),
     ],
 )
 def test_what_could_not_be_read_again_is_not_written(value: Document, message: str) -> None:

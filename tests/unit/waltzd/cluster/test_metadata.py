@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from tests.unit.timeless import run
+from waltzd.cluster.channels import save_channels
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster, partition_path, replicas_path
 from waltzd.cluster.coordinator import Node, Set
@@ -36,6 +37,7 @@ from waltzd.cluster.documents import (
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
 from waltzd.cluster.metadata import KIND, Saved, cut, kind_of, read, write
 from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, MetadataUnfinished, UnknownVersion, WaltzError
+from waltzd.protocol.channels import Ranges
 from waltzd.protocol.policy import Grant
 
 KEY, HOME = UUID(int=7), UUID(int=9)
@@ -57,6 +59,7 @@ async def made(tree: MemoryTree) -> Cluster:
     await cluster.save_preferences(Preferences(partitions={1: "a"}), -1)
     await cluster.save_moves(Moves(partitions={1: ("one",)}), -1)
     await cluster.save_policy(PolicyDocument(grants=(Grant(names=("app",), may=("read",)),)), -1)  # type: ignore[arg-type]
+    await save_channels(cluster.coordinator, {"orders": Ranges("0-1")}, -1, policy=0)
     await cluster.begin_history(
         HistoryEntry(
             began="t", ended=None, who="ann", verb="v", subject="s", reason="a\u2028b\r\n", steps=("",), outcome="o"
@@ -77,7 +80,7 @@ def test_every_document_comes_back_as_it_was() -> None:
     assert found.partition(0) == META
     assert (found.partition(1), found.replicas(1)) == (None, ReplicaSet({"one": Membership.MEMBER}))
     assert set(found.storages) == {"one"}
-    assert len(found.documents) == 12
+    assert len(found.documents) == 13
     lines = write(found).decode().split("\n")
     assert json.loads(lines[0])["cluster"] == "payments"
     assert all(json.loads(line) for line in lines[:-1])

@@ -68,6 +68,8 @@ def test_defaults() -> None:
 
 
 def test_an_archive_is_a_place() -> None:
+    with pytest.raises(BadConfig, match="archive: ftp://a names no store"):
+        parse_server(NEEDED + "archive: ftp://a\n")
     for text in ("ftp://host/x", "s3://"):
         with pytest.raises(BadConfig, match=f"archive: {text} names no store"):
             parse(f"directory: d\narchive: {text}\n")
@@ -317,6 +319,8 @@ SAMPLE_SERVER = ServerConfig(
     coordinator_tls_ca="/etc/waltz/zookeeper-ca.pem",
     coordinator_credentials="/etc/waltz/zookeeper.credentials",
     http_listen=Address("127.0.0.1", 55182),
+    archive="/mnt/archive",
+    archive_cache="/var/cache/waltz",
     advertise=Address("server-1.example", 55180),
     preferred="0,4-7",
     tls_certificate="/etc/waltz/server.pem",

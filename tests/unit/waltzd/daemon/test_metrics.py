@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.mounting import FakeSession, Room, batch_of, in_room
 from tests.unit.told import told
+from waltzd.archive.reading import ReadCounters
 from waltzd.daemon import health_service, http, metrics, readiness
 from waltzd.daemon.health_service import HealthService
 from waltzd.daemon.http import Answer, HttpPort, Question, question_of
@@ -123,13 +124,16 @@ STORAGE = StorageDescription(
         appended_records=14, appended_bytes=1200, groups=3, refused_calls=1, flush=Histogram().more(0.001, 2).more(9)
     ),
 )
+READS = ReadCounters(fetched_bytes=70_000, pieces=3, hits=12, misses=3, failures=2, cached_bytes=60_000)
 COMMIT = Histogram().more(0.0003, 13).more(70)
 
 
 def server_page(
     found: ServerDescription = SERVER, *, unready: Sequence[str] = (), accept: str = "", certificate: float | None = 1.5
 ) -> tuple[str, str]:
-    told = metrics.of_server(found, cluster_partitions=8, unready=unready, commit=COMMIT, certificate_seconds=certificate)
+    told = metrics.of_server(
+        found, cluster_partitions=8, unready=unready, commit=COMMIT, certificate_seconds=certificate, archive=READS
+    )
     raw, kind = metrics.page(chain(told, metrics.of_port(Role.SERVER, failed=2)), accept)
     return raw.decode(), kind
 

@@ -23,6 +23,7 @@ from waltzd.format.layout import (
     PARTITIONS_MAX,
     PROMISE_BYTES,
     PROMISE_SLOT_BYTES,
+    PROMISE_SLOT_BYTES_MAX,
     PROMISE_SLOT_SPACING,
     ControlHeader,
     ControlStruct,
@@ -66,6 +67,7 @@ PROMISE = Promise(
     boot=UUID(int=0x8899AABBCCDDEEFF0011223344556677),
     settled=1,
 )
+TRIMMED = replace(PROMISE, floor=1_234)
 i64 = st.integers(-(2**63), 2**63 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -141,6 +143,14 @@ def test_promise_slot() -> None:
     assert len(PROMISE.encode()) == PROMISE_SLOT_BYTES
     assert Promise.decode(golden("promise.hex"), "it") == PROMISE
     assert PROMISE.slot_offset == PROMISE_SLOT_SPACING
+
+
+def test_the_promise_of_a_trimmed_replica_has_its_floor_behind_all_else() -> None:
+    """The slot is another version then: one that does not know it would take what is missing for damage."""
+    assert TRIMMED.encode() == golden("promise-trimmed.hex")
+    assert len(TRIMMED.encode()) == PROMISE_SLOT_BYTES_MAX
+    assert Promise.decode(golden("promise-trimmed.hex"), "it") == TRIMMED
+    assert Promise.decode(PROMISE.encode() + TRIMMED.encode()[-12:], "it") == PROMISE
 
 
 # -- names and places --------------------------------------------------------------------------------------------------
@@ -300,6 +310,8 @@ def test_the_later_slot_counts() -> None:
 def test_every_flipped_bit_of_a_slot_leaves_the_other_one() -> None:
     later = replace(PROMISE, sequence=6)
     raw = bytes(promise_file(PROMISE, later))
+    for _, wrong in flips(replace(TRIMMED, sequence=6).encode()):
+        assert Promise.decode(wrong, "it") is None
     for at, wrong in flips(later.encode()):
         assert Promise.decode(wrong, "it") is None
         if at % 7 == 0:
@@ -316,6 +328,10 @@ def test_a_torn_slot_leaves_the_other_one() -> None:
         found = read_promise_file(torn, "it")[0]
         assert found in (PROMISE, new)
         assert (found == new) == (size == PROMISE_SLOT_BYTES)
+    trimmed = replace(TRIMMED, sequence=6)
+    for size in range(PROMISE_SLOT_BYTES_MAX + 1):
+        found = read_promise_file(trimmed.encode()[:size] + raw[size:], "it")[0]
+        assert found == (trimmed if size == PROMISE_SLOT_BYTES_MAX else PROMISE)
 
 
 def test_a_short_promise_file_is_no_promise() -> None:

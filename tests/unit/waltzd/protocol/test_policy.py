@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.policy_twin import allows
 from waltzd.cluster.documents import PolicyDocument, decode, encode
 from waltzd.errors import BadMetadata
+from waltzd.protocol.channels import Parts, is_ranges
 from waltzd.protocol.locks import append_lock, lock_hash, namespace_of, read_lock
 from waltzd.protocol.policy import (
     NO_QUOTAS,
@@ -22,14 +23,12 @@ from waltzd.protocol.policy import (
     Policy,
     Prefix,
     Quotas,
-    Ranges,
     Verb,
     collisions,
     everything,
     first_denied,
     is_pattern,
     is_prefix,
-    is_ranges,
     nothing,
 )
 
@@ -45,7 +44,7 @@ grants = st.builds(
     Grant,
     names=st.lists(patterns, min_size=1, max_size=3, unique=True).map(tuple),
     may=st.lists(st.sampled_from(list(Verb)), min_size=1, unique=True).map(tuple),
-    partitions=st.none() | ranges.map(",".join).map(Ranges),
+    partitions=st.none() | ranges.map(",".join).map(Parts),
     lock_prefixes=st.none() | st.lists(st.sampled_from(PREFIXES), max_size=2, unique=True).map(tuple),
     quotas=st.none() | st.builds(Quotas, mounts=st.none() | st.integers(1, 9).map(Amount)),
     one_instance=st.booleans(),
@@ -110,7 +109,7 @@ def test_everything_and_nothing() -> None:
 def test_a_thousand_grants_of_which_one_speaks_of_a_name() -> None:
     def grant(number: int) -> Grant:
         names = Pattern(f"app-{number}"), Pattern(f"team-{number}-*")
-        return Grant(names=names, may=(Verb.READ,), partitions=Ranges(str(number)))
+        return Grant(names=names, may=(Verb.READ,), partitions=Parts(str(number)))
 
     found = [grant(number) for number in range(1000)]
     policy = Policy(found)

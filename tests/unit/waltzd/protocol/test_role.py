@@ -18,7 +18,10 @@ Replica/ReadLocks                  server
 Replica/FindTime                   server
 Replica/Archive                    server
 Replica/BackUp                     server
+Replica/CheckArchive               server
 Replica/SaveMetadata               server
+Replica/SeeArchive                 server
+Replica/Trim                       server
 Replica/ListSegments               server operator observer
 StorageAdmin/Describe              server operator observer
 StorageAdmin/CreatePartitions      operator

@@ -9,11 +9,13 @@ from uuid import UUID
 import pytest
 
 from tests.unit import timeless
-from waltzd.cluster.cluster import NO_VERSION, POLICY, Cluster
+from waltzd.cluster.channels import save_channels
+from waltzd.cluster.cluster import CHANNELS, NO_VERSION, POLICY, Cluster
 from waltzd.cluster.coordinator import Set
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import ChangedMeanwhile, PolicyUnreadable
+from waltzd.protocol.channels import Channel, Parts, Ranges
 from waltzd.protocol.policy import Grant, Pattern, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.access import Access
@@ -70,6 +72,35 @@ def test_each_change_counts_as_soon_as_it_is_noticed(caplog: pytest.LogCaptureFi
         await until(lambda: not may())
         await cluster.save_policy(None, await version())
         await until(may)
+        following.cancel()
+        await asyncio.wait([following])
+
+    timeless.run(work())
+
+
+def test_a_channel_is_what_its_document_says() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        access = Access()
+        follower = PolicyFollower(Cluster(tree.connect()), access)
+        grant = Grant(names=(Pattern("app"),), may=(Verb.APPEND,), partitions=Parts("3,orders"))
+        await cluster.save_policy(PolicyDocument(grants=(grant,)), NO_VERSION)
+        await follower.read()
+        following = asyncio.create_task(follower.reconciler.run())
+
+        def partitions() -> list[int]:
+            return [number for number in range(4) if access.rights(APP).may_append(number)]
+
+        assert partitions() == [3], "a channel that is not there grants nothing"
+        await save_channels(cluster.coordinator, {"orders": Ranges("0-1"), "other": Ranges("2")}, NO_VERSION, policy=0)
+        await until(lambda: partitions() == [0, 1, 3])
+        assert access.channels(access.rights(APP)) == (Channel("orders", "0-1"),), "it is not told of what it may not see"
+        await save_channels(cluster.coordinator, {"orders": Ranges("2")}, 0, policy=0)
+        await until(lambda: partitions() == [2, 3])
+        await cluster.coordinator.commit([Set(CHANNELS, b"nonsense", 1)])
+        await until(lambda: follower.trouble != "")
+        assert partitions() == [2, 3], "the last good one stays"
         following.cancel()
         await asyncio.wait([following])
 

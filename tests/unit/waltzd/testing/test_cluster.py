@@ -18,7 +18,7 @@ from tests.examples.counter import CounterView
 from tests.unit.told import told
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, View
-from waltzd.errors import BadArgument, BeyondLog, NotGranted
+from waltzd.errors import BadArgument, BeyondLog, NoSuchChannel, NotGranted
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import Committed, Outcome, Reason, Rejected, write_lock
 from waltzd.sql import sqlite
@@ -393,6 +393,21 @@ def test_a_policy_says_what_the_clients_of_a_test_may_do() -> None:
         async with cluster.client(feed=FeedMode.NONE) as anybody:
             assert isinstance(await anybody.append(b"7", partition=1), Committed)
         assert [record.payload for record in await cluster.log(0)][1:] == [b"4", b"5"]
+        cluster.set_policy([{"names": ["billing-*"], "may": ["append"], "partitions": "orders"}])
+        cluster.set_channels({"orders": "1", "audit": "0"})
+        async with cluster.client(name="billing-1", partitions="orders", feed=FeedMode.NONE) as billing:
+            assert (billing.partitions, await billing.channel("orders")) == ((1,), (1,))
+            assert isinstance(await billing.append(b"8", partition=1), Committed)
+            with pytest.raises(NoSuchChannel, match="no channel audit"):
+                await billing.channel("audit")
+            cluster.set_channels({"orders": "0-1"})
+            await billing.set_partitions([1, "orders"])
+            assert list(billing.partitions) == [0, 1]
+            cluster.set_channels({})
+            with pytest.raises(NotGranted):
+                await billing.append(b"9", partition=1)
+        with pytest.raises(BadArgument):
+            cluster.set_channels({"orders": "0-"})
         for wrong in ([{"names": ["a"]}], [{"names": ["a"], "may": ["write"]}], ["all"], [{"names": {1}, "may": []}]):
             with pytest.raises(BadArgument):
                 cluster.set_policy(cast(Any, wrong))

@@ -11,8 +11,9 @@ import pytest
 from tests.unit.mounting import KEY, FakeSession, Reader, Room, batch_of, in_room, mount_request
 from waltzd.errors import BadFrame, NotGranted, PolicyUnreadable, WaltzError
 from waltzd.protocol.batches import FeedMode, HeadFeed
+from waltzd.protocol.channels import Parts
 from waltzd.protocol.locks import Mode, lock_hash
-from waltzd.protocol.policy import Grant, Pattern, Policy, Prefix, Ranges, Rights, Verb
+from waltzd.protocol.policy import Grant, Pattern, Policy, Prefix, Rights, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.access import Access
 
@@ -23,7 +24,7 @@ FEEDS = FeedMode.RECORDS, FeedMode.HEADS
 
 def policy(*may: Verb, partitions: str = "3", locks: tuple[str, ...] | None = None, name: str = "app") -> Policy:
     prefixes = None if locks is None else tuple(Prefix(prefix) for prefix in locks)
-    grant = Grant(names=(Pattern(name),), may=may, partitions=Ranges(partitions), lock_prefixes=prefixes)
+    grant = Grant(names=(Pattern(name),), may=may, partitions=Parts(partitions), lock_prefixes=prefixes)
     return Policy([grant] if may else [])
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.mounting import FakeSession, Room, batch_of, in_room, mount_request
-from waltzd.errors import NotReady, SessionEnded
+from waltzd.errors import ArchiveAway, NotReady, SessionEnded
 from waltzd.format.record import HEAD_BYTES, Run, encode_payloads
 from waltzd.protocol.batches import Committals, Credit, Feed, FeedMode, HeadFeed
+from waltzd.server.clients import mounts
 from waltzd.server.core.tail import RUN_BYTES
 
 
@@ -347,3 +348,37 @@ def test_a_reader_that_leaves_in_the_middle_frees_its_turn_and_place() -> None:
         assert not room.capacity.cold_turns.locked()
 
     in_room(test, tiny_tail, cold_reads_max=1, cold_chunk_bytes=1000)
+
+
+def test_a_mount_waits_for_an_archive_that_is_away_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "ARCHIVE_SECONDS", 0.05)
+
+    class Trimmed(FakeSession):
+        """Storages have nothing below 20, and the archive does not answer at first."""
+
+        tries = 0
+
+        def is_trimmed(self, id_: int) -> bool:
+            return id_ < 20
+
+        async def read_archived(self, first_id: int, last_id: int, chunk_bytes: int, *, with_locks: bool = False) -> Run:
+            self.tries += 1
+            if self.tries < 4:
+                raise ArchiveAway("W2260 the store is away")
+            return self.whole().part(first_id, min(last_id + 1, first_id + 3))
+
+    async def test(room: Room) -> None:
+        filled(room.session, 100)
+        one = await room.mount(mark=-1, feed=FeedMode.RECORDS)
+        async with asyncio.timeout(100):
+            while not (said := room.registry.describe().clients[0].waiting):
+                await asyncio.sleep(0.01)
+        assert said == "W2260 the store is away"
+        await one.say(batch_of(b"more"))
+        await one.until(lambda reader: 0 in reader.committed)  # appends go on
+        await one.until(lambda reader: len(reader.ids) == 101)
+        assert one.ids == list(range(101))
+        assert room.registry.describe().clients[0].waiting == ""
+        assert min(first for first, _ in room.session.reads) >= 20
+
+    in_room(test, lambda: Trimmed(tail_bytes=2 * (10 * 50 + RUN_BYTES)))

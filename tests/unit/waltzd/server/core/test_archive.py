@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from waltzd.server.core.archive import IDLE_SECONDS, LOOKS, RETRY_SECONDS, RETRY_SECONDS_MAX, TURN_SEGMENTS, Turns
+from waltzd.protocol.descriptions import ArchiveCheck
+from waltzd.server.core.archive import (
+    AGAIN_SECONDS,
+    FIRST_SECONDS,
+    IDLE_SECONDS,
+    LOOKS,
+    RETRY_SECONDS,
+    RETRY_SECONDS_MAX,
+    ROUND_SECONDS,
+    STEP_SECONDS,
+    TURN_SEGMENTS,
+    Rounds,
+    Turns,
+)
 
 ALL = ["a", "b", "c"]
 
@@ -64,3 +77,56 @@ def test_a_replica_that_cannot_be_asked_is_left_out() -> None:
     assert turns.choose(["c"], 5) == "c"
     turns.failed("c", "away", ALL)
     assert turns.choose(ALL, 5) == "a"
+
+
+def walk(rounds: Rounds, archived: int, now: float, *, step: int = 100, gone: int | None = None) -> float:
+    """One round over so many ids, or up to an object that is gone, and when it ended."""
+    while True:
+        now += rounds.pause
+        last_id = min(rounds.first_id + step - 1, archived)
+        if gone is not None and last_id >= gone:
+            rounds.saw(ArchiveCheck(last_id=gone - 1, missing=f"{gone} is gone"), archived, now)
+            return now
+        rounds.saw(ArchiveCheck(last_id=last_id), archived, now)
+        if rounds.first_id == 0:
+            return now
+
+
+def test_the_first_round_is_quick_and_each_later_one_takes_a_day() -> None:
+    rounds = Rounds()
+    assert rounds.told(5.0) is None
+    first = walk(rounds, 999, 0.0)
+    assert first == FIRST_SECONDS + 9 * STEP_SECONDS
+    assert rounds.told(first) == ArchiveCheck(last_id=999, age_ms=9000)
+    second = walk(rounds, 1999, first)
+    assert abs(second - first - ROUND_SECONDS) <= ROUND_SECONDS / 10
+    assert (rounds.last_id, rounds.since) == (1999, first + ROUND_SECONDS / 10)
+
+
+def test_one_step_that_sees_everything_comes_once_a_day() -> None:
+    rounds = Rounds()
+    first = walk(rounds, 9, 0.0)
+    assert walk(rounds, 9, first) == first + ROUND_SECONDS
+
+
+def test_at_a_missing_object_it_stops_until_that_is_back() -> None:
+    rounds = Rounds()
+    now = walk(rounds, 999, walk(rounds, 999, 0.0), gone=250)
+    assert (rounds.first_id, rounds.last_id, rounds.pause) == (250, 249, AGAIN_SECONDS)
+    assert rounds.told(now) == ArchiveCheck(last_id=249, missing="250 is gone")
+    rounds.uploaded(999, 1099)
+    assert rounds.last_id == 249
+    again = walk(rounds, 1099, now)
+    assert again - now < AGAIN_SECONDS + 100 * STEP_SECONDS, "not a day later"
+    assert (rounds.missing, rounds.last_id) == ("", 1099)
+
+
+def test_what_is_uploaded_was_read_back_and_counts() -> None:
+    rounds = Rounds()
+    rounds.uploaded(-1, 99)
+    assert rounds.last_id == -1, "nothing was looked for yet"
+    walk(rounds, 99, 0.0)
+    rounds.uploaded(99, 199)
+    assert rounds.last_id == 199
+    rounds.failed()
+    assert (rounds.last_id, rounds.pause) == (199, AGAIN_SECONDS)

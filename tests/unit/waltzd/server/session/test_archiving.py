@@ -19,7 +19,7 @@ def test_an_archive_goes_on_by_one_manifest_of_committed_ids() -> None:
     check(KNOWN, KNOWN, 50)
     check(NEXT, KNOWN, 39)
     check(replace(NEXT, number=1), Archived(), 39)
-    assert said(meta_of(NEXT)) == NEXT
+    assert said(meta_of(NEXT, 0)) == NEXT
     for wrong in (
         replace(NEXT, number=5),
         replace(NEXT, number=3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
@@ -19,12 +20,14 @@ from waltzd.errors import (
     NeedsBatches,
     NoSuchPartition,
     NotReady,
+    OnlyInArchive,
     PartitionDamaged,
+    Trimmed,
     WaltzError,
 )
 from waltzd.format.batch import End, Piece
 from waltzd.format.record import Run, encode_payloads, no_locks
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import Archived, ReplicaStatus
 from waltzd.protocol.peers import Content, LockHistory
 from waltzd.server.core.tail import Tail
 from waltzd.server.session.replica import Log, ReplicaLink
@@ -307,3 +310,43 @@ def test_nothing_overtakes_what_the_sending_task_has_in_its_hand() -> None:
         assert [content for content, _ in stream.frames] == [(first,), (second,)]
 
     on_a_stream(test)
+
+
+class Lane:
+    """An archive that was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    async def find_time(self, partition: int, known: Archived, time: int, last_id: int) -> int:
+        self.asked.append((known.last_id, last_id))
+        return 3
+
+
+def find_time(lane: Lane | None, **replicas: Replica) -> int:
+    """Of a log whose archive reaches to id 14."""
+
+    async def known() -> Archived:
+        return Archived(archive=UUID(int=2), number=1, sha256=64 * "0", last_id=14)
+
+    async def run() -> int:
+        log = Replicas(replicas, 0)
+        log.settings = replace(log.settings, archive=cast("Any", lane))
+        log.ask_archived = known
+        return await log.find_time(5, 19)
+
+    return asyncio.run(run())
+
+
+def test_a_time_that_may_be_in_front_of_the_floor_is_looked_for_in_the_archive() -> None:
+    trimmed, lane = Replica(fails=Trimmed("only in the archive", floor=10)), Lane()
+    assert find_time(lane, a=trimmed) == 3
+    assert lane.asked == [(14, 9)]
+    assert find_time(lane, a=Replica(gives=12)) == 12
+    assert len(lane.asked) == 1
+    with pytest.raises(OnlyInArchive, match="in front of id 10"):
+        find_time(None, a=trimmed)
+
+
+def test_a_lock_table_learns_nothing_from_what_is_trimmed() -> None:
+    assert ask("locks", a=Replica(fails=Trimmed("only in the archive", floor=20))) is None

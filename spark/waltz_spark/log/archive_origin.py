@@ -1,0 +1,268 @@
+"""An archive as an origin: the sealed segments in a store, without any cluster.
+
+The newest manifests say what there is, and each piece is an extent. Whoever reads one opens the store by itself; where it
+is travels along, and never a credential. Of a piece only those bytes are fetched that a reading needs, some MiB at a time,
+and what is given was proven by the checksums of its records, as of every segment. Where a piece was read from end to end,
+its records are also held against the manifest. What is missing or damaged is named: the object, and the ids that it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar, cast
+from uuid import UUID
+
+from waltz_spark.log.origin import Catalog, Extent, Span
+from waltz_spark.log.segment import Place, Segment
+from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.contents import all_pieces, label_of, newest_manifests
+from waltzd.archive.manifest import COLUMNS, Entry
+from waltzd.archive.place import open_store
+from waltzd.archive.store import Store
+from waltzd.disk.seam import File
+from waltzd.errors import (
+    ArchiveDamaged,
+    HeaderDamaged,
+    NoSuchPartition,
+    NothingHere,
+    ObjectAbsent,
+    PartitionDamaged,
+    StoreRefused,
+    StoreUnavailable,
+)
+from waltzd.format.checksum import crc32
+from waltzd.format.footer import Footer
+from waltzd.format.layout import HEADER_BYTES, FileHeader
+from waltzd.format.record import Run
+
+READ_BYTES = 16 << 20
+"""Of one request of a reading. It is in memory beside what is made of it."""
+INDEX_BYTES = 1 << 20
+LOOK_BYTES = 64 << 10
+"""Of one request of who looks at heads, footers or an index."""
+_NOT_READ = "nothing was read"
+T = TypeVar("T")
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(place: str, _process: int) -> Store:
+    return open_store(place)
+
+
+class ObjectFile:
+    """A stretch of an object as a file that is only read. What was fetched last is kept, and some of what comes behind it
+    is fetched along."""
+
+    def __init__(self, store: Store, name: str, start: int, size: int, ahead: int) -> None:
+        self._store, self._name, self._start, self._size, self._ahead = store, name, start, size, ahead
+        self._offset, self._kept = 0, b""
+
+    @property
+    def path(self) -> str:
+        return f"{self._store.place}: {self._name}"
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end."""
+        size = max(0, min(size, self._size - offset))
+        if not self._offset <= offset <= offset + size <= self._offset + len(self._kept):
+            goes_on = self._offset <= offset <= self._offset + len(self._kept)
+            kept = self._kept[offset - self._offset :] if goes_on else b""
+            begin = offset + len(kept)
+            wanted = min(max(size - len(kept), self._ahead), self._size - begin)
+            self._offset, self._kept = offset, kept + self._store.get_range(self._name, self._start + begin, wanted)
+        return self._kept[offset - self._offset : offset - self._offset + size]
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        found = self.read(offset, len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        self._kept = b""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an archive has at one moment."""
+
+    key: UUID
+    """Of the cluster."""
+    pieces: dict[int, list[Entry]]
+    """Of each partition that has any, in the order of ids."""
+
+    def extents(self) -> Iterator[Extent]:
+        for partition, pieces in self.pieces.items():
+            for piece in pieces:
+                yield Extent(
+                    partition=partition, span=_span(piece), bytes=piece.size - piece.index_bytes,
+                    place=json.dumps([str(self.key), *(getattr(piece, name) for name in COLUMNS)]),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveOrigin:
+    place: str
+    """The store, as the storages name it."""
+
+    def describe(self) -> str:
+        return f"the archive {self.place}"
+
+    def contents(self, partitions: Collection[int] | None = None) -> Contents:
+        """Of these partitions, as far as they are in the archive, or of all."""
+        with _asking(_NOT_READ):
+            label = label_of(self._store, not_done=_NOT_READ)
+            found = newest_manifests(self._store, label, partitions)
+            return Contents(
+                key=label.cluster,
+                pieces={
+                    number: all_pieces(PartitionArchive(self._store, label, number), manifest)
+                    for number, manifest in found.items()
+                },
+            )
+
+    def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
+        found = self.contents(partitions)
+        missing = sorted(set(partitions or ()) - found.pieces.keys())
+        if missing:
+            raise NoSuchPartition(
+                f"{self.describe()} has nothing of partition {', '.join(map(str, missing))}", not_done=_NOT_READ,
+                next_step="leave it out; the first segment of a partition is archived when it is full",
+            )  # fmt: skip
+        if not found.pieces:
+            raise NothingHere(
+                f"{self.describe()} has no segment yet", not_done=_NOT_READ,
+                next_step="read the cluster; the first segment of a partition is archived when it is full",
+            )  # fmt: skip
+        return Catalog(
+            key=found.key,
+            spans={number: Span(pieces[0].first, pieces[-1].last) for number, pieces in found.pieces.items()},
+            extents=tuple(found.extents()),
+        )
+
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
+        _, piece = _piece_at(extent)
+        crc = record_bytes = 0
+        with self._named(extent, span.first), closing(self._segment(extent, READ_BYTES)) as segment:
+            for run in segment.runs(span, batch_bytes, with_locks=with_locks):
+                crc, record_bytes = crc32(run.data, crc), record_bytes + len(run.data)
+                yield run
+        if span == _span(piece) and (crc, record_bytes) != (piece.crc, piece.record_bytes):
+            raise self._damage(extent, "it holds other records than its manifest says", span.first)
+
+    def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
+        """By halves: times never fall, and records without one lie in front."""
+        extents = [extent for extent in catalog.extents if extent.partition == partition]
+        low, high = 0, len(extents)
+        while low < high:
+            middle = (low + high) // 2
+            first = self._asked(extents[middle], Segment.first_time)
+            low, high = (low, middle) if first is not None and first >= time else (middle + 1, high)
+        if low == 0:
+            return catalog.spans[partition].first
+        extent = extents[low - 1]
+        found = self._asked(extent, lambda segment: segment.first_at(time))
+        return extent.span.last + 1 if found is None else min(found, extent.span.last + 1)
+
+    def header(self, extent: Extent) -> FileHeader | None:
+        """Of the segment. None where it cannot be read: that is said when its records are."""
+        try:
+            return FileHeader.decode(self.headers(extent)[0], self._path(extent))
+        except (ArchiveDamaged, HeaderDamaged):
+            return None
+
+    def headers(self, extent: Extent) -> tuple[bytes, bytes]:
+        with self._named(extent, extent.span.first):
+            file, index = self._files(extent, LOOK_BYTES)
+            return file.read(0, HEADER_BYTES), b"" if index is None else index.read(0, HEADER_BYTES)
+
+    def preambles(self, extent: Extent, span: Span) -> list[tuple[int, bytes]]:
+        return self._asked(extent, lambda segment: segment.preambles(span))
+
+    def footer(self, extent: Extent, last_id: int) -> Footer | None:
+        found = self._asked(extent, Segment.footer)
+        return found if found is not None and found.last_id == last_id else None
+
+    # -- pieces
+
+    @property
+    def _store(self) -> Store:
+        return _opened(self.place, os.getpid())
+
+    def _files(self, extent: Extent, ahead: int) -> tuple[File, File | None]:
+        _, piece = _piece_at(extent)
+        name, size = piece.name(extent.partition), piece.size - piece.index_bytes
+        file = ObjectFile(self._store, name, 0, size, ahead)
+        index = ObjectFile(self._store, name, size, piece.index_bytes, min(ahead, INDEX_BYTES))
+        return cast(File, file), cast(File, index) if piece.index_bytes else None
+
+    def _segment(self, extent: Extent, ahead: int) -> Segment:
+        key, piece = _piece_at(extent)
+        place = Place("", extent.partition, key)
+        return Segment(*self._files(extent, ahead), place, piece.first, piece.last + 1)
+
+    def _asked(self, extent: Extent, ask: Callable[[Segment], T]) -> T:
+        with self._named(extent, extent.span.first), closing(self._segment(extent, LOOK_BYTES)) as segment:
+            return ask(segment)
+
+    def _path(self, extent: Extent) -> str:
+        return f"{self._store.place}: {_piece_at(extent)[1].name(extent.partition)}"
+
+    @contextmanager
+    def _named(self, extent: Extent, next_id: int) -> Iterator[None]:
+        with _asking(_not_returned(next_id)):
+            try:
+                yield
+            except ObjectAbsent as error:
+                raise self._damage(extent, "it is not in the store", next_id) from error
+            except (PartitionDamaged, HeaderDamaged) as error:
+                raise self._damage(extent, error.message.removeprefix(f"{self._path(extent)}: "), next_id) from error
+
+    def _damage(self, extent: Extent, what: str, next_id: int) -> ArchiveDamaged:
+        _, piece = _piece_at(extent)
+        return ArchiveDamaged(
+            f"{self._path(extent)}, ids {piece.first} to {piece.last} of partition {extent.partition}: {what}",
+            not_done=_not_returned(next_id),
+            next_step="bring the object back from a copy or an older version of it in the store, or read the ids from a "
+            "storage that still has them",
+            partition=extent.partition, first_id=piece.first, last_id=piece.last,
+        )  # fmt: skip
+
+
+def is_piece(extent: Extent) -> bool:
+    """Whether it is of an archive."""
+    return extent.place.startswith("[")
+
+
+def _span(piece: Entry) -> Span:
+    return Span(piece.first, piece.last)
+
+
+def _piece_at(extent: Extent) -> tuple[UUID, Entry]:
+    key, *row = json.loads(extent.place)
+    return UUID(key), Entry(**dict(zip(COLUMNS, row, strict=True)))
+
+
+def _not_returned(next_id: int) -> str:
+    return f"no row from id {next_id} on was returned as sound"
+
+
+@contextmanager
+def _asking(not_done: str) -> Iterator[None]:
+    """The errors of a store speak of writing."""
+    try:
+        yield
+    except (StoreRefused, StoreUnavailable) as error:
+        refused = isinstance(error, StoreRefused)
+        raise type(error)(
+            error.message, not_done=not_done,
+            next_step="check the address and the credentials here: reading and listing are needed" if refused
+            else "check that the store is up and can be reached from here, then read again",
+        ) from error  # fmt: skip

@@ -1,0 +1,92 @@
+"""A running cluster and its archive as one origin: what is archived comes out of the store, and the rest from the cluster.
+
+So a reading of old ids costs the cluster nothing, and ids that have left its storages are there all the same. How far a
+partition goes is what the cluster says: what an archive has above that is not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from waltz_spark.log.archive_origin import ArchiveOrigin, is_piece
+from waltz_spark.log.live_origin import LiveOrigin
+from waltz_spark.log.origin import Catalog, Extent, Origin, Span
+from waltzd.archive.place import check_place
+from waltzd.errors import ForeignArchive
+from waltzd.format.layout import FileHeader
+from waltzd.format.record import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedOrigin:
+    archive: ArchiveOrigin
+    live: LiveOrigin
+
+    def describe(self) -> str:
+        return f"{self.live.describe()} and {self.archive.describe()}"
+
+    def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
+        live = self.live.catalog(partitions)
+        archived = self.archive.contents(live.spans.keys())
+        if archived.key != live.key:
+            raise ForeignArchive(
+                f"{self.archive.describe()} is of the cluster {archived.key}; {self.live.describe()} is {live.key}",
+                not_done="nothing was read",
+                next_step="name the archive of this cluster, as its storages do in `archive`",
+            )
+        return Catalog(key=live.key, spans=live.spans, extents=tuple(_joined(live, archived.extents())))
+
+    def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
+        origin = self.archive if is_piece(extent) else self.live
+        yield from origin.read(extent, span, batch_bytes=batch_bytes, with_locks=with_locks)
+
+    def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
+        """By the archive, and by the cluster where the archive has nothing so late."""
+        own = [extent for extent in catalog.extents if extent.partition == partition]
+        archived = [extent for extent in own if is_piece(extent)]
+        rest = [extent for extent in own if not is_piece(extent)]
+        if archived:
+            last = archived[-1].span.last
+            found = self.archive.first_at(_of(catalog, partition, archived), partition, time)
+            if found <= last or not rest:
+                return min(found, last + 1)
+        return self.live.first_at(_of(catalog, partition, rest), partition, time)
+
+    def header(self, extent: Extent) -> FileHeader | None:
+        """Of the segment, of what is archived."""
+        return self.archive.header(extent) if is_piece(extent) else None
+
+
+def asks_a_bucket(origin: Origin) -> bool:
+    """Whether whoever reads it needs what speaks to object stores."""
+    archive = origin.archive if isinstance(origin, JoinedOrigin) else origin
+    return isinstance(archive, ArchiveOrigin) and check_place(archive.place) is None
+
+
+def _joined(live: Catalog, archived: Iterable[Extent]) -> Iterator[Extent]:
+    """In order of partition and id: pieces, then what lies behind them."""
+    pieces, rest = _by_partition(archived), _by_partition(live.extents)
+    for number, span in live.spans.items():
+        own = pieces.get(number, [])
+        behind = Span(own[-1].span.last + 1 if own else span.first, span.last)
+        yield from (part for extent in own if (part := _cut(extent, span)) is not None)
+        yield from (part for extent in rest.get(number, []) if (part := _cut(extent, behind)) is not None)
+
+
+def _by_partition(extents: Iterable[Extent]) -> dict[int, list[Extent]]:
+    found: dict[int, list[Extent]] = {}
+    for extent in extents:
+        found.setdefault(extent.partition, []).append(extent)
+    return found
+
+
+def _of(catalog: Catalog, partition: int, extents: Sequence[Extent]) -> Catalog:
+    """As if nothing else were there."""
+    span = Span(extents[0].span.first, extents[-1].span.last) if extents else catalog.spans[partition]
+    return replace(catalog, spans={partition: span}, extents=tuple(extents))
+
+
+def _cut(extent: Extent, span: Span) -> Extent | None:
+    part = extent.span.cut(span)
+    return replace(extent, span=part, bytes=extent.bytes * part.count // extent.span.count) if part.count else None

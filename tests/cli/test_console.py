@@ -1,0 +1,258 @@
+"""`waltzctl console`: a real process beside a real cluster, asked over HTTP, and looked at in a real Chromium.
+
+What a page shows of a given picture is tried without any of them, in `tests/unit/waltzctl/console`.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import axe_core_python
+import httpx2
+import pytest
+
+from tests.cli.browser import ENTER, TAB, Browser, missing
+from tests.cli.example import examples
+from tests.process.certificates import Authority
+from waltzctl.playground.local import LocalCluster
+from waltzd.protocol.role import Role
+
+Tool = Callable[..., Any]
+PATIENCE_SECONDS = 60.0
+NASTY = '<script>document.title = "owned"</script><img src=x onerror="document.title=\'owned\'">'
+PAGES = [
+    "/", "/partitions", "/partitions/0", "/transactions", "/transactions/0-0", "/locks?name=order&id=17&mark=-1",
+    "/clients", "/storages", "/servers", "/archive", "/history", "/events", "/nowhere",
+]  # fmt: skip
+SERIOUS = ("serious", "critical")
+
+
+class Console:
+    """The process, and the addresses that it prints."""
+
+    def __init__(self, directory: Path, *more: str) -> None:
+        command = [
+            sys.executable, "-m", "waltzctl", "console", "--directory", str(directory), "--listen", "127.0.0.1:0",
+            "-o", "json", *more,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def address(self) -> str:
+        """The next one: each opens once."""
+        return str(json.loads(self._lines.get(timeout=PATIENCE_SECONDS))["address"])
+
+    def end(self) -> tuple[int, str]:
+        assert self.process.stderr is not None
+        self.process.send_signal(signal.SIGTERM)
+        err = self.process.stderr.read()
+        return self.process.wait(PATIENCE_SECONDS), err
+
+    def close(self) -> None:
+        self.process.kill()
+        self._reader.join()
+        with self.process:  # closes what it wrote to
+            pass
+
+
+@contextmanager
+def serving(directory: Path, *more: str) -> Iterator[Console]:
+    console = Console(directory, *more)
+    try:
+        yield console
+    finally:
+        console.close()
+
+
+@pytest.fixture
+def here(live: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cluster that tests share, with what was seen of it before forgotten."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("WALTZ_DIRECTORY", str(live.directory))
+    return live.directory
+
+
+def numbers(html: str) -> list[str]:
+    return re.findall(r'<data value="([^"]+)">', html)
+
+
+@contextmanager
+def entered(console: Console) -> Iterator[httpx2.Client]:
+    address = console.address()
+    home = address.partition("/enter")[0]
+    with httpx2.Client(base_url=home, trust_env=False, timeout=PATIENCE_SECONDS) as client:
+        assert client.get(address).status_code == 200
+        yield client
+
+
+def test_numbers_agree_with_the_tool_and_it_ends_when_it_is_told(waltzctl: Tool, here: Path) -> None:
+    waltzctl("txn", "append", "0", "hello", "--lock", "write:order:17")
+    newest = json.loads(waltzctl("txn", "append", "0", NASTY, "--header", "7", "-o", "json").out)["id"]
+    assert all(words[0] == "console" for words in examples(waltzctl, ["console"]))
+    with serving(here) as console:
+        with entered(console) as client:
+            for path in PAGES:
+                answer = client.get(path)
+                assert answer.status_code == (404 if path == "/nowhere" else 200), path
+                assert len(answer.content) < 100_000
+                assert NASTY not in answer.text
+            for words, path, keys in (
+                (["partition", "list"], "/partitions", ("partition", "level", "committed")),
+                (["storage", "list"], "/storages", ("replicas", "free_bytes")),
+                (["server", "list"], "/servers", ("open",)),
+                (["archive", "status"], "/archive", ("partition", "committed", "behind")),
+            ):
+                html, told = client.get(path).text, json.loads(waltzctl(*words, "-o", "json").out)
+                rows = next(value for value in told.values() if isinstance(value, list))
+                wanted = [str(row[key]) for row in rows for key in keys if row[key] is not None and key != "free_bytes"]
+                assert len(wanted) >= 1
+                for number in wanted:
+                    assert number in numbers(html), (path, number)
+            shown = client.get(f"/transactions/0-{newest}").text
+            told = json.loads(waltzctl("txn", "get", "0", str(newest), "-o", "json").out)
+            for key in ("header", "client", "generation", "sequence", "size", "group"):
+                assert str(told[key]) in numbers(shown), key
+        code, err = console.end()
+        assert code == 0, err
+        assert err.splitlines() == ["The console of the cluster local runs until Ctrl-C. An address opens once:"]
+
+
+def test_a_change_is_the_one_of_the_tool(waltzctl: Tool, here: Path) -> None:
+    def drains(name: str) -> bool:
+        told = json.loads(waltzctl("server", "list", "-o", "json").out)["servers"]
+        return any(one["name"] == name and "draining" in one["state"] for one in told)
+
+    with serving(here, "--allow-changes") as console, entered(console) as client:
+        for verb, is_drained in (("drain", True), ("undrain", False)):
+            address = f"/change/server-{verb}"
+            html = client.get(f"{address}?server=server-2").text
+            form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', html))
+            done = client.post(address, data=form | {"confirm": "server-2", "reason": "a trial"}, follow_redirects=True)
+            assert str(done.url).endswith("/changes")
+            end = time.monotonic() + PATIENCE_SECONDS
+            while "begun" in client.get("/changes").text:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            assert drains("server-2") is is_drained
+            newest = json.loads(waltzctl("history", "-n", "1", "-o", "json").out)["history"][0]
+            assert (newest["verb"], newest["subject"]) == (f"server {verb}", "server-2")
+            assert (newest["outcome"], newest["reason"]) == ("done", "a trial")
+
+
+def test_over_tls_a_browser_shows_who_a_person_is(waltzctl: Tool, here: Path, tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    key = LocalCluster.find(here).blueprint.key
+    shown = authority.sign(["https://console.example"], ["localhost"], file="shown")
+    options = ["--https-certificate", shown.certificate, "--https-key", shown.key, "--https-ca", shown.ca]
+    with serving(here, *map(str, options)) as console:
+        home = console.address()
+        assert home.startswith("https://127.0.0.1:")
+        for files, expected in (
+            (authority.issue(key, Role.OBSERVER, "ann"), 200),
+            (authority.issue(key, Role.CLIENT, "shop"), 403),
+            (stranger.issue(key, Role.OPERATOR, "eve"), None),
+            (None, None),
+        ):
+            context = ssl.create_default_context(cafile=str(shown.ca))
+            if files is not None:
+                context.load_cert_chain(files.certificate, files.key)
+            address = home.replace("127.0.0.1", "localhost")
+            with httpx2.Client(verify=context, trust_env=False, timeout=PATIENCE_SECONDS) as client:
+                if expected is None:
+                    with pytest.raises(httpx2.TransportError):
+                        client.get(address)
+                else:
+                    assert client.get(address).status_code == expected
+        assert console.end()[0] == 0
+    half = waltzctl("console", "--https-certificate", shown.certificate)
+    assert (half.code, half.out) == (2, "")
+    wrong = waltzctl("console", *options[:4], "--https-ca", shown.key)
+    assert (wrong.code, wrong.out) == (2, "")
+
+
+def test_where_others_would_reach_it_it_does_not_start(waltzctl: Tool, here: Path) -> None:
+    told = waltzctl("console", "--listen", "0.0.0.0:0")
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith("W2320 ")
+    assert waltzctl("console", "--listen", "nowhere").code == 2
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"{missing()} is not there: Debian's packages chromium and chromium-driver")
+def test_in_a_browser(waltzctl: Tool, here: Path, live: LocalCluster) -> None:
+    """One browser, which takes long to start: every page, by keyboard, without scripts, and while a storage goes."""
+    axe = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    waltzctl("txn", "append", "0", NASTY)
+    with serving(here) as console, Browser() as browser:
+        address = console.address()
+        home = address.partition("/enter")[0]
+        browser.open(address)
+        browser.until(lambda: browser.url == f"{home}/")
+        browser.complaints()
+        for path in PAGES:
+            browser.look(is_dark=path in PAGES[::2], width=390 if path in PAGES[::3] else 1280)
+            browser.open(home + path)
+            browser.run(axe)
+            found = browser.wait_for("axe.run().then(arguments[0])")
+            bad = [(one["id"], one["nodes"][0]["html"]) for one in found["violations"] if one["impact"] in SERIOUS]
+            assert bad == [], path
+            assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), (
+                f"{path} is as wide as the window"
+            )
+            said = [one["message"] for one in browser.complaints() if path != "/nowhere"]
+            assert said == [], path
+            assert "owned" not in browser.run("return document.title"), path
+        browser.look()
+
+        # By keyboard alone: past the head to the list of pages, on to the partitions, and into the first of them.
+        browser.open(home)
+        for _ in range(30):
+            browser.press(TAB)
+            if browser.run("return document.activeElement.getAttribute('href')") == "/partitions":
+                break
+        browser.press(ENTER)
+        browser.until(lambda: browser.url == f"{home}/partitions")
+        for _ in range(60):
+            browser.press(TAB)
+            if browser.run("return document.activeElement.getAttribute('href')") == "/partitions/0":
+                break
+        browser.press(ENTER)
+        browser.until(lambda: browser.url == f"{home}/partitions/0")
+
+        # A look replaces parts, and leaves the focus where it is.
+        browser.open(f"{home}/storages")
+        assert "silent" not in browser.text("main")
+        live.daemons["storage-2"].kill()
+        browser.until(lambda: "silent" in browser.text("main") and "DEGRADED" in browser.text("header"))
+        live.start_one("storage-2")
+        browser.until(lambda: "silent" not in browser.text("main") and "HEALTHY" in browser.text("header"))
+
+        browser.scripts(are_on=False)
+        for path in ("/", "/partitions", "/transactions"):
+            browser.open(home + path)
+            assert "Without JavaScript" in browser.source or path == "/transactions"
+            assert "local" in browser.source
+        browser.scripts(are_on=True)
+
+        # The console goes: the page says since when.
+        browser.open(f"{home}/servers")
+        console.end()
+        browser.until(lambda: "does not answer since" in browser.text("#apart"))

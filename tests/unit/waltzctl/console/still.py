@@ -1,0 +1,73 @@
+"""A console of which nothing moves: one look at a picture, and documents in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tests.unit.pictures import KEY
+from waltzctl.console.tls import IDENTITY
+from waltzctl.console.watch import Point, Seen, Watch
+from waltzctl.picture.picture import Picture
+from waltzctl.shell.reach import Reach
+from waltzctl.watching.facts import Facts, Sighting
+from waltzctl.watching.rates import rates
+from waltzctl.watching.rules import diagnose, judge
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import CannotConnect
+from waltzd.protocol.role import Identity, Role
+
+REACH = Reach(
+    hosts="zk:1", root="/waltz", tls=None, name="trial", is_protected=False,
+    origins={"directory": ("a place", "--directory"), "root": ("/waltz", "the default")},
+)  # fmt: skip
+HOST = "127.0.0.1:8765"
+AT = "2026-11-24T12:00:00Z"
+
+
+def seen_of(picture: Picture, **changes: Any) -> Seen:
+    facts = Facts(picture=picture, **changes)
+    sighting = Sighting(facts=facts, verdict=judge(facts), at=AT, milliseconds=1.0)
+    found = rates(picture, picture, 2.0)
+    return Seen(
+        number=1,
+        sighting=sighting,
+        rates=found,
+        trail=(Point(at=0.0, total=found.total),),
+        checks=tuple(diagnose(facts)),
+    )
+
+
+class Poll:
+    """Documents in memory, or none."""
+
+    def __init__(self, cluster_: Cluster | None) -> None:
+        self.found = cluster_
+
+    async def cluster(self) -> Cluster:
+        if self.found is None:
+            raise CannotConnect("no ZooKeeper listens there")
+        return self.found
+
+
+class Still(Watch):
+    """It has looked once."""
+
+    def __init__(self, seen: Seen, documents: Cluster | None = None) -> None:
+        super().__init__(REACH)
+        self.seen = seen
+        self.poll = Poll(documents)  # type: ignore[assignment]
+
+    async def now(self) -> Seen:
+        return self.seen
+
+
+def named(app: ASGIApp, role: Role = Role.OPERATOR, key: UUID = KEY) -> ASGIApp:
+    """As over TLS, from the browser of ann."""
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, IDENTITY: Identity(key, role, "ann")}, receive, send)
+
+    return inner

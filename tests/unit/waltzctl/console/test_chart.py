@@ -1,0 +1,41 @@
+"""Drawings: where the lines go, and what is said of them."""
+
+from __future__ import annotations
+
+import re
+
+from waltzctl.console.chart import HEIGHT, MARK_X, TOP, WIDTH, Cursor, Line, cursors, lines
+
+
+def points(drawn: str, number: int) -> list[tuple[str, float, float]]:
+    path = re.findall(r'class="line line-(\d)" d="([^"]*)"', drawn)[number][1]
+    return [(kind, float(x), float(y)) for kind, x, y in re.findall(r"([ML])([\d.-]+) ([\d.-]+)", path)]
+
+
+def test_the_newest_is_at_the_right_and_the_most_at_the_top() -> None:
+    drawn = str(lines([0.0, 300.0, 600.0], [Line("tx", [0.0, 5.0, 10.0])], seconds=600.0, label="throughput"))
+    assert points(drawn, 0) == [("M", 0.0, HEIGHT), ("L", WIDTH / 2, (HEIGHT + TOP) / 2), ("L", WIDTH, TOP)]
+    assert 'aria-label="throughput"' in drawn
+
+
+def test_what_is_not_known_is_a_hole() -> None:
+    drawn = str(lines([0.0, 1.0, 2.0, 3.0], [Line("p50", [1.0, None, 1.0, 2.0])], seconds=3.0, label=""))
+    assert [kind for kind, _, _ in points(drawn, 0)] == ["M", "M", "L"]
+
+
+def test_nothing_at_all_can_be_drawn() -> None:
+    assert points(str(lines([], [Line("tx", [])], seconds=1.0, label="")), 0) == []
+    assert "no replica is known" in cursors([])
+
+
+def test_a_label_is_text() -> None:
+    assert "<script>" not in lines([], [], seconds=1.0, label='"><script>')
+    assert "<script>" not in cursors([Cursor("<script>", 0, True)])
+
+
+def test_cursors_stand_further_left_the_more_they_lack() -> None:
+    drawn = str(cursors([Cursor("s1", 0, True), Cursor("s2", 10, True), Cursor("s3", 10**12, False)]))
+    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', drawn)]
+    assert MARK_X > places[0] > places[1] > places[2] > 0
+    assert re.findall(r'circle class="(\w+)"', drawn) == ["counts", "counts", "apart"]
+    assert "s1 level, s2 10 behind, s3 1,000,000,000,000 behind" in drawn

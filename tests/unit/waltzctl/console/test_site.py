@@ -1,0 +1,362 @@
+"""The pages of the console, made of pictures: no daemon, no network, no browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from starlette.requests import Request
+from starlette.testclient import TestClient
+
+from tests.unit.pictures import KEY, owned, partition, replica, silent, storage, well
+from tests.unit.waltzctl.console.still import HOST, Still, named, seen_of
+from waltzctl.console.door import HEADERS, Door, hosts_of
+from waltzctl.console.pages import partition_columns
+from waltzctl.console.site import ENTRIES, FORM_BYTES_MAX, Site, form_of
+from waltzctl.console.watch import Seen
+from waltzctl.show import cluster, watching
+from waltzctl.show.forms import objects
+from waltzctl.watching.facts import Lost
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import HistoryEntry
+from waltzd.cluster.memory import MemoryTree
+from waltzd.errors import BadArgument, CannotConnect
+from waltzd.protocol.role import Role
+
+NASTY = "<script>alert(1)</script>"
+LOOKING = ["/", "/partitions", "/partitions/0", "/storages", "/servers"]
+"""Pages that a look is enough for."""
+
+
+def browser(seen: Seen, documents: Cluster | None = None, **given: Any) -> TestClient:
+    """A browser that is in."""
+    door = Door(hosts=hosts_of("127.0.0.1", 8765), is_open=True)
+    return TestClient(named(Site(Still(seen, documents), door, **given).app), base_url=f"http://{HOST}")
+
+
+def table_of(html: str, label: str) -> list[dict[str, str]]:
+    """Rows of a table: by the keys of JSON, what programs read."""
+    part = html.partition(f'aria-label="{label}"')[2].partition("</table>")[0]
+    keys = re.findall(r'<th scope="col"[^>]*?(?:data-key="([^"]*)")?>', part)
+    rows = []
+    for row in re.findall(r"<tr>\s*<th scope=\"row\".*?</tr>", part, re.DOTALL):
+        cells = re.findall(r"<t[hd][^>]*data-label[^>]*>(.*?)</t[hd]>", row, re.DOTALL)
+        values = [re.search(r'<data value="([^"]*)"', cell) for cell in cells]
+        rows.append({key: found[1] if found else "" for key, found in zip(keys, values, strict=True) if key})
+    return rows
+
+
+def agree(rows: Sequence[Mapping[str, str]], told: Sequence[Mapping[str, Any]]) -> int:
+    """Every number of a table is that of JSON; how many there are."""
+    numbers = 0
+    assert len(rows) == len(told)
+    for row, said in zip(rows, told, strict=True):
+        for key, value in row.items():
+            expected = said[key]
+            is_number = isinstance(expected, int | float) and not isinstance(expected, bool)
+            assert value == (str(expected) if is_number else ""), key
+            numbers += is_number
+    return numbers
+
+
+# -- who may see it ----------------------------------------------------------------------------------------------------
+
+
+def test_a_browser_comes_in_by_the_token_once() -> None:
+    tokens: list[str] = []
+    door = Door(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
+    door.begin()
+    site = Site(Still(seen_of(well())), door)
+    client = TestClient(site.app, base_url=f"http://{HOST}")
+    for path in (*LOOKING, "/nowhere", "/enter?token=wrong"):
+        refused = client.get(path)
+        assert refused.status_code == 403
+        assert "W2321" in refused.text
+        assert "trial" not in refused.text, "not even the name of the cluster is told"
+        assert "set-cookie" not in refused.headers
+    entered = client.get(f"/enter?token={tokens[0]}")
+    assert entered.headers["refresh"] == "0; url=/"
+    cookie = entered.headers["set-cookie"]
+    assert cookie.startswith("waltz-console-8765=")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert client.get("/").status_code == 200
+    assert TestClient(site.app, base_url=f"http://{HOST}").get(f"/enter?token={tokens[0]}").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "said"),
+    [
+        (Role.CLIENT, KEY, "the certificate of ann has the role client"),
+        (Role.STORAGE, KEY, "the certificate of ann has the role storage"),
+        (Role.OPERATOR, UUID(int=8), "the certificate of ann is for another cluster"),
+        (None, KEY, "the certificate of this browser does not say whose it is"),
+    ],
+)
+def test_a_certificate_that_is_no_person_of_this_cluster_gets_nothing(role: Role | None, key: UUID, said: str) -> None:
+    door = Door(hosts=hosts_of("127.0.0.1", 8765), is_open=True)
+    app = Site(Still(seen_of(well())), door).app
+    client = TestClient(app if role is None else named(app, role, key), base_url=f"http://{HOST}")
+    for path in ("/", "/static/console.js", "/nowhere"):
+        answer = client.get(path)
+        assert answer.status_code == 403
+        assert answer.text.startswith(f"W2024 {said}")
+        assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_over_tls_the_cookie_never_travels_without() -> None:
+    assert "Secure" in browser(seen_of(well()), is_secure=True).get("/").headers["set-cookie"].split("; ")
+
+
+@pytest.mark.parametrize("host", ["evil.example:8765", "127.0.0.1:1", "127.0.0.1", "", "a" * 300, "127.0.0.1:8765, x"])
+def test_another_name_is_refused(host: str) -> None:
+    client = browser(seen_of(well()))
+    for path in ("/", "/static/console.js", "/enter"):
+        assert client.get(path, headers={"host": host}).status_code == 421
+
+
+def test_every_answer_forbids_what_is_not_ours() -> None:
+    client = browser(seen_of(well()))
+    for path in ("/", "/nowhere", "/static/console.js", "/static/nothing", "/favicon.ico"):
+        answer = client.get(path, follow_redirects=False)
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert client.get("/", headers={"host": "evil.example"}).headers["x-frame-options"] == "DENY"
+
+
+def test_nothing_is_changed_by_a_console_that_looks() -> None:
+    client = browser(seen_of(well()))
+    for path in LOOKING:
+        assert client.post(path).status_code == 405
+
+
+def test_a_form_that_never_ends_is_cut() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 1024, "more_body": True}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(BadArgument):
+        asyncio.run(form_of(request))
+    assert FORM_BYTES_MAX < 1 << 20
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def test_every_page_names_its_command_and_is_small() -> None:
+    client = browser(seen_of(well()))
+    for path in LOOKING:
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        assert "waltzctl " in answer.text
+        assert "--directory &#39;a place&#39;" in answer.text
+        assert len(answer.content) < 100_000
+        assert "<script>" not in answer.text
+        assert not re.search(r"\son\w+=|\sstyle=|javascript:", answer.text), "the policy would refuse it"
+        assert not re.search(r'(?:src|href)="(?:https?:)?//', answer.text), "nothing comes from outside"
+    whole = sum(len(client.get(found).content) for found in re.findall(r'"(/static/[^"]+)"', client.get("/").text))
+    assert whole + len(client.get("/").content) < 100_000
+
+
+def test_pages_are_well_made() -> None:
+    """What can be checked without a browser: one head line, levels without a gap, ids once, labels of all fields."""
+    client = browser(seen_of(well()))
+    for path in LOOKING:
+        html = client.get(path).text
+        levels = [int(level) for level in re.findall(r"<h([1-6])", html)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(later - before <= 1 for before, later in pairwise(levels))
+        ids = re.findall(r'\sid="([^"]+)"', html)
+        assert len(ids) == len(set(ids))
+        assert '<html lang="en">' in html
+
+
+def test_numbers_are_those_of_json() -> None:
+    picture = well()
+    seen = seen_of(picture)
+    client = browser(seen)
+    assert seen.rates is not None
+    listed = cluster.partitions(picture)
+    told = [
+        first | {key: value for key, value in second.items() if key not in first}
+        for first, second in zip(
+            objects(listed.columns, listed.rows), objects(watching.PARTITION_RATES, seen.rates.partitions), strict=True
+        )
+    ]
+    assert agree(table_of(client.get("/partitions").text, "Partitions"), told) >= 20
+    html = client.get("/storages").text
+    assert agree(table_of(html, "Storages"), objects(cluster.STORAGES, picture.storages)) >= 6
+    assert agree(table_of(html, "In the last seconds"), objects(watching.STORAGE_RATES, seen.rates.storages)) >= 6
+    listed_servers = cluster.servers(picture)
+    html = client.get("/servers").text
+    assert agree(table_of(html, "Servers"), objects(listed_servers.columns, listed_servers.rows)) >= 2
+
+
+def test_the_columns_of_partitions_keep_their_keys() -> None:
+    keys = [column.key for column in partition_columns()]
+    assert len(keys) == len(set(keys))
+    assert {"committed", "level", "tx_per_second", "lag"} <= set(keys)
+
+
+def test_what_is_wrong_stands_on_the_first_page_with_its_cure() -> None:
+    ill = well(storages=(silent(storage("s1"), CannotConnect("gone")), storage("s2"), storage("s3")))
+    html = browser(seen_of(ill)).get("/").text
+    assert "DEGRADED" in html
+    assert "Next:" in html
+    assert "▲" in html, "by shape and word, too"
+    assert "s1 does not answer: W4001 gone" in browser(seen_of(ill)).get("/storages").text
+
+
+def test_without_zookeeper_pages_say_so_and_show_the_rest() -> None:
+    lost = Lost(cause=CannotConnect("no ZooKeeper listens there"), seen="2026-11-24T11:59:00Z")
+    client = browser(seen_of(well(), lost=lost))
+    for path in LOOKING:
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        assert "ZooKeeper does not answer, it did at 2026-11-24T11:59:00Z" in answer.text
+    assert "W4001" in client.get("/partitions/0").text, "what is recorded there is not known"
+    refused = client.get("/history")
+    assert refused.status_code == 503
+    assert "W4001 no ZooKeeper listens there" in refused.text
+
+
+def test_a_look_that_saw_nothing_leaves_the_last_one_with_its_time() -> None:
+    seen = replace(seen_of(well()), error=CannotConnect("all of it is away"), rates=None)
+    html = browser(seen).get("/partitions").text
+    assert "not seen since" in html
+    assert "all of it is away" in html
+    assert "server" in html
+
+
+def test_a_thousand_partitions_are_cut_by_the_server() -> None:
+    picture = well(partitions=tuple(partition(number) for number in range(1000)))
+    client = browser(seen_of(picture))
+    numbers: list[str] = []
+    path: str | None = "/partitions"
+    while path is not None:
+        answer = client.get(path)
+        assert len(answer.content) < 200_000
+        numbers += [row["partition"] for row in table_of(answer.text, "Partitions")]
+        found = re.search(r'rel="next" href="([^"]+)"', answer.text)
+        path = found[1].replace("&amp;", "&") if found else None
+    assert numbers == [str(number) for number in range(1000)]
+    assert "901 to 1,000 of 1,000" in client.get("/partitions?page=9").text
+    assert table_of(client.get("/partitions?page=999").text, "Partitions")[0]["partition"] == "900"
+
+
+def test_partitions_that_want_something_alone_and_sorted() -> None:
+    late = replace(replica("s2"), durable_id=0)
+    there = [partition(number) for number in range(3)]
+    there[2] = partition(2, said=owned(2, (replica("s1"), late, replica("s3", counts=False, state="DOWN", story="gone"))))
+    client = browser(seen_of(well(partitions=tuple(there))))
+    wanting = client.get("/partitions?show=wanting").text
+    assert [row["partition"] for row in table_of(wanting, "Partitions")] == ["2"]
+    assert "s2 99 behind" in wanting
+    assert [row["partition"] for row in table_of(client.get("/partitions?sort=lag").text, "Partitions")] == ["2", "0", "1"]
+    assert client.get("/partitions?sort=colour").status_code == 400
+
+
+@pytest.mark.parametrize("number", ["4", "-1", "x", "99999999999999999999", "00000000009999"])
+def test_a_partition_that_is_not_there(number: str) -> None:
+    answer = browser(seen_of(well())).get(f"/partitions/{number}")
+    assert answer.status_code == 404
+    assert "W2102" in answer.text
+
+
+@pytest.mark.parametrize("page", ["x", "-1", "1e3", "9" * 30, "٣"])
+def test_a_number_that_is_none_is_refused_or_read(page: str) -> None:
+    answer = browser(seen_of(well())).get("/partitions", params={"page": page})
+    assert answer.status_code in (200, 400)
+    assert answer.status_code == 400 or page == "٣"
+
+
+def test_names_from_the_cluster_are_text() -> None:
+    nasty = well(
+        storages=(silent(storage(NASTY), CannotConnect(NASTY)), storage("s2"), storage("s3")),
+        partitions=(partition(0, said=owned(0, (replica(NASTY, story=NASTY),), waiting=NASTY)), partition(1)),
+    )
+    client = browser(seen_of(nasty))
+    for path in LOOKING:
+        html = client.get(path).text
+        assert NASTY not in html
+        assert path == "/servers" or "&lt;script&gt;" in html
+    for path in (f"/partitions?sort={NASTY}", f"/{NASTY}", f"/transactions?lock={NASTY}", f"/events?level={NASTY}"):
+        assert NASTY not in client.get(path).text
+
+
+def test_history_and_archive_from_their_documents() -> None:
+    async def documents() -> Cluster:
+        found = await Cluster.create(MemoryTree().connect(), well().meta)
+        entry = HistoryEntry(
+            began="2026-11-24T10:00:00+00:00", ended=None, who=NASTY, verb="server drain", subject="a", reason=None,
+            steps=("a step",), outcome="begun",
+        )  # fmt: skip
+        number = await found.begin_history(entry)
+        await found.end_history(number, replace(entry, outcome="W4001 away", ended="2026-11-24T10:00:01+00:00"))
+        return found
+
+    client = browser(seen_of(well()), asyncio.run(documents()))
+    html = client.get("/history").text
+    assert "server drain a" in html
+    assert '<span class="state bad"><span aria-hidden="true">■</span> W4001 away</span>' in html
+    assert NASTY not in html
+    rows = table_of(client.get("/archive").text, "How far archives reach")
+    assert [(row["partition"], row["committed"], row["behind"]) for row in rows] == [
+        (str(number), "99", "100") for number in range(4)
+    ]
+
+
+def test_entries_are_named_once_and_lead_to_pages() -> None:
+    paths = [entry.path for entry in ENTRIES]
+    assert len(paths) == len(set(paths))
+    html = browser(seen_of(well())).get("/").text
+    nav = html.partition('aria-label="Pages"')[2].partition("</nav>")[0]
+    assert re.findall(r'href="([^"]+)"', nav) == [entry.path for entry in ENTRIES if entry.name]
+    assert nav.count("aria-current") == 1
+
+
+# -- following ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_parts_that_have_changed_are_sent() -> None:
+    seen = seen_of(well())
+    ill = seen_of(well(storages=(silent(storage("s1"), CannotConnect("gone")), storage("s2"), storage("s3"))))
+
+    async def follow() -> list[str]:
+        watch = Still(seen)
+        site = Site(watch, Door(hosts=hosts_of("127.0.0.1", 8765), is_open=True))
+        entry = next(entry for entry in ENTRIES if entry.path == "/")
+        request = Request({"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []})
+        told = site.follow(entry, request)
+        got = [await anext(told), await anext(told)]
+        for number, found in enumerate((seen, ill), 2):
+            waiting = asyncio.ensure_future(anext(told))
+            await asyncio.sleep(0)
+            await watch.publish(replace(found, number=number))
+            got.append(await waiting)
+        watch.end()
+        got += [one async for one in told]
+        return got
+
+    retry, whole, quiet, changed = asyncio.run(follow())
+    assert retry.startswith("retry:")
+    assert set(json.loads(whole.removeprefix("data: "))) == {"head", "verdict", "figures", "doctor"}
+    assert quiet == ": quiet\n\n"
+    assert "DEGRADED" in json.loads(changed.removeprefix("data: "))["head"]
+
+
+def test_the_package_ships_what_pages_are_made_of() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[4]
+    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["waltzctl"]
+    there = {path for pattern in shipped for path in (root / "waltzctl").glob(pattern)}
+    folders = [root / "waltzctl/console" / name for name in ("templates", "static")]
+    assert there == {path for folder in folders for path in folder.iterdir()}

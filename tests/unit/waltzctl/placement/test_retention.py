@@ -1,0 +1,55 @@
+"""What is said before storages may remove something of the log, and when it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit import pictures
+from waltzctl.picture.picture import Picture
+from waltzctl.placement.retention import plan_of, too_much
+from waltzctl.shell.safety import Plan
+from waltzd.errors import BadArgument, Unsafe
+from waltzd.protocol.retention import keep_of
+
+
+def cluster(**changes: Any) -> Picture:
+    found = pictures.well()
+    return replace(found, meta=replace(found.meta, **changes))
+
+
+def planned(found: Picture, wanted: str, *, archived: bool = True) -> Plan:
+    keep = keep_of(wanted)
+    assert keep is not None
+    return plan_of(found, wanted, keep, archived=archived)
+
+
+def test_the_plan_says_how_much_leaves() -> None:
+    found = cluster(format=1)
+    assert too_much(found, 1 << 60) == 0
+    steps = planned(found, "2PB").steps
+    assert steps == (
+        "write down that storages keep 2PB of the log of each replica (until now all of the log)",
+        "nothing leaves the storages now",
+    )
+    held = [one.disk_bytes for view in found.storages if view.said is not None for one in view.said.assigned]
+    assert too_much(found, 0) == sum(held)
+    assert "older and archived leaves" in planned(found, "7d").steps[1]
+    back = planned(cluster(format=1, keep_local="7d"), "all")
+    assert back.steps[0] == "write down that storages keep all of the log (until now the last 7d of the log)"
+    assert "does not come back" in back.steps[1]
+    assert planned(cluster(format=1, keep_local="7d"), "7d").steps == ()
+
+
+def test_nothing_is_removed_that_would_be_nowhere() -> None:
+    with pytest.raises(Unsafe, match="nothing of the cluster trial is archived"):
+        planned(cluster(format=1), "500GB", archived=False)
+    assert planned(cluster(format=1), "all", archived=False).steps == ()
+
+
+def test_a_log_without_times_cannot_be_kept_by_time() -> None:
+    with pytest.raises(BadArgument, match="writes format 0, which says nothing of time"):
+        planned(cluster(format=0), "7d")
+    assert planned(cluster(format=0), "1GB").steps

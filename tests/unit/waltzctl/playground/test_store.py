@@ -1,0 +1,56 @@
+"""The store of a cluster on this machine: a new one is made, that of another cluster is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from waltzctl.playground.store import SEGMENT_BYTES, same_store, settings_of, store_for
+from waltzd.archive.manifest import LABEL, Label
+from waltzd.errors import BadArgument, ForeignArchive, StoreUnavailable, WaltzError
+
+KEY = UUID(int=3)
+
+
+def test_a_directory_is_made_and_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for key in (None, KEY):
+        assert store_for("a/b", key) == str(tmp_path / "a/b")
+    assert (tmp_path / "a/b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(WaltzError, match="making the directory"):
+        store_for("file/inside", None)
+
+
+def test_the_archive_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    (tmp_path / LABEL).write_bytes(Label(archive=UUID(int=1), cluster=KEY).text)
+    assert store_for(str(tmp_path), KEY) == str(tmp_path)
+    for key in (None, UUID(int=4)):
+        with pytest.raises(ForeignArchive, match=str(KEY)) as found:
+            store_for(str(tmp_path), key)
+        assert found.value.detail_not_done == "nothing was started"
+
+
+def test_a_cluster_keeps_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = str(tmp_path / "a")
+    assert same_store("a", None, Path("c")) == there
+    assert same_store("a", there, Path("c")) is None
+    assert same_store("s3://b/f", None, Path("c")) == "s3://b/f"
+    with pytest.raises(BadArgument, match="the cluster in c archives to"):
+        same_store("b", there, Path("c"))
+
+
+def test_all_daemons_know_the_store_and_segments_are_small() -> None:
+    assert settings_of("/a") == {"archive": "/a", "segment_bytes_max": SEGMENT_BYTES}
+
+
+def test_a_bucket_that_does_not_answer_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ENDPOINT": "http://127.0.0.1:9", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with pytest.raises(StoreUnavailable) as found:
+        store_for("s3://bucket/folder", None)
+    assert found.value.detail_not_done == "nothing was started"
+    assert "credentials" in found.value.detail_next_step

@@ -1,0 +1,60 @@
+"""What goes back into an archive from the files of a replica: the bytes that were archived, or nothing. And which saved
+documents are not whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+from tests.batches import batches_of, index_raw, segment_raw
+from tests.simulation.faulty_store import FaultyStore
+from waltzctl.records.archive import file_of, metadata_flaws
+from waltzd.archive.manifest import Entry, Label
+from waltzd.archive.metadata import metadata_name
+from waltzd.archive.piece import piece_of
+from waltzd.cluster.cluster import ROOT
+from waltzd.cluster.documents import ClusterMeta
+from waltzd.cluster.metadata import Saved, write
+from waltzd.format.layout import FileHeader, index_name, segment_name
+
+KEY = UUID(int=5)
+BATCHES = batches_of([[b"a", b"b"], [b"c" * 300]], cuts=[1])
+DATA, INDEX = segment_raw(BATCHES, key=KEY)[0], index_raw(BATCHES, key=KEY)
+
+
+def piece(index: bytes = INDEX) -> Entry:
+    expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=0)
+    return piece_of(DATA, index, expected=expected, last_id=2, path="here")
+
+
+def test_only_bytes_that_were_archived_go_back(tmp_path: Path) -> None:
+    assert file_of(str(tmp_path), 0, piece()) is None
+    replica = tmp_path / "0"
+    replica.mkdir()
+    (replica / segment_name(0)).write_bytes(DATA)
+    assert file_of(str(tmp_path), 0, piece()) is None, "without its index"
+    assert file_of(str(tmp_path), 0, piece(b"")) == DATA
+    (replica / index_name(0)).write_bytes(INDEX + b"behind it")
+    assert file_of(str(tmp_path), 0, piece()) == DATA + INDEX
+    assert file_of(str(tmp_path), 0, piece(b"")) == DATA
+    assert file_of(str(tmp_path), 1, piece()) is None
+    (replica / segment_name(0)).write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    assert file_of(str(tmp_path), 0, piece()) is None
+
+
+def test_documents_that_are_not_what_was_saved_are_named() -> None:
+    store, label = FaultyStore(), Label(archive=KEY, cluster=KEY)
+    moment = "2026-11-24T09:00:00+00:00"
+    meta = ClusterMeta(key=KEY, name="a", partitions=1, created=moment)
+    text = write(Saved(moment=moment, documents={ROOT: meta}))
+    store.put_new(metadata_name(1), text)
+    assert metadata_flaws(store, label) == []
+    (other,) = metadata_flaws(store, replace(label, cluster=UUID(int=6)))
+    assert (other.name, "documents of the cluster" in other.detail) == (metadata_name(1), True)
+    store.put_new(metadata_name(2), text)
+    for bit in range(0, 8 * len(text), 7):
+        data = bytearray(text)
+        data[bit // 8] ^= 1 << bit % 8
+        store.objects[metadata_name(2)].data = bytes(data)
+        assert [flaw.name for flaw in metadata_flaws(store, label)] == [metadata_name(2)], bit

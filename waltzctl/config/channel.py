@@ -1,0 +1,179 @@
+"""`waltzctl channel`: names for sets of partitions, in the cluster's document.
+
+A channel is no other kind of log. Its name may stand wherever partitions are said: in these commands, in the policy, in
+exports, in applications. So a change of one is planned with the rights that go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from typer import Argument
+
+from waltzctl.config.policy import connected, spelled_loss
+from waltzctl.config.policy_file import exact_names, losses
+from waltzctl.picture.attendance import attendance
+from waltzctl.shell.change import Change, Changing, Request, nothing_to_do
+from waltzctl.shell.numbers import check_partitions, chosen
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import Meant, using
+from waltzctl.shell.safety import Danger, Plan
+from waltzctl.show.forms import AnyForm, Column, Listing, put
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.channels import channels_of, save_channels
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import EXIT_OK, BadArgument, NameInUse, Unsafe
+from waltzd.protocol.channels import CHANNELS_MAX, Channels, Ranges, is_channel, named_in, no_channel, numbers_of
+from waltzd.protocol.policy import Policy
+
+Name = Annotated[str, Argument(metavar="NAME")]
+Numbers = Annotated[str, Argument(metavar="PARTITIONS")]
+
+
+def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+    """Show the channels and their partitions.
+
+    \b
+    Examples:
+      waltzctl channel list
+      waltzctl channel list -o json
+    """
+    channels, _ = using(reach, lambda cluster: channels_of(cluster.coordinator))
+    put(
+        Listing(
+            kind="channels",
+            columns=(
+                Column("name"),
+                Column("partitions", lambda row: row["partitions"], cell=spell_numbers),
+            ),
+            rows=[{"name": name, "partitions": list(numbers_of(ranges))} for name, ranges in sorted(channels.items())],
+            nothing="There are no channels: `waltzctl channel create NAME PARTITIONS` makes one.",
+        ),
+        output,
+    )
+    return EXIT_OK
+
+
+def create(*, name: Name, numbers: Numbers, request: Changing) -> int:
+    """Give PARTITIONS (like 0-3,7) a NAME that may stand wherever partitions are said: in these commands, in the policy, in
+    exports and in applications. It begins with a letter. A partition may be in many channels; what other channels are
+    named here count as what they are at this moment.
+
+    \b
+    Examples:
+      waltzctl channel create orders 0-1
+      waltzctl channel create orders 0-1 --dry-run
+    """
+    return _change("channel create", name, chosen(request.reach, numbers), request)
+
+
+def set_(*, name: Name, numbers: Numbers, request: Changing) -> int:
+    """Give a channel other PARTITIONS (like 0-3,7). Where the policy speaks of it, rights come and go with them: the plan
+    says which names lose what, and such mounts end within two seconds. An application that asked for the channel keeps
+    the partitions that it found, until it asks again.
+
+    \b
+    Examples:
+      waltzctl channel set orders 0-2 --dry-run
+      waltzctl channel set orders 0-2 --yes --reason 'more room for orders'
+    """
+    return _change("channel set", name, chosen(request.reach, numbers), request)
+
+
+def remove(*, name: Name, request: Changing) -> int:
+    """Take a channel's name away. Its partitions and what is in them stay. It is refused while the policy speaks of it.
+
+    \b
+    Examples:
+      waltzctl channel remove orders --dry-run
+      waltzctl channel remove orders --yes
+    """
+    return _change("channel remove", name, None, request)
+
+
+def _change(verb: str, name: str, numbers: list[int] | None, request: Request) -> int:
+    if not is_channel(name):
+        what = f"{name!r} is no name of a channel: a letter, then letters, digits, dots, dashes and underscores; not `all`"
+        raise BadArgument(what)
+    wanted = None if numbers is None else Ranges(spell_numbers(sorted(numbers)).replace(" ", ""))
+
+    async def prepare(cluster: Cluster) -> Change:
+        meta, policy_version = await cluster.meta(), await cluster.policy_version()
+        check_partitions(numbers or (), meta.partitions)
+        before, version = await channels_of(cluster.coordinator)
+        _check(verb, name, before, wanted)
+        if before.get(name) == wanted:
+            return nothing_to_do(verb, name)
+        after = {other: ranges for other, ranges in before.items() if other != name}
+        if wanted is not None:
+            after[name] = wanted
+        rights = await _rights(cluster, name, before, after, meta.partitions, request)
+        plan = Plan(
+            verb=verb,
+            subject=name,
+            steps=(*_steps(name, before.get(name), wanted), *rights),
+            danger=Danger.NONE if name not in before else Danger.ASK,
+        )
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            await save_channels(cluster.coordinator, after, version, policy=policy_version)
+            return {"partitions": sorted(numbers or ())}
+
+        return Change(plan=plan, do=do)
+
+    return request.perform(prepare)
+
+
+def _check(verb: str, name: str, there: Channels, wanted: Ranges | None) -> None:
+    if verb != "channel create":
+        if name not in there:
+            raise no_channel(name)
+    elif name not in there:
+        if len(there) >= CHANNELS_MAX:
+            raise BadArgument(f"a cluster has at most {CHANNELS_MAX} channels", next_step="remove one that is not used")
+    elif there[name] != wanted:
+        raise NameInUse(
+            f"there is a channel {name} already, of partitions {there[name]}",
+            not_done="nothing was changed",
+            next_step=f"give it other partitions with `waltzctl channel set {name} PARTITIONS`, or take another name",
+        )
+
+
+def _steps(name: str, before: Ranges | None, after: Ranges | None) -> list[str]:
+    if before is None:
+        return [f"{name} names the partitions {after}"]
+    if after is None:
+        return [f"take the name {name} away from the partitions {before}"]
+    old, new = set(numbers_of(before)), set(numbers_of(after))
+    return [
+        f"{name}: {what} {spell_numbers(found)}"
+        for what, found in (("add", sorted(new - old)), ("take out", sorted(old - new)))
+        if found
+    ]
+
+
+async def _rights(
+    cluster: Cluster, name: str, before: Channels, after: Channels, partitions: int, request: Request
+) -> list[str]:
+    """What a change comes to by the policy, in words. One that cannot be read is refused: nobody could say."""
+    policy, _ = await cluster.policy()
+    grants = () if policy is None else policy.grants
+    speaking = [grant for grant in grants if grant.partitions is not None and name in named_in(grant.partitions)]
+    if not speaking:
+        return []
+    if name not in after:
+        raise Unsafe(
+            f"the policy speaks of the channel {name}: its grants would allow nothing there any more",
+            not_done="nothing was changed",
+            next_step="take it out of the policy first, with `waltzctl policy set FILE`",
+        )
+    there = await attendance(cluster, request.reach.tls)
+    live = connected(there)
+    names = sorted({*exact_names(policy), *(one.name for one in live)})
+    lost = losses(Policy(grants, before), Policy(grants, after), names, partitions)
+    return [
+        f"note: {len(speaking)} grants of the policy speak of it",
+        *(spelled_loss(loss, live) for loss in lost),
+        *(f"note: {server} does not answer, so who is connected there is not known" for server in there.silent),
+    ]

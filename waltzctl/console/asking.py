@@ -1,0 +1,124 @@
+"""Pages that ask the cluster for more than a look tells: applications, archives, what people did, what daemons said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from waltzctl.console.pages import Asked, Page, Part, actions, grids, of_partition
+from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
+from waltzctl.picture import attendance
+from waltzctl.picture.attendance import UseAt
+from waltzctl.records.archive import reached
+from waltzctl.shell.merged_log import Line
+from waltzctl.show import archive as shown_archive
+from waltzctl.show import change, client, watching
+from waltzctl.show.forms import Column
+from waltzctl.watching.events import LEVELS, duration, heard
+from waltzd.errors import BadArgument
+
+HISTORY_ENTRIES = 100
+NAME: Column[UseAt] = Column("name", lambda one: one.use.name)
+LINES_MAX = 500
+"""Of what daemons said, the newest."""
+QUIET = ("debug", "info")
+SINCE = ("10m", "1h", "6h", "1d")
+
+
+async def clients(asked: Asked) -> Page:
+    with_gone = asked.query.get("show") == "all"
+    found = await attendance.attendance(await asked.cluster(), asked.reach.tls)
+    told = client.clients(found, with_gone=with_gone)
+    silent = [
+        f"server {name} does not answer, and may know more: {one.code} {one.message}" for name, one in found.silent.items()
+    ]
+    look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
+    names = sorted({one.name for one in found.attendants if one.state != "gone"})
+    ends = [(f"end the mounts of {name}", "client-disconnect", {"name": name}) for name in names]
+    return Page(
+        title="Clients",
+        commands=(asked.command("client", "list", *(("--all",) if with_gone else ())),),
+        looks=2,
+        parts=(
+            Part(
+                name="choice",
+                template="choice.html",
+                given={
+                    "path": "/clients",
+                    "name": "show",
+                    "chosen": "all" if with_gone else "here",
+                    "choices": [("here", "connected now"), ("all", "with those that were lately")],
+                },
+            ),
+            grids(
+                "clients",
+                listed("Instances of applications", told.things, look),
+                grid("What names use, at each server", (NAME, *client.USES), found.uses, nothing="Nothing is used."),
+                notes=silent,
+            ),
+            *actions(asked, ends),
+        ),
+    )
+
+
+async def archive(asked: Asked) -> Page:
+    told = shown_archive.reaching(await reached(await asked.cluster(), asked.picture))
+    look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
+    is_used = any(one.archive for one in told.things.rows)
+    remarks = [] if is_used else ["Nothing is archived: set `archive` in the configuration of the storages."]
+    return Page(
+        title="Archive",
+        commands=(asked.command("archive", "status"),),
+        looks=3,
+        parts=(grids("archive", listed("How far archives reach", told.things, look), remarks=remarks),),
+    )
+
+
+async def history(asked: Asked) -> Page:
+    told = change.history(await (await asked.cluster()).history(HISTORY_ENTRIES))
+    look = Look(tones={"outcome": tone_of_outcome})
+    return Page(
+        title="History",
+        commands=(asked.command("history", "-n", HISTORY_ENTRIES),),
+        looks=3,
+        parts=(grids("history", listed("What people changed", told, look)),),
+    )
+
+
+async def events(asked: Asked) -> Page:
+    since, level = asked.query.get("since", "1h"), asked.query.get("level", "info")
+    daemon = asked.query.get("daemon", "")
+    if level not in LEVELS:
+        raise BadArgument(f"level: {level!r} is none of {', '.join(LEVELS)}", not_done="no daemon was asked")
+    since_ms = int((time.time() - duration(since)) * 1000)
+    names = (daemon,) if daemon else ()
+    lines, silent = await heard(asked.watch.poll, asked.sighting, since_ms, names, level)
+    newest: Sequence[Line] = lines[: -LINES_MAX - 1 : -1]
+    words = ["events", "--since", since, "--level", level, *(("--daemon", daemon) if daemon else ())]
+    remarks = [f"The newest {LINES_MAX:,} of {len(lines):,} lines."] if len(lines) > LINES_MAX else []
+    look = Look(tones={"level": lambda level: None if level in QUIET else tone_of(level)}, without={"kind"})
+    return Page(
+        title="Events",
+        commands=(asked.command(*words),),
+        looks=2,
+        parts=(
+            Part(
+                name="choice",
+                template="events.html",
+                given={
+                    "since": since,
+                    "level": level,
+                    "daemon": daemon,
+                    "spans": SINCE,
+                    "levels": LEVELS,
+                    "daemons": [view.meta.name for view in asked.picture.nodes],
+                },
+            ),
+            grids(
+                "events",
+                grid("The newest first", watching.EVENTS, newest, look, nothing="Nothing was said in this time."),
+                notes=[f"{name} does not answer: {one.code} {one.message}" for name, one in sorted(silent.items())],
+                remarks=remarks,
+            ),
+        ),
+    )

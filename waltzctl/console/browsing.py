@@ -1,0 +1,368 @@
+"""Pages that read the log as an application does: transactions by id and time, and why a lock is held.
+
+A payload is anybody's bytes: it is shown as text, its first part only, and is never a part of the page. What one page
+reads is bounded in transactions and in bytes; a link goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from waltzctl.console.pages import Asked, Page, Part
+from waltzctl.console.table import Look, Tone, grid
+from waltzctl.records.append import lock_id
+from waltzctl.records.decode import decoded, line
+from waltzctl.records.follow import Groups, between, opened
+from waltzctl.records.lock import ask, can_look, look
+from waltzctl.shell import moment
+from waltzctl.shell.reach import unknown
+from waltzctl.show import records
+from waltzctl.show.records import Explained, Looked
+from waltzd import Client, Transaction
+from waltzd.client.view import HEADER_MAX, HEADER_MIN
+from waltzd.errors import BadArgument, BeyondLog, NoServerUp, WaltzError
+from waltzd.format.layout import ID_MAX
+from waltzd.protocol.locks import Lock, Mode
+
+ROWS = 50
+SHOWN_BYTES = 4096
+"""Of a payload."""
+LINE_CHARACTERS = 100
+CHUNK, CHUNK_MAX = 25, 1000
+CHUNK_BYTES = 4 << 20
+LOOKED_MAX, LOOKED_BYTES_MAX = 20_000, 32 << 20
+"""What is read for one page at most."""
+SEARCH_MAX = 10_000
+CALL_SECONDS = 5.0
+_HASH = re.compile(r"[0-9a-f]{16}")
+MODES = ("write", "read", "append")
+
+
+@asynccontextmanager
+async def client_of(asked: Asked) -> AsyncIterator[Client]:
+    """At the servers of the last look: also while ZooKeeper does not answer."""
+    asked.check_operator("read or append transactions")
+    addresses = [view.meta.listen for view in asked.picture.servers if view.error is None]
+    if not addresses:
+        raise NoServerUp(f"no server of the cluster {asked.picture.meta.name} is up")
+    async with opened(asked.reach, addresses, seconds=CALL_SECONDS) as client:
+        yield client
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    header: int | None = None
+    lock: int | None = None
+    """Its 64 bits."""
+
+    @property
+    def is_anything(self) -> bool:
+        return self.header is None and self.lock is None
+
+    def matches(self, transaction: Transaction) -> bool:
+        if self.header is not None and transaction.header != self.header:
+            return False
+        return self.lock is None or any(one.hash == self.lock for one in transaction.locks or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """What was found, the newest first, in a stretch that was read backwards."""
+
+    found: Sequence[Transaction]
+    first_id: int
+    last_id: int
+
+
+async def backwards(client: Client, partition: int, last_id: int, wanted: Wanted) -> Stretch:
+    """From this id down, until a page is full or enough was read for one page."""
+    found: list[Transaction] = []
+    first, size, looked, read_bytes = last_id + 1, CHUNK, 0, 0
+    while first > 0 and len(found) < ROWS and looked < LOOKED_MAX and read_bytes < LOOKED_BYTES_MAX:
+        end, first = first - 1, max(0, first - size)
+        chunk, chunk_bytes = list[Transaction](), 0
+        async for one in between(client, partition, first, end, with_locks=wanted.lock is not None):
+            chunk_bytes += one.length
+            chunk.append(one if one.length <= SHOWN_BYTES else shortened(one))
+        looked, read_bytes = looked + len(chunk), read_bytes + chunk_bytes
+        size = min(CHUNK_MAX, size * 2) if chunk_bytes * 2 < CHUNK_BYTES and not wanted.is_anything else size
+        for one in reversed(chunk):
+            if wanted.matches(one):
+                found.append(one)
+                if len(found) == ROWS:
+                    first = one.id
+                    break
+    return Stretch(found=found, first_id=first, last_id=last_id)
+
+
+def shortened(one: Transaction) -> Transaction:
+    """With the beginning of its payload; its length stays what it is."""
+    return Transaction(
+        one.partition,
+        one.id,
+        one.header,
+        one.length,
+        one.payload_crc,
+        one.request,
+        beginning(one.payload),
+        None,
+        None,
+        one.time_us,
+        one.follows,
+        one.locks,
+    )
+
+
+def beginning(payload: bytes) -> bytes:
+    """The first part, and no part of a character where it is text."""
+    part = payload[:SHOWN_BYTES]
+    for cut in range(4):
+        try:
+            part[: len(part) - cut].decode()
+        except UnicodeDecodeError:
+            continue
+        return part[: len(part) - cut]
+    return part
+
+
+def lock_hash_of(text: str) -> int:
+    """`NAME:ID`, or the 16 digits by which a log knows it."""
+    if _HASH.fullmatch(text):
+        return int(text, 16)
+    name, colon, number = text.rpartition(":")
+    if not colon or not name:
+        raise BadArgument(
+            f"lock: {text!r} is no lock",
+            not_done="nothing was read",
+            next_step="write it as NAME:ID, like account:17, or as the 16 digits that a transaction shows",
+        )
+    return Lock(name, lock_id(number)).hash
+
+
+WHOLE = ("id", "header", "client")
+"""Numbers that are names: they are written without commas, to be copied."""
+COLUMNS = tuple(
+    replace(
+        column,
+        name=column.name.removeprefix("payload_"),
+        json=column.key,
+        is_right=column.name in (*WHOLE, "size"),
+        cell=str if column.name in WHOLE else None,
+    )
+    for column in records.TRANSACTIONS
+    if column.name in (*WHOLE, "time", "size", "payload_encoding", "payload")
+)
+
+
+def row_of(transaction: Transaction) -> dict[str, Any]:
+    """As `-o json` tells it, with the payload as one line for people."""
+    told = records.transaction_json(transaction, transaction.id)
+    return told | {"payload": line(transaction.payload, "auto", LINE_CHARACTERS)}
+
+
+async def transactions(asked: Asked) -> Page:
+    partition = _partition(asked)
+    header = asked.number("header", HEADER_MIN, HEADER_MAX)
+    lock, since = asked.query.get("lock", "").strip(), asked.query.get("since", "").strip()
+    last = asked.number("last", 0, ID_MAX)
+    wanted = Wanted(header=header, lock=lock_hash_of(lock) if lock else None)
+    at = moment.microseconds(since, datetime.now(UTC), "since") if since else None
+    async with client_of(asked) as client:
+        committed = await client.end_position(partition, confirmed=False)
+        start = committed if last is None else min(last, committed)
+        if at is not None:
+            start = min(committed, await client.position_at(partition, at) + ROWS)
+        stretch = await backwards(client, partition, start, wanted)
+    kept = {
+        "partition": partition,
+        **({"header": header} if header is not None else {}),
+        **({"lock": lock} if lock else {}),
+    }
+    span = f"{stretch.first_id}-{stretch.last_id}"
+    if stretch.last_id < 0:
+        command = asked.command("txn", "tail", partition, "-n", ROWS)
+    elif header is not None and not lock:
+        command = asked.command(
+            "txn", "grep", partition, "--from", stretch.first_id, "--to", stretch.last_id, "--header", header
+        )
+    else:
+        command = asked.command("txn", "get", partition, span, *(("--locks",) if lock else ()))
+    rows = [row_of(one) for one in stretch.found]
+    look_ = Look(links={"id": lambda row: f"/transactions/{partition}-{row['id']}"})
+    looked = f"ids {stretch.first_id:,} to {stretch.last_id:,}" if stretch.last_id >= 0 else "no ids"
+    return Page(
+        title="Transactions",
+        commands=(command,),
+        looks=0,
+        parts=(
+            Part(
+                name="transactions",
+                template="transactions.html",
+                given={
+                    "partition": partition,
+                    "partitions": len(asked.picture.partitions),
+                    "header": header,
+                    "lock": lock,
+                    "since": since,
+                    "kept": kept,
+                    "committed": committed,
+                    "looked": looked,
+                    "older": stretch.first_id - 1 if stretch.first_id > 0 else None,
+                    "newer": min(committed, stretch.last_id + ROWS) if stretch.last_id < committed else None,
+                    "grid": grid(
+                        "Transactions",
+                        COLUMNS,
+                        rows,
+                        look_,
+                        nothing=f"Nothing matches in {looked}."
+                        if not wanted.is_anything and committed >= 0
+                        else "There are no transactions yet.",
+                    ),
+                },
+            ),
+        ),
+    )
+
+
+async def transaction(asked: Asked) -> Page:
+    found = re.fullmatch(r"([0-9]{1,10})-([0-9]{1,19})", asked.name)
+    if found is None or int(found[1]) >= len(asked.picture.partitions):
+        raise unknown("transaction", asked.name, ())
+    partition, id_ = int(found[1]), int(found[2])
+    async with client_of(asked) as client:
+        committed = await client.end_position(partition)
+        if id_ > committed:
+            raise BeyondLog(
+                f"partition {partition} has ids up to {committed}; {id_} was asked for", not_done="nothing was shown"
+            )
+        one = (await client.read_some(partition, id_, id_, with_locks=True))[0]
+        group = await Groups(client).first_of(one)
+    told = records.transaction_json(shortened(one), group, with_locks=True)
+    return Page(
+        title=f"Transaction {id_} of partition {partition}",
+        commands=(asked.command("txn", "get", partition, id_, "--locks"),),
+        looks=0,
+        parts=(
+            Part(
+                name="transaction",
+                template="transaction.html",
+                given={
+                    "partition": partition,
+                    "id": id_,
+                    "committed": committed,
+                    "facts": [
+                        (name.replace("_", " "), told[name])
+                        for name in ("time", "header", "client", "generation", "sequence", "size", "group")
+                    ],
+                    "locks": [(mode, hash_) for mode, hash_ in records.spelled_locks(one)],
+                    "keeps_locks": one.time_us is not None,
+                    "encoding": told["payload_encoding"],
+                    "payload": whole_text(shortened(one).payload),
+                    "left": one.length - len(shortened(one).payload),
+                },
+            ),
+        ),
+    )
+
+
+def whole_text(payload: bytes) -> str:
+    """As a person reads it best: JSON with its lines, text as it is, anything else as digits in groups."""
+    found = decoded(payload)
+    if found.encoding == "json":
+        return json.dumps(found.value, indent=2, ensure_ascii=False)
+    if found.encoding == "text":
+        return str(found.value)
+    return "\n".join(payload[start : start + 16].hex(" ", 2) for start in range(0, len(payload), 16))
+
+
+def _partition(asked: Asked) -> int:
+    return asked.number("partition", 0, len(asked.picture.partitions) - 1) or 0
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+async def locks(asked: Asked) -> Page:
+    query = {name: asked.query.get(name, "").strip() for name in ("name", "id")}
+    mode = asked.query.get("mode", MODES[0])
+    if mode not in MODES:
+        raise BadArgument(f"mode: {mode!r} is none of {', '.join(MODES)}", not_done="nothing was asked")
+    partition, mark = _partition(asked), asked.number("mark", -1, ID_MAX)
+    given: dict[str, Any] = {
+        **query,
+        "partition": partition,
+        "partitions": len(asked.picture.partitions),
+        "mode": mode,
+        "modes": MODES,
+        "mark": mark,
+    }
+    form = Part(name="ask", template="locks.html", given=given)
+    if not (query["name"] and query["id"]):
+        return Page(
+            title="Locks", commands=(asked.command("lock", "explain", partition, "NAME", "ID"),), looks=0, parts=(form,)
+        )
+    words = ["lock", "explain", str(partition), query["name"], query["id"], "--mode", mode, "--search", str(SEARCH_MAX)]
+    words += [] if mark is None else ["--mark", str(mark)]
+    told = await explained(asked, partition, Lock(query["name"], lock_id(query["id"]), Mode[mode.upper()]), mark)
+    return Page(
+        title="Locks",
+        commands=(asked.command(*words),),
+        looks=0,
+        parts=(form, Part(name="lock", template="lock.html", given=lock_given(told))),
+    )
+
+
+async def explained(asked: Asked, partition: int, lock: Lock, mark: int | None) -> Explained:
+    owner, found = await ask(await asked.cluster(), asked.reach, partition, lock)
+    looked, trouble = Looked(), None
+    if can_look(found, SEARCH_MAX):
+        try:
+            async with client_of(asked) as client:
+                looked = await look(client, partition, found, SEARCH_MAX)
+        except WaltzError as error:  # the owner's answer is shown all the same
+            trouble = error
+    return Explained(
+        partition=partition,
+        owner=owner,
+        lock=lock,
+        found=found,
+        seen=found.committed if mark is None else mark,
+        looked=looked,
+        trouble=trouble,
+    )
+
+
+def lock_given(told: Explained) -> Mapping[str, Any]:
+    marker = told.looked.marker
+    document = records.lock(told).document
+    names = (
+        "lock",
+        "owner",
+        "session",
+        "mark",
+        "lock_mark",
+        "is_exact",
+        "high_water_mark",
+        "last_id",
+        "floor",
+        "locks",
+        "locks_max",
+    )
+    return {
+        "tone": Tone.GOOD if told.is_accepted else Tone.BAD,
+        "verdict": records.lock_verdict(told),
+        "basis": records.lock_basis(told),
+        "search": records.lock_search(told.looked) if told.looked.has_read else "",
+        "facts": [(name.replace("_", " "), document[name]) for name in names],
+        "marker": None if marker is None else (marker.partition, marker.id, line(marker.payload, "auto", LINE_CHARACTERS)),
+        "trouble": told.trouble,
+    }

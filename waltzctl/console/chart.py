@@ -1,0 +1,74 @@
+"""Small drawings: lines of the last minutes, and replicas as cursors against the mark of their log. Pure.
+
+A drawing repeats what stands beside it as text, and says it once more for those who do not see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 320, 64
+TOP = 4
+TRACK, TRACK_HEIGHT = 120, 22
+MARK_X = 116
+STEP = 8.0
+"""So far to the left goes a cursor for each doubling of what it lacks."""
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    values: Sequence[float | None]
+    """None: not known at that moment."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    name: str
+    behind: int
+    counts: bool
+
+
+def lines(times: Sequence[float], series: Sequence[Line], *, seconds: float, label: str) -> Markup:
+    """The last so many seconds; the newest moment is at the right, and 0 at the bottom."""
+    known = [value for line in series for value in line.values if value is not None]
+    high = max(known, default=0.0) or 1.0
+    end = times[-1] if times else 0.0
+    paths = []
+    for number, line in enumerate(series):
+        parts, is_open = [], False
+        for at, value in zip(times, line.values, strict=True):
+            if value is None:
+                is_open = False
+                continue
+            x = WIDTH * (1 - (end - at) / seconds)
+            y = HEIGHT - (HEIGHT - TOP) * min(1.0, value / high)
+            parts.append(f"{'L' if is_open else 'M'}{x:.1f} {y:.1f}")
+            is_open = True
+        paths.append(f'<path class="line line-{number}" d="{"".join(parts)}"/>')
+    return Markup(
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}"><path class="ground" d="M0 {HEIGHT}H{WIDTH}"/>{"".join(paths)}</svg>'
+    )
+
+
+def cursors(found: Sequence[Cursor]) -> Markup:
+    """The mark is the line at the right; a replica stands under it when it is level. A hollow one does not count."""
+    said = ", ".join(f"{one.name} {f'{one.behind:,} behind' if one.behind else 'level'}" for one in found)
+    drawn, radius = [], 3 if len(found) <= 3 else 2
+    for place, one in enumerate(found):
+        x = max(6.0, MARK_X - 4 - STEP * math.log2(1 + max(0, one.behind)))
+        y = (place + 1) * TRACK_HEIGHT / (len(found) + 1)
+        shape = "counts" if one.counts else "apart"
+        drawn.append(
+            f'<path class="rail" d="M4 {y:.1f}H{MARK_X}"/><circle class="{shape}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
+        )
+    return Markup(
+        f'<svg class="cursors" viewBox="0 0 {TRACK} {TRACK_HEIGHT}" width="{TRACK}" height="{TRACK_HEIGHT}" role="img" '
+        f'aria-label="{escape(said or "no replica is known")}">{"".join(drawn)}'
+        f'<path class="mark" d="M{MARK_X} 0V{TRACK_HEIGHT}"/></svg>'
+    )

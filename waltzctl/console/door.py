@@ -1,0 +1,105 @@
+"""Who may come in: a token that opens once, a cookie behind it, and what every request and every answer must have. Pure but
+for the random numbers that it draws.
+
+A page on another site, which the same browser shows, is the enemy: it may send requests here, and must get nothing. So the
+name that was asked for must be ours (or a foreign name could be pointed at this address), the cookie never travels from
+another site, a form carries a secret that only our pages know, and no page may be shown inside another one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from waltzd.errors import ConsoleFormRefused
+
+SESSIONS_MAX = 64
+"""Browsers that are in; one more sends the one away that has not asked for longest."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+"""Of every answer: nothing from outside, no script and no style but our own files, no frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A browser that is in."""
+
+    cookie: str
+    form: str
+    """Of its forms."""
+
+
+def _secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+@dataclass
+class Door:
+    hosts: frozenset[str]
+    """What a browser may call this console, with the port."""
+    is_open: bool = False
+    """Whoever gets as far as asking is in: a certificate was asked for before."""
+    told: Callable[[str], None] = lambda token: None
+    """Gets each new token, also when the one before was used."""
+    _token: str = ""
+    _sessions: dict[str, Session] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self._token = _secret()
+        self.told(self._token)
+
+    def knows(self, host: str) -> bool:
+        return host.lower() in self.hosts
+
+    def enter(self, token: str) -> Session | None:
+        """A token opens once. The next one is told at once, for another browser."""
+        if not self._token or not _same(token, self._token):
+            return None
+        self.begin()
+        return self._admit()
+
+    def session(self, cookie: str) -> Session | None:
+        found = self._sessions.pop(cookie, None)
+        if found is not None:  # behind the others: it asked last
+            self._sessions[cookie] = found
+        return found or (self._admit() if self.is_open else None)
+
+    def _admit(self) -> Session:
+        made = Session(cookie=_secret(), form=_secret())
+        self._sessions[made.cookie] = made
+        while len(self._sessions) > SESSIONS_MAX:
+            del self._sessions[next(iter(self._sessions))]
+        return made
+
+    def check_form(self, session: Session, headers: Mapping[str, str], secret: str) -> None:
+        """Raises unless a form comes from one of our own pages."""
+        origin = headers.get("origin", "")
+        is_ours = self.knows(origin.partition("://")[2]) if origin else True
+        site = headers.get("sec-fetch-site", "same-origin")
+        if not (is_ours and site in ("same-origin", "none") and _same(secret, session.form)):
+            raise ConsoleFormRefused("the form did not come from a page of this console, or from one that is too old")
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def hosts_of(host: str, port: int) -> frozenset[str]:
+    """What a browser may call a console that listens there."""
+    names = {f"[{host}]" if ":" in host else host}
+    if names & {"127.0.0.1", "[::1]", "localhost"}:
+        names |= {"127.0.0.1", "[::1]", "localhost"}
+    found = {f"{name}:{port}".lower() for name in names}
+    if port in (80, 443):  # which browsers leave out
+        found |= {name.lower() for name in names}
+    return frozenset(found)

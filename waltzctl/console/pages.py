@@ -1,0 +1,429 @@
+"""What the pages about the cluster as a whole show. A page is made of parts; in the browser, a part that has changed is
+replaced, and no other.
+
+A page takes the tool's own results and its own columns (`waltzctl.show`). It adds where a link leads and which shape a
+state has, and no figure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from waltzctl.console.chart import Cursor, Line, cursors, lines
+from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
+from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
+from waltzctl.picture.picture import PartitionView, Picture
+from waltzctl.shell.reach import MEANT, Reach, check_operator, option, unknown
+from waltzctl.show import cluster, watching
+from waltzctl.show.forms import Column, Columns
+from waltzctl.show.terminal import count
+from waltzctl.watching.facts import Grade, Health, Sighting
+from waltzctl.watching.rates import SORTS, PartitionRates, StorageRates, by
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import BadArgument, NotPermitted, WaltzError
+from waltzd.protocol.role import Identity, Role
+
+ROWS = 100
+"""Of a table that is cut into pages."""
+T = TypeVar("T")
+HEALTH = {Health.HEALTHY: Tone.GOOD, Health.DEGRADED: Tone.WARN, Health.DOWN: Tone.BAD}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    name: str
+    template: str
+    given: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    title: str
+    commands: Sequence[str]
+    """What says the same, as it is typed."""
+    parts: Sequence[Part]
+    looks: int = 1
+    """It is made again with every look, or with each second or third one; 0: only when it is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a browser wants to see."""
+
+    watch: Watch
+    seen: Seen
+    query: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    """Of one thing, from the path."""
+    allows_changes: bool = False
+    form: str = ""
+    """The secret of forms of this browser."""
+    browser: Identity | None = None
+    """Whose certificate the browser has shown."""
+
+    @property
+    def reach(self) -> Reach:
+        return self.watch.reach
+
+    @property
+    def sighting(self) -> Sighting:
+        found = self.seen.sighting
+        assert found is not None, "the first look has seen something"
+        return found
+
+    @property
+    def picture(self) -> Picture:
+        return self.sighting.picture
+
+    async def cluster(self) -> Cluster:
+        """The documents; raises while the coordinator does not answer."""
+        return await self.watch.poll.cluster()
+
+    def check_operator(self, what: str) -> None:
+        """Raises where the certificate of this console, or of the browser, may only look."""
+        check_operator(self.reach.tls, what)
+        if self.browser is not None and self.browser.role is not Role.OPERATOR:
+            raise NotPermitted(
+                f"the certificate of {self.browser.name} has the role {self.browser.role}, which may not {what}",
+                not_done="nothing was changed, and no transaction was read",
+                next_step=f"use a certificate with the role {Role.OPERATOR}",
+            )
+
+    def command(self, *words: object) -> str:
+        """As it is typed, where this console was started: it means the same cluster."""
+        return shlex.join(["waltzctl", *map(str, words), *said(self.reach)])
+
+    def number(self, name: str, least: int, most: int) -> int | None:
+        text = self.query.get(name, "").strip()
+        if not text:
+            return None
+        if not text.removeprefix("-").isdecimal() or not least <= int(text[:20]) <= most:
+            raise BadArgument(
+                f"{name}: {text!r} is no whole number from {least:,} to {most:,}", not_done="nothing was read"
+            )
+        return int(text)
+
+
+Make = Callable[[Asked], Awaitable[Page]]
+
+
+def said(reach: Reach) -> list[str]:
+    """The options by which the cluster was named, to be said again."""
+    found = []
+    for name in MEANT:
+        value, origin = reach.origins.get(name, ("", ""))
+        if origin == option(name):
+            found += [option(name), value]
+    return found
+
+
+def shape(tone: Tone | None) -> str:
+    return SHAPES[tone] if tone is not None else ""
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+def of_partition(number: int) -> str:
+    return f"/partitions/{number}"
+
+
+def lifted(columns: Columns[T], at: int) -> Columns[Any]:
+    """The columns of things that stand at this place in rows of several things."""
+
+    def of(column: Column[T]) -> Callable[[Any], Any]:
+        return lambda row: None if row[at] is None else column.value(row[at])
+
+    return tuple(replace(column, of=of(column), json=column.key) for column in columns)
+
+
+# -- now ---------------------------------------------------------------------------------------------------------------
+
+
+async def now(asked: Asked) -> Page:
+    checks = sorted(asked.seen.checks, key=lambda check: list(watching.GRADES).index(check.grade))
+    return Page(
+        title="Now",
+        commands=(asked.command("status"), asked.command("top"), asked.command("doctor")),
+        parts=(
+            Part(name="verdict", template="verdict.html", given={"sighting": asked.sighting, "tones": HEALTH}),
+            Part(name="figures", template="figures.html", given=figures(asked.seen)),
+            Part(
+                name="doctor",
+                template="doctor.html",
+                given={
+                    "checks": [(tone_of(check.grade.value), check) for check in checks if check.grade is not Grade.PASS],
+                    "at": asked.seen.examined,
+                    "passed": [check for check in checks if check.grade is Grade.PASS],
+                },
+            ),
+        ),
+    )
+
+
+def figures(seen: Seen) -> dict[str, Any]:
+    """All partitions together: the columns of `top`, and three charts."""
+    total = seen.rates.total if seen.rates is not None else None
+    names = {"tx/s", "MB/s", "p50 ms", "p99 ms", "refused", "lag", "mounts"}
+    tiles: list[Cell] = []
+    for column in watching.PARTITION_RATES:
+        if column.name in names:
+            value = column.value(total) if total is not None else None
+            text = column.shown(total) if total is not None else "-"
+            tiles.append(Cell(text=text, number=value, href=column.name))
+    return {"tiles": tiles, "charts": charts(seen)}
+
+
+def charts(seen: Seen) -> list[dict[str, Any]]:
+    times = [point.at for point in seen.trail]
+
+    def chart(title: str, unit: str, *fields: tuple[str, str]) -> dict[str, Any]:
+        series = [Line(name, [getattr(point.total, of) for point in seen.trail]) for of, name in fields]
+        told = []
+        for one in series:
+            known = [value for value in one.values if value is not None]
+            newest = next(iter(reversed(one.values)), None)
+            told.append(
+                {
+                    "name": one.name,
+                    "now": "-" if newest is None else f"{newest:,.1f}".removesuffix(".0"),
+                    "most": f"{max(known):,.1f}".removesuffix(".0") if known else "-",
+                }
+            )
+        label = f"{title}, the last {TRAIL_SECONDS / 60:.0f} minutes: " + "; ".join(
+            f"{one['name']} {one['now']} {unit} now, {one['most']} at most" for one in told
+        )
+        return {
+            "title": title,
+            "unit": unit,
+            "lines": told,
+            "drawn": lines(times, series, seconds=TRAIL_SECONDS, label=label),
+        }
+
+    return [
+        chart("Throughput", "tx/s", ("tx", "committed")),
+        chart("Latency of commits", "ms", ("p50_ms", "p50"), ("p99_ms", "p99")),
+        chart("Lag of the last replica", "ids", ("lag", "behind")),
+    ]
+
+
+# -- partitions --------------------------------------------------------------------------------------------------------
+
+
+def track(view: PartitionView) -> Any:
+    owned = view.said
+    found = (
+        []
+        if owned is None
+        else [Cursor(one.storage, owned.committed - one.durable_id, one.counts) for one in owned.replicas]
+    )
+    return cursors(found)
+
+
+PARTITION_LOOK = Look(
+    links={"partition": lambda row: of_partition(row[0].partition)},
+    tones={"state": tone_of},
+    drawn={"replicas": lambda row: track(row[0])},
+    wide={"waiting"},
+)
+RATES_SHOWN = ("tx/s", "MB/s", "p99 ms", "refused", "lag", "mounts")
+
+
+def partition_columns() -> Columns[Any]:
+    rates = tuple(column for column in watching.PARTITION_RATES if column.name in RATES_SHOWN)
+    *first, waiting = lifted(cluster.PARTITIONS, 0)
+    return (*first, *lifted(rates, 1), waiting)
+
+
+async def partitions(asked: Asked) -> Page:
+    picture, found = asked.picture, asked.seen.rates
+    sort = asked.query.get("sort", "partition")
+    if sort not in SORTS:
+        raise BadArgument(f"sort: {sort!r} is none of {', '.join(SORTS)}", not_done="nothing was sorted")
+    wanting = {view.partition for view in (*picture.closed, *picture.short)}
+    rated: dict[int | None, PartitionRates] = {} if found is None else {one.partition: one for one in found.partitions}
+    views = list(picture.partitions)
+    if sort != "partition" and found is not None:
+        there = {view.partition: view for view in views}
+        views = [there[one.partition] for one in by(sort, found.partitions) if one.partition in there]
+    is_wanting = asked.query.get("show") == "wanting"
+    if is_wanting:
+        views = [view for view in views if view.partition in wanting]
+    chosen, pager = cut(asked, views, {"sort": sort} | ({"show": "wanting"} if is_wanting else {}))
+    rows = [(view, rated.get(view.partition)) for view in chosen]
+    nothing = "No partition wants anything." if is_wanting else "The cluster has no partitions."
+    return Page(
+        title="Partitions",
+        commands=(
+            asked.command("partition", "list"),
+            asked.command("top", *(() if sort == "partition" else ("--sort", sort))),
+        ),
+        parts=(
+            Part(
+                name="partitions",
+                template="partitions.html",
+                given={
+                    "grid": grid("Partitions", partition_columns(), rows, PARTITION_LOOK, nothing=nothing),
+                    "pager": pager,
+                    "sorts": list(SORTS),
+                    "sort": sort,
+                    "is_wanting": is_wanting,
+                    "wanting": len(wanting),
+                    "total": len(picture.partitions),
+                },
+            ),
+        ),
+    )
+
+
+def cut(asked: Asked, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Sequence[T], dict[str, Any]]:
+    """One page of them, and the way to the others."""
+    last = max(0, (len(things) - 1) // ROWS)
+    number = min(asked.number("page", 0, 1_000_000) or 0, last)
+    start = number * ROWS
+    pager = {
+        "number": number,
+        "last": last,
+        "kept": dict(kept),
+        "first_row": start + 1 if things else 0,
+        "last_row": min(start + ROWS, len(things)),
+        "rows": len(things),
+    }
+    return things[start : start + ROWS], pager
+
+
+async def partition(asked: Asked) -> Page:
+    picture = asked.picture
+    text = asked.name
+    if not text.isdecimal() or len(text) > 10 or int(text) >= len(picture.partitions):
+        raise unknown("partition", text, range(len(picture.partitions)) if len(picture.partitions) < 20 else ())
+    number = int(text)
+    view, trouble, meta = picture.partitions[number], None, None
+    try:
+        meta, _ = await (await asked.cluster()).partition(number)
+    except WaltzError as error:  # what its owner says is shown all the same
+        trouble = error
+    told = cluster.partition(view, meta, picture.moves.get(number))
+    rates = (
+        next((one for one in asked.seen.rates.partitions if one.partition == number), None) if asked.seen.rates else None
+    )
+    moves = [
+        (f"move it to {one.meta.name}", "partition-transfer", {"partitions": text, "to": one.meta.name})
+        for one in picture.servers
+        if one.meta.name != view.owner and not one.meta.is_draining
+    ]
+    if number in picture.moves:
+        moves.append(("take the move of its replicas back", "moves-cancel", {"partitions": text}))
+    return Page(
+        title=f"Partition {number}",
+        commands=(asked.command("partition", "describe", number),),
+        parts=(
+            Part(
+                name="partition",
+                template="partition.html",
+                given={
+                    "view": view,
+                    "tone": tone_of(view.state),
+                    "goal": picture.moves.get(number),
+                    "about": grid(
+                        "About it",
+                        lifted(cluster.PARTITIONS, 0),
+                        [(view, rates)],
+                        Look(
+                            tones={"state": tone_of},
+                            without={"partition", "state", "waiting"},
+                            wide={"format", "generation", "session"},
+                        ),
+                    ),
+                    "rates": grid(
+                        "In the last seconds",
+                        watching.PARTITION_RATES,
+                        [] if rates is None else [rates],
+                        Look(without={"partition", "owner", "state"}),
+                        nothing="Not known yet.",
+                    ),
+                    "replicas": listed("Replicas", told.things, Look(tones={"state": tone_of})),
+                    "track": track(view),
+                    "recorded": (told.told or {}).get("recorded"),
+                    "trouble": trouble,
+                },
+            ),
+            *actions(asked, moves),
+        ),
+    )
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+async def storages(asked: Asked) -> Page:
+    rates: Sequence[StorageRates] = asked.seen.rates.storages if asked.seen.rates is not None else ()
+    look = Look(tones={"state": tone_of}, wide={"trouble", "version", "admin"})
+    return Page(
+        title="Storages",
+        commands=(asked.command("storage", "list"), asked.command("top")),
+        parts=(
+            grids(
+                "storages",
+                listed("Storages", cluster.storages(asked.picture), look),
+                grid("In the last seconds", watching.STORAGE_RATES, rates, nothing="Not known yet."),
+                notes=answers(asked.picture),
+            ),
+        ),
+    )
+
+
+async def servers(asked: Asked) -> Page:
+    look = Look(tones={"state": tone_of}, wide={"version", "error"})
+    found = listed("Servers", cluster.servers(asked.picture), look)
+    drains = [
+        (f"let {view.meta.name} take partitions again", "server-undrain", {"server": view.meta.name})
+        if view.meta.is_draining
+        else (f"drain {view.meta.name}", "server-drain", {"server": view.meta.name})
+        for view in asked.picture.servers
+    ]
+    return Page(
+        title="Servers",
+        commands=(asked.command("server", "list"),),
+        parts=(grids("servers", found, notes=answers(asked.picture)), *actions(asked, drains)),
+    )
+
+
+def actions(asked: Asked, found: Sequence[tuple[str, str, Mapping[str, str]]]) -> tuple[Part, ...]:
+    """Links to plans, where this console may change something: what is said, the change, and what it is told."""
+    if not asked.allows_changes or not found:
+        return ()
+    links = [(said, f"/change/{verb}?{urlencode(given)}") for said, verb, given in found]
+    return (Part(name="actions", template="actions.html", given={"actions": links}),)
+
+
+def answers(picture: Picture) -> list[str]:
+    """Who does not answer, and why."""
+    return [f"{name} does not answer: {error.code} {error.message}" for name, error in picture.silent.items()]
+
+
+def head(asked: Asked) -> Part:
+    """What stands above every page: how the cluster is, and of when that is."""
+    seen, verdict = asked.seen, asked.sighting.verdict
+    return Part(
+        name="head",
+        template="head.html",
+        given={
+            "name": asked.picture.meta.name,
+            "health": str(verdict.health),
+            "tone": HEALTH[verdict.health],
+            "sentence": verdict.sentence,
+            "at": asked.sighting.at,
+            "lost": asked.sighting.lost,
+            "error": seen.error,
+            "reasons": count(len(verdict.reasons), "reason") if verdict.reasons else "",
+        },
+    )
+
+
+def grids(name: str, *found: Grid, notes: Sequence[str] = (), remarks: Sequence[str] = ()) -> Part:
+    return Part(name=name, template="grids.html", given={"grids": found, "notes": notes, "remarks": remarks})

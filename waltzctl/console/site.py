@@ -1,0 +1,349 @@
+"""The console as a web application: which address is which page, who may ask, and pages that follow the cluster.
+
+A page is made anew with every look while a browser follows it, and only the parts that have changed are sent. Everything
+that came from a cluster is text: templates escape it, and no answer allows a script that is not our own file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from waltzctl.console import asking, browsing, pages
+from waltzctl.console.changes import Works, begin, changes_page, plan_page
+from waltzctl.console.door import HEADERS, Door, Session
+from waltzctl.console.pages import Asked, Make, Page, Part
+from waltzctl.console.table import tone_of
+from waltzctl.console.tls import IDENTITY, check_browser
+from waltzctl.console.watch import IDLE_SECONDS, Watch
+from waltzctl.show.terminal import printable
+from waltzd.errors import (
+    EXIT_CONFLICT,
+    EXIT_NOT_AUTHORISED,
+    EXIT_NOT_FOUND,
+    EXIT_USAGE,
+    BadArgument,
+    ConsoleClosed,
+    NoSuchName,
+    WaltzError,
+)
+
+HERE = Path(__file__).parent
+FORM_BYTES_MAX = 64 << 10
+QUERY_MAX = 4096
+STATUS = {EXIT_USAGE: 400, EXIT_NOT_AUTHORISED: 403, EXIT_NOT_FOUND: 404, EXIT_CONFLICT: 409}
+"""Of errors, by their exit codes; all others are 503: the cluster cannot say it now."""
+STATIC = {
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A page, and its name in the list of pages; without one it is reached by links."""
+
+    path: str
+    make: Make
+    name: str = ""
+
+
+ENTRIES = (
+    Entry("/", pages.now, "Now"),
+    Entry("/partitions", pages.partitions, "Partitions"),
+    Entry("/partitions/{name}", pages.partition),
+    Entry("/transactions", browsing.transactions, "Transactions"),
+    Entry("/transactions/{name}", browsing.transaction),
+    Entry("/locks", browsing.locks, "Locks"),
+    Entry("/clients", asking.clients, "Clients"),
+    Entry("/storages", pages.storages, "Storages"),
+    Entry("/servers", pages.servers, "Servers"),
+    Entry("/archive", asking.archive, "Archive"),
+    Entry("/history", asking.history, "History"),
+    Entry("/events", asking.events, "Events"),
+)
+
+
+def spaced(number: object) -> str:
+    return f"{number:,}" if isinstance(number, int) else str(number)
+
+
+class Paper:
+    """Templates, and what all of them know."""
+
+    def __init__(self) -> None:
+        self._env = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.files = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
+        marks = {name: hashlib.sha256(data).hexdigest()[:12] for name, data in self.files.items()}
+        known: dict[str, Any] = {
+            "static": lambda name: f"/static/{name}?{marks[str(name)]}",
+            "shape": pages.shape,
+            "tone_of": tone_of,
+            "address": lambda path, **query: f"{path}?{urlencode(query)}" if query else path,
+        }
+        self._env.globals.update(known)
+        self._env.filters.update({"spaced": spaced, "printable": printable})
+
+    def part(self, part: Part, session: Session | None = None) -> Markup:
+        form = "" if session is None else session.form
+        return Markup(self._env.get_template(part.template).render(form_secret=form, **part.given))
+
+    def page(self, **given: Any) -> str:
+        return self._env.get_template("page.html").render(**given)
+
+    def closed(self, error: WaltzError) -> str:
+        return self._env.get_template("closed.html").render(error=error)
+
+    def entered(self) -> str:
+        return self._env.get_template("entered.html").render()
+
+
+def error_part(error: WaltzError) -> Part:
+    return Part(name="error", template="error.html", given={"error": error})
+
+
+def status_of(error: WaltzError) -> int:
+    return STATUS.get(error.exit_code, 404 if isinstance(error, NoSuchName) else 503)
+
+
+class Site:
+    def __init__(self, watch: Watch, door: Door, *, is_secure: bool = False, allows_changes: bool = False) -> None:
+        self.watch, self.door, self.paper = watch, door, Paper()
+        self.allows_changes = allows_changes
+        self.works = Works()
+        self.entries = (
+            *ENTRIES,
+            Entry("/changes", changes_page(self.works), "Changes" if allows_changes else ""),
+            Entry("/change/{name}", plan_page),
+        )
+        self.is_secure = is_secure
+        port = next(iter(sorted(door.hosts))).rpartition(":")[2]
+        self.cookie = f"waltz-console-{port}"
+        """A browser sends a cookie to all ports of a host."""
+        routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in self.entries]
+        routes += [
+            Route("/change/{name}", self._change, methods=["POST"]),
+            Route("/static/{name}", self._static, methods=["GET"]),
+            Route("/enter", self._enter, methods=["GET"]),
+            Route("/favicon.ico", self._no_icon, methods=["GET"]),
+        ]
+        self.app: ASGIApp = _Guard(
+            Starlette(routes=routes, exception_handlers={404: self._unknown}), door, self._check if door.is_open else None
+        )
+
+    # -- who asks
+
+    def _check(self, scope: Scope) -> None:
+        check_browser(scope.get(IDENTITY), self.watch.key)
+
+    async def _enter(self, request: Request) -> Response:
+        session = self.door.enter(request.query_params.get("token", ""))
+        if session is None:
+            return self._closed()
+        # No redirection: behind a link on another site a browser would follow it without the cookie.
+        response = HTMLResponse(self.paper.entered(), headers={"refresh": "0; url=/", "cache-control": "no-store"})
+        self._give(response, session)
+        return response
+
+    def _give(self, response: Response, session: Session) -> None:
+        response.set_cookie(self.cookie, session.cookie, httponly=True, samesite="strict", secure=self.is_secure, path="/")
+
+    def session(self, request: Request) -> Session | None:
+        return self.door.session(request.cookies.get(self.cookie, ""))
+
+    def _closed(self) -> Response:
+        error = ConsoleClosed("this browser has not come in yet")
+        return HTMLResponse(self.paper.closed(error), status_code=403, headers={"cache-control": "no-store"})
+
+    # -- pages
+
+    def _endpoint(self, entry: Entry) -> Any:
+        async def answer(request: Request) -> Response:
+            session = self.session(request)
+            if session is None:
+                return self._closed()
+            if request.headers.get("accept", "").startswith("text/event-stream"):
+                return StreamingResponse(
+                    self.follow(entry, request), media_type="text/event-stream", headers={"cache-control": "no-store"}
+                )
+            return await self._show(entry, request, session)
+
+        return answer
+
+    def _asked(self, request: Request, session: Session, seen: Any) -> Asked:
+        query = dict(parse_qsl(str(request.url.query)[:QUERY_MAX]))
+        return Asked(
+            watch=self.watch,
+            seen=seen,
+            query=query,
+            name=request.path_params.get("name", ""),
+            allows_changes=self.allows_changes,
+            form=session.form,
+            browser=request.scope.get(IDENTITY),
+        )
+
+    async def _show(self, entry: Entry, request: Request, session: Session) -> Response:
+        asked = self._asked(request, session, await self.watch.now())
+        page, status = await self._made(entry, asked)
+        return self.answer(asked, page, entry.path, session, status)
+
+    def answer(self, asked: Asked, page: Page, path: str, session: Session, status: int = 200) -> Response:
+        top = "/" + path.split("/")[1]
+        text = self.paper.page(
+            title=page.title,
+            cluster=asked.picture.meta.name,
+            head=self.paper.part(pages.head(asked)),
+            parts=[(part.name, self.paper.part(part, session)) for part in page.parts],
+            commands=page.commands,
+            entries=[(one.path, one.name, one.path == top) for one in self.entries if one.name],
+            is_live=bool(page.looks),
+            allows_changes=self.allows_changes,
+            every=self.watch.every,
+        )
+        response = HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})
+        self._give(response, session)
+        return response
+
+    async def _change(self, request: Request) -> Response:
+        session = self.session(request)
+        if session is None:
+            return self._closed()
+        asked = self._asked(request, session, await self.watch.now())
+        try:
+            said = await form_of(request)
+            self.door.check_form(session, request.headers, said.get("secret", ""))
+            asked = replace(asked, query=said)
+            found = await begin(asked, self.works)
+        except WaltzError as error:
+            page, status = Page(title="Not done", commands=(), parts=(error_part(error),), looks=0), status_of(error)
+            return self.answer(asked, page, "/changes", session, status)
+        if isinstance(found, Page):
+            return self.answer(asked, found, "/changes", session, 400)
+        return RedirectResponse("/changes", status_code=303)
+
+    async def _made(self, entry: Entry, asked: Asked) -> tuple[Page, int]:
+        try:
+            return await entry.make(asked), 200
+        except WaltzError as error:
+            page = Page(title=entry.name or "Not there", commands=(), parts=(error_part(error),))
+            return page, status_of(error)
+
+    async def follow(self, entry: Entry, request: Request) -> AsyncIterator[str]:
+        """Server-sent events: the parts that have changed, as HTML, after each look. A comment keeps a quiet line alive."""
+        told: dict[str, str] = {}
+        session = self.session(request)
+        assert session is not None
+        rounds = 0
+        yield "retry: 2000\n\n"
+        async with self.watch.viewing():
+            seen = self.watch.seen
+            while not self.watch.is_over:
+                asked = self._asked(request, session, seen)
+                parts = [pages.head(asked)]
+                page, _ = await self._made(entry, asked)
+                if rounds % max(1, page.looks) == 0:
+                    parts += page.parts
+                changed = {}
+                for part in parts:
+                    html = self.paper.part(part, session)
+                    mark = hashlib.sha256(html.encode()).hexdigest()
+                    if told.get(part.name) != mark:
+                        told[part.name] = mark
+                        changed[part.name] = html
+                yield f"data: {json.dumps(changed)}\n\n" if changed else ": quiet\n\n"
+                rounds += 1
+                seen = await self.watch.next(seen.number, 2 * IDLE_SECONDS)
+
+    # -- the rest
+
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            return PlainTextResponse("not found", status_code=404)
+        return Response(
+            self.paper.files[name],
+            media_type=STATIC[name],
+            headers={"cache-control": "public, max-age=31536000, immutable"},
+        )
+
+    async def _no_icon(self, _request: Request) -> Response:
+        return RedirectResponse("/static/icon.svg", status_code=301)
+
+    async def _unknown(self, request: Request, _error: Exception) -> Response:
+        session = self.session(request)
+        if session is None:
+            return self._closed()
+        asked = self._asked(request, session, await self.watch.now())
+        error = NoSuchName(f"there is no page {request.url.path}", not_done="nothing was shown")
+        page = Page(title="Not there", commands=(), parts=(error_part(error),), looks=0)
+        return self.answer(asked, page, request.url.path, session, 404)
+
+
+async def form_of(request: Request) -> Mapping[str, str]:
+    """What a form says, however large it claims to be."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > FORM_BYTES_MAX:
+            raise BadArgument("the form is too large", not_done="nothing was changed")
+    try:
+        return dict(parse_qsl(data.decode(), keep_blank_values=True))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise BadArgument("the form is no text", not_done="nothing was changed") from error
+
+
+_HOST = re.compile(r"[a-z0-9.\-\[\]:]{1,255}", re.IGNORECASE)
+
+
+class _Guard:
+    """Before everything else: the host that was meant is ours; behind everything: what each answer must say."""
+
+    def __init__(self, app: ASGIApp, door: Door, check: Callable[[Scope], None] | None) -> None:
+        """`check`: raises where the certificate of a browser does not do."""
+        self._app, self._door, self._check = app, door, check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._door.knows(hosts[0]):
+            await PlainTextResponse("This console is not known by that name.", status_code=421)(scope, receive, send_with)
+            return
+        if self._check is not None:
+            try:
+                self._check(scope)
+            except WaltzError as error:
+                await PlainTextResponse("\n".join(error.lines()), status_code=403)(scope, receive, send_with)
+                return
+        await self._app(scope, receive, send_with)

@@ -1,0 +1,196 @@
+"""One look after the other at a cluster, for all pages and all viewers.
+
+However many browsers are open, the cluster is asked once. While none is, it is asked seldom, so that the lines of the last
+minutes have no hole. A look may take seconds, where something does not answer: a page never waits for it longer than a
+moment, and shows what was seen last, with its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from waltzctl.shell.reach import Reach
+from waltzctl.watching.doctor import examination
+from waltzctl.watching.facts import Check, Sighting
+from waltzctl.watching.poll import CALL_SECONDS, Poll
+from waltzctl.watching.rates import PartitionRates, Rates, rates
+from waltzd.errors import WaltzError
+
+EVERY_SECONDS = 2.0
+IDLE_SECONDS = 10.0
+"""Between two looks while no browser is open."""
+DOCTOR_SECONDS = 30.0
+MOMENT_SECONDS = 0.15
+"""How long a page waits for a look that is due."""
+TRAIL_SECONDS = 600.0
+TRAIL_MAX = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What all partitions did together, up to one moment."""
+
+    at: float
+    """Of the clock of the machine, since 1970."""
+    total: PartitionRates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What is known of the cluster at a moment."""
+
+    number: int = 0
+    """Rises with each look."""
+    sighting: Sighting | None = None
+    """The newest look that saw something."""
+    error: WaltzError | None = None
+    """Why the newest look saw nothing."""
+    rates: Rates | None = None
+    trail: tuple[Point, ...] = ()
+    checks: tuple[Check, ...] = ()
+    """Of the doctor, who comes less often."""
+    examined: str = ""
+    """When the doctor looked."""
+
+
+class Watch:
+    """Use `running` around all that reads it."""
+
+    def __init__(self, reach: Reach, *, every: float = EVERY_SECONDS) -> None:
+        self.reach, self.every = reach, every
+        self.poll = Poll(reach)
+        self.seen = Seen()
+        self.is_over = False
+        self._viewers = 0
+        self._looked = asyncio.Condition()
+        self._wanted = asyncio.Event()
+        self._trail: deque[Point] = deque(maxlen=TRAIL_MAX)
+        self._at = 0.0
+        self._examined = -DOCTOR_SECONDS
+        self._ills: tuple[str, ...] = ()
+        self._examining: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The first look is done when this begins. What is wrong with it is raised: there may be no cluster at all."""
+        async with self.poll:
+            await self._look()
+            if self.seen.error is not None:
+                raise self.seen.error
+            task = asyncio.create_task(self._go_on())
+            try:
+                yield
+            finally:
+                tasks = [one for one in (task, self._examining) if one is not None]
+                for one in tasks:
+                    one.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def name(self) -> str:
+        """Of the cluster."""
+        assert self.seen.sighting is not None
+        return self.seen.sighting.picture.meta.name
+
+    @property
+    def key(self) -> UUID:
+        """Of the cluster."""
+        assert self.seen.sighting is not None
+        return self.seen.sighting.picture.meta.key
+
+    def end(self) -> None:
+        """All that follow are let go."""
+        self.is_over = True
+        self._ending = asyncio.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._looked:
+            self._looked.notify_all()
+
+    async def now(self) -> Seen:
+        """What is known; a look that is due is waited for, for a moment."""
+        if time.monotonic() - self._at > 1.5 * self.every:
+            before = self.seen.number
+            self._wanted.set()
+            await self._next(before, MOMENT_SECONDS)
+        return self.seen
+
+    @asynccontextmanager
+    async def viewing(self) -> AsyncIterator[None]:
+        """Around a viewer that follows."""
+        self._viewers += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._viewers -= 1
+
+    async def next(self, before: int, seconds: float) -> Seen:
+        """The first look behind this one, or what is known when it does not come in time."""
+        await self._next(before, seconds)
+        return self.seen
+
+    async def _next(self, before: int, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._looked:
+                await self._looked.wait_for(lambda: self.seen.number > before or self.is_over)
+
+    async def _go_on(self) -> None:
+        while True:
+            self._wanted.clear()
+            with suppress(TimeoutError):
+                if self._viewers:
+                    await asyncio.sleep(max(0.0, self._at + self.every - time.monotonic()))
+                else:
+                    async with asyncio.timeout(max(0.0, self._at + IDLE_SECONDS - time.monotonic())):
+                        await self._wanted.wait()
+            await self._look()
+
+    async def _look(self) -> None:
+        before, then = self.seen, self._at
+        try:
+            sighting = await self.poll.look()
+        except WaltzError as error:
+            found = replace(before, error=error, rates=None)
+        else:
+            found = self._rated(before, sighting, time.monotonic() - then)
+            self._examine(sighting)
+        self._at = time.monotonic()
+        doctor = self.seen  # it may have come meanwhile
+        await self.publish(replace(found, number=before.number + 1, checks=doctor.checks, examined=doctor.examined))
+
+    async def publish(self, seen: Seen) -> None:
+        """To all that follow."""
+        async with self._looked:
+            self.seen = seen
+            self._looked.notify_all()
+
+    def _examine(self, sighting: Sighting) -> None:
+        """Beside the looks: what does not answer the doctor must not hold them up. It comes again sooner when something
+        else is wrong than before."""
+        ills = tuple(reason.key for reason in sighting.verdict.reasons)
+        is_due = ills != self._ills or time.monotonic() - self._examined >= DOCTOR_SECONDS
+        if is_due and (self._examining is None or self._examining.done()):
+            self._examined, self._ills = time.monotonic(), ills
+            self._examining = asyncio.create_task(self._examination(sighting))
+
+    async def _examination(self, sighting: Sighting) -> None:
+        with suppress(WaltzError):  # what is wrong, the next look says
+            checks = tuple(await examination(self.poll, sighting, seconds=CALL_SECONDS))
+            self.seen = replace(self.seen, checks=checks, examined=sighting.at)
+
+    def _rated(self, before: Seen, sighting: Sighting, seconds: float) -> Seen:
+        if before.error is not None or before.sighting is None:
+            return replace(before, sighting=sighting, error=None, rates=None)
+        found = rates(before.sighting.picture, sighting.picture, seconds)
+        now = time.time()
+        self._trail.append(Point(at=now, total=found.total))
+        while self._trail[0].at < now - TRAIL_SECONDS:
+            self._trail.popleft()
+        return Seen(sighting=sighting, rates=found, trail=tuple(self._trail))

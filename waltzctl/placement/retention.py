@@ -1,0 +1,90 @@
+"""What storages keep of the archived log: a policy that is written down, and that the owners of partitions carry out.
+
+What leaves the storages is only in the archive from then on. So nothing is written down where nothing is archived, nor a
+policy of time for a log that does not say its times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import Picture
+from waltzctl.shell.change import Change, Request
+from waltzctl.shell.progress import Say
+from waltzctl.shell.safety import Plan
+from waltzctl.show.terminal import size
+from waltzd.cluster.archives import all_archived, save_keep_local
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import BadArgument, Unsafe
+from waltzd.format.layout import BATCHES
+from waltzd.protocol.retention import ALL, Keep, keep_of
+
+
+def change_keep_local(wanted: str, request: Request) -> int:
+    keep = keep_of(wanted)
+    if keep is None:
+        raise BadArgument(
+            f"{wanted!r} does not say what to keep",
+            not_done="nothing was changed",
+            next_step="say all, a time (30m, 12h, 7d, 4w) or a size for each replica of a partition (500GB, 2TiB)",
+        )
+
+    async def prepare(cluster: Cluster) -> Change:
+        found = await look(cluster.coordinator, tls=request.reach.tls)
+        made = plan_of(found, wanted, keep, archived=bool(await all_archived(cluster.coordinator)))
+
+        async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
+            await save_keep_local(cluster.coordinator, wanted, before=found.meta)
+            return {"keep_local": wanted}
+
+        return Change(plan=made, do=do, is_change=found.meta.keep_local != wanted)
+
+    return request.perform(prepare)
+
+
+def plan_of(found: Picture, wanted: str, keep: Keep, *, archived: bool) -> Plan:
+    """Raises where it must not be done."""
+    meta = found.meta
+    if keep != Keep() and not archived:
+        raise Unsafe(
+            f"nothing of the cluster {meta.name} is archived: what storages do not keep would be nowhere",
+            next_step="set `archive` in the configuration of the storages, and see `waltzctl archive status`",
+        )
+    if keep.seconds is not None and meta.format < BATCHES:
+        raise BadArgument(
+            f"the cluster {meta.name} writes format {meta.format}, which says nothing of time",
+            not_done="nothing was changed",
+            next_step="say a size, or let the cluster write format 1 first: `waltzctl cluster set --format 1`",
+        )
+    steps = [f"write down that storages keep {_spelled(wanted)} (until now {_spelled(meta.keep_local)})"]
+    if keep.size is not None:
+        leaves = too_much(found, keep.size)
+        steps.append(
+            f"at most {size(leaves)} leave the storages as far as they are archived, and can then be read from the archive "
+            "only"
+            if leaves
+            else "nothing leaves the storages now"
+        )
+    elif keep.seconds is not None:
+        steps.append("what is older and archived leaves the storages, and can then be read from the archive only")
+    else:
+        steps.append("nothing more leaves the storages; what has left does not come back")
+    is_change = meta.keep_local != wanted
+    return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps) if is_change else ())
+
+
+def _spelled(policy: str) -> str:
+    keep = keep_of(policy)
+    if policy == ALL or keep is None:
+        return "all of the log"
+    if keep.seconds is not None:
+        return f"the last {policy} of the log"
+    return f"{policy} of the log of each replica"
+
+
+def too_much(found: Picture, size_max: int) -> int:
+    """Bytes on all storages together above what they would keep."""
+    said = [one for view in found.storages if view.said is not None for one in view.said.assigned]
+    return sum(max(0, one.disk_bytes - size_max) for one in said)

@@ -1,0 +1,190 @@
+"""Objects that only name others, made again where they are gone or have rotted: the label, manifests and chunks.
+
+All of them follow from the rest of the archive, to the byte. Each manifest says which archive of which cluster it belongs
+to, which is all of the label; and a manifest, with the chunks that were made for it, is the one before it with one piece
+more. So nothing is believed of what has rotted, and what was made again has to fit to whatever else tells of it. Where two
+pieces could be the one that was added, nothing is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, folder_of, manifest_name
+from waltzd.archive.piece import piece_of
+from waltzd.archive.store import Listed, Store, read_object
+from waltzd.disk.seam import Buffer
+from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists, UnfitSegment
+from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader
+
+_MANIFEST = re.compile(r"partition-(0|[1-9][0-9]{0,4})/manifest/([0-9]{10})\.json")
+_SEGMENT = re.compile(r"([0-9]{19})-([0-9]{19})-([0-9a-f]{16})")
+_WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent)
+
+
+def made_again(store: Store) -> dict[str, bytes]:
+    """What each of these objects has to be that is not what it was, by name; what cannot be made again is left out."""
+    listed = store.list("")
+    numbers: dict[int, int] = {}
+    for one in listed:
+        if match := _MANIFEST.fullmatch(one.name):
+            numbers[int(match[1])] = max(int(match[2]), numbers.get(int(match[1]), 0))
+    found: dict[str, bytes] = {}
+    label = _label(store, numbers, found)
+    if label is not None:
+        for partition, number in sorted(numbers.items()):
+            _Partition(store, label, partition, listed, found).run(number)
+    return found
+
+
+def _label(store: Store, numbers: Mapping[int, int], found: dict[str, bytes]) -> Label | None:
+    with suppress(*_WRONG):
+        return Label.decode(read_object(store, LABEL, MANIFEST_BYTES_MAX), LABEL)
+    said = set()
+    for partition, highest in numbers.items():
+        for number in range(highest, 0, -1):
+            with suppress(*_WRONG):
+                name = manifest_name(partition, number)
+                manifest = Manifest.decode(read_object(store, name, MANIFEST_BYTES_MAX), name)
+                said.add((manifest.archive, manifest.cluster))
+                break
+    if len(said) != 1:
+        return None
+    ((archive, cluster),) = said
+    label = Label(archive=archive, cluster=cluster)
+    found[LABEL] = label.text
+    return label
+
+
+class _Partition:
+    """One partition of an archive whose label is known."""
+
+    def __init__(
+        self, store: Store, label: Label, partition: int, listed: Sequence[Listed], found: dict[str, bytes]
+    ) -> None:
+        self._archive = PartitionArchive(store, label, partition)
+        self._store, self._label, self._partition, self._found = store, label, partition, found
+        folder = f"{folder_of(partition)}/segment/"
+        self._segments = [one.name for one in listed if one.name.startswith(folder)]
+
+    def run(self, highest: int) -> None:
+        newest = self._manifest(highest)
+        if newest is not None:
+            self._walk(newest.entries, 0)
+
+    def _manifest(self, number: int) -> Manifest | None:
+        if number == 0:
+            return Manifest(archive=self._label.archive, cluster=self._label.cluster, partition=self._partition)
+        with suppress(*_WRONG):
+            found = self._archive.manifest_at(number)
+            if found is not None:
+                return found
+        again = self._again(number)
+        if again is None:
+            return None
+        self._found[again[0].name] = again[0].text
+        return again[0]
+
+    def _again(self, number: int) -> tuple[Manifest, tuple[Chunk, ...]] | None:
+        """The manifest of this number, and the chunks that were made for it: the one before, with one piece more."""
+        before = self._manifest(number - 1)
+        if before is None:
+            return None
+        names = self._names_behind(before.last)
+        pieces = [piece for name in names if (piece := self._piece(name)) is not None]
+        possible, following = [before.extended(piece) for piece in pieces], None
+        with suppress(*_WRONG):
+            following = self._archive.manifest_at(number + 1)
+        if following is not None:
+            possible = [one for one in possible if following.follows(one[0])]
+        elif len(names) > 1:  # one of them may have rotted, and be the one
+            return None
+        return possible[0] if len(possible) == 1 else None
+
+    def _walk(self, entries: tuple[Entry, ...], count: int) -> None:
+        """`count`: pieces in front of these entries; as many manifests were made for them."""
+        for entry in entries:
+            if entry.level:
+                chunk = self._chunk(entry, count + entry.segments)
+                if chunk is not None:
+                    self._walk(chunk.entries, count)
+            count += entry.segments
+
+    def _chunk(self, entry: Entry, number: int) -> Chunk | None:
+        with suppress(*_WRONG):
+            return self._archive.chunk(entry)
+        again = self._again(number)
+        chunk = next((one for one in again[1] if one.entry() == entry), None) if again is not None else None
+        if chunk is not None:
+            self._found[entry.name(self._partition)] = chunk.text
+        return chunk
+
+    def _names_behind(self, last_id: int) -> list[str]:
+        """Of the segments that begin behind this id: one, but in format 0, where another storage may have left another."""
+        return [name for name in self._segments if name.rpartition("/")[2].startswith(f"{last_id + 1:019d}-")]
+
+    def _piece(self, name: str) -> Entry | None:
+        """A sound one under its right name: with its index, or, where its end is none, without."""
+        match = _SEGMENT.fullmatch(name.rpartition("/")[2])
+        if match is None:
+            return None
+        try:
+            data = memoryview(self._store.get_range(name, 0, self._store.head(name).size))
+        except ObjectAbsent:
+            return None
+        first_id, last_id = int(match[1]), int(match[2])
+        expected = FileHeader(created_ms=0, key=self._label.cluster, partition=self._partition, first_id=first_id)
+        for index_bytes in (HEADER_BYTES + INDEX_ENTRY_BYTES * (last_id - first_id + 1), 0):
+            size = len(data) - index_bytes
+            if size > 0:
+                with suppress(UnfitSegment):
+                    piece = piece_of(data[:size], data[size:], expected=expected, last_id=last_id, path=name)
+                    return piece if piece.name(self._partition) == name else None
+        return None
+
+
+class Mended:
+    """A store as it is once some objects were put back. Nothing is written by it."""
+
+    def __init__(self, store: Store, objects: Mapping[str, bytes]) -> None:
+        self._store = store
+        self._objects = objects
+
+    @property
+    def place(self) -> str:
+        return self._store.place
+
+    def get_range(self, name: str, offset: int, size: int) -> bytes:
+        data = self._objects.get(name)
+        return self._store.get_range(name, offset, size) if data is None else data[offset : offset + size]
+
+    def head(self, name: str) -> Listed:
+        data = self._objects.get(name)
+        return self._store.head(name) if data is None else Listed(name, len(data), "")
+
+    def list(self, folder: str) -> list[Listed]:
+        kept = [one for one in self._store.list(folder) if one.name not in self._objects]
+        prefix = f"{folder}/" if folder else ""
+        return sorted([*kept, *(self.head(name) for name in self._objects if name.startswith(prefix))])
+
+    def put_new(self, name: str, data: Buffer) -> str:
+        raise AssertionError("it is only looked at")
+
+    def put_if(self, name: str, data: Buffer, tag: str) -> str:
+        raise AssertionError("it is only looked at")
+
+    def remove(self, name: str) -> None:
+        raise AssertionError("it is only looked at")
+
+
+def put_back(store: Store, name: str, data: bytes) -> None:
+    """Where other bytes stand, or nothing does."""
+    try:
+        store.put_new(name, data)
+    except ObjectExists:
+        store.put_if(name, data, store.head(name).tag)
+    if store.get_range(name, 0, len(data) + 1) != data:
+        raise ArchiveDamaged(f"{store.place}: {name} has other bytes than were written there")

@@ -1,0 +1,514 @@
+"""Committed records out of an archive: blocking code over a store, through a bounded cache on disk.
+
+The unit is the piece, as in the archive: it is fetched whole, in steps, and not one byte of it is used before its SHA-256
+is the one that the manifest states. Then it is a file in the cache, and every read of that file proves what it gives by
+the checksums of the records themselves: a cache that rots costs one more fetch, and gives nothing that is wrong.
+
+Files in the cache have no name: whatever ends the process ends them, so nothing is left behind, and nothing old is ever
+taken for the archive. A piece that leaves the cache stays as long as a reader holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import weakref
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TypeVar
+from uuid import UUID, uuid4
+
+from waltzd.archive.archiving import PartitionArchive, label_in
+from waltzd.archive.manifest import Chunk, Entry, Label
+from waltzd.archive.store import Store
+from waltzd.disk.seam import Buffer
+from waltzd.errors import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent, WaltzError
+from waltzd.format.batch import HEAD_BYTES, Batch, End, Head, batch_at, records_of, why_wrong
+from waltzd.format.footer import END_BYTES, Footer, footer_bytes, read_footer
+from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, check_header, index_offset
+from waltzd.format.record import NO_TIME, OVERHEAD_BYTES, Run, first_bad, id_and_length, walk
+from waltzd.format.scan import is_sound_record, scan, survey
+from waltzd.protocol.descriptions import Archived
+
+STEP_BYTES = 8 << 20
+"""Of one request: as much of a piece is in memory at a time."""
+FOOTER_BYTES = 64 << 10
+"""Of the end of a segment, read for its times: most footers are smaller."""
+ATTEMPTS = 3
+"""A piece that came with wrong bytes is fetched again: the fault may have been on the way."""
+PARTITIONS_MAX, CHUNKS_MAX, TIMES_MAX = 256, 256, 4096
+"""Newest manifests, chunks and times of pieces that are kept in memory."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class PieceRotten(Exception):
+    """Bytes of a piece in the cache are not what was fetched."""
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+class _Spool:
+    """A file without a name. It is gone with the last reference to it."""
+
+    def __init__(self, directory: str | None, path: str) -> None:
+        self.path = path
+        self._size = 0
+        try:
+            self._fd, name = tempfile.mkstemp(dir=directory, prefix="waltz-archive-")
+            os.unlink(name)
+        except OSError as error:
+            raise _cache_failed(directory, error) from error
+        self._directory = directory
+        weakref.finalize(self, os.close, self._fd)
+
+    def append(self, data: Buffer) -> None:
+        left = memoryview(data).cast("B")
+        try:
+            while left:
+                done = os.pwrite(self._fd, left, self._size)
+                left, self._size = left[done:], self._size + done
+        except OSError as error:
+            raise _cache_failed(self._directory, error) from error
+
+    def cut(self, size: int) -> None:
+        """Only the first bytes are looked at: those of the segment, without the index behind it."""
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError as error:
+            raise PieceRotten(self.path) from error
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        try:
+            return os.preadv(self._fd, [buffer], offset)
+        except OSError as error:
+            raise PieceRotten(self.path) from error
+
+
+def _cache_failed(directory: str | None, error: OSError) -> CacheFailed:
+    return CacheFailed(f"{directory or tempfile.gettempdir()}: {os.strerror(error.errno or 0)}")
+
+
+class _Found(Exception):
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+class Piece:
+    """One archived segment that was proven, to be read from. Its methods raise `PieceRotten` where its bytes are not
+    sound any more."""
+
+    def __init__(self, file: _Spool, entry: Entry, header: FileHeader) -> None:
+        self.entry = entry
+        self._file = file
+        file.cut(entry.size - entry.index_bytes)
+        self._next = entry.first, HEADER_BYTES
+        """An id of format 0, and where it begins: readers go on where they stopped."""
+        self._footer: Footer | None = None
+        try:
+            version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
+        except HeaderDamaged as error:
+            raise PieceRotten(file.path) from error
+        if version == BATCHES:
+            self._footer = read_footer(file)  # type: ignore[arg-type]
+            if self._footer is None or (self._footer.first_id, self._footer.last_id) != (entry.first, entry.last):
+                raise PieceRotten(file.path)
+
+    def read(self, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False) -> Run:
+        """Sound records from `first_id` on, up to `last_id`, to the end of the piece and to `bytes_max`, at least one."""
+        assert self.entry.first <= first_id <= self.entry.last
+        last_id = min(last_id, self.entry.last)
+        if self._footer is None:
+            return self._records(first_id, last_id, bytes_max)
+        found = self._batches(self._footer, first_id, bytes_max)
+        return records_of(found, first_id, last_id, bytes_max, with_locks=with_locks)
+
+    def first_since(self, time: int) -> int:
+        """The first id whose time is `time` or later; the one behind the piece where none is."""
+        if self._footer is None:
+            return self.entry.last + 1
+        places = self._footer.batches
+        at = bisect_left(places, time, key=lambda place: self._head(place).time)
+        return self._head(places[at]).first_id if at < len(places) else self.entry.last + 1
+
+    # -- batches
+
+    def _head(self, place: int) -> Head:
+        head = Head.decode(self._file.read(int(place), HEAD_BYTES))
+        if head is None:
+            raise PieceRotten(self._file.path)
+        return head
+
+    def _batches(self, footer: Footer, first_id: int, bytes_max: int) -> list[Batch]:
+        """From the batch on that holds this id, up to `bytes_max`, at least one."""
+        places = footer.batches
+        at = bisect_right(places, first_id, key=lambda place: self._head(place).first_id) - 1
+        place, fits = int(places[at]), int(places.searchsorted(places[at] + bytes_max, "right")) - 1
+        fits = fits + 1 if footer.offset <= place + bytes_max else max(fits, at + 1)
+        stop = int(places[fits]) if fits < len(places) else footer.offset
+        raw = memoryview(self._file.read(place, stop - place))
+        if len(raw) < stop - place:
+            raise PieceRotten(self._file.path)
+        found: list[Batch] = []
+        before: End | None = None
+        while raw:
+            head = Head.decode(raw)
+            if head is None or head.size > len(raw):
+                raise PieceRotten(self._file.path)
+            batch = batch_at(raw[: head.size], head)
+            is_next = head.first_id == found[-1].last_id + 1 if found else head.first_id <= first_id <= head.last_id
+            if batch is None or not is_next or why_wrong(batch, before, deeply=False):
+                raise PieceRotten(self._file.path)
+            found.append(batch)
+            before = End(crc=head.crc, time=head.time)
+            raw = raw[head.size :]
+        return found
+
+    # -- records of format 0
+
+    def _records(self, first_id: int, last_id: int, bytes_max: int) -> Run:
+        offset, end = self._place_of(first_id), self._file.size()
+        raw = memoryview(self._file.read(offset, min(bytes_max, end - offset)))
+        bounds = walk(raw)
+        if len(bounds) == 1:  # one that is larger
+            head = self._file.read(offset, min(OVERHEAD_BYTES, end - offset))
+            size = OVERHEAD_BYTES + id_and_length(head)[1] if len(head) == OVERHEAD_BYTES else 0
+            if not OVERHEAD_BYTES <= size <= end - offset:
+                raise PieceRotten(self._file.path)
+            raw = memoryview(self._file.read(offset, size))
+            bounds = walk(raw)
+        bounds = bounds[: last_id - first_id + 2]
+        run = Run(first_id, raw[: int(bounds[-1])], bounds)
+        bad = first_bad(run) if len(run) else 0
+        if bad is not None:
+            raise PieceRotten(self._file.path)
+        self._next = run.last_id + 1, offset + len(run.data)
+        return run
+
+    def _place_of(self, id_: int) -> int:
+        """By where the last reader stopped, or the index, if a sound record says the same; else by all records in front."""
+        end, known = self._file.size(), self._next
+        if known[0] == id_:
+            return known[1]
+        entry = self._file.read(end + index_offset(id_ - self.entry.first), 8) if self.entry.index_bytes else b""
+        if len(entry) == 8 and is_sound_record(self._file, place := int.from_bytes(entry, "big"), end, id_):  # type: ignore[arg-type]
+            return place
+
+        def look(offset: int, run: Run) -> None:
+            if run.last_id >= id_:
+                raise _Found(offset + int(run.bounds[id_ - run.first_id]))
+
+        try:
+            scan(
+                self._file,  # type: ignore[arg-type]
+                segment_first_id=self.entry.first, next_id=self.entry.first, offset=HEADER_BYTES, end=end, on_run=look,
+            )  # fmt: skip
+        except _Found as found:
+            return found.offset
+        raise PieceRotten(self._file.path)
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+class PieceCache:
+    """Pieces in files of one directory, up to so many bytes; the one that was used longest ago leaves first. The piece that
+    was fetched last stays, however large. May be used by several threads."""
+
+    def __init__(self, bytes_max: int, directory: str | None = None) -> None:
+        """`directory`: None for that of the system for temporary files."""
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._directory = directory
+        self._pieces: OrderedDict[str, Piece] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, entry: Entry) -> Piece | None:
+        with self._lock:
+            found = self._pieces.get(entry.sha256)
+            if found is not None:
+                self._pieces.move_to_end(entry.sha256)
+            return found
+
+    def holds(self, size: int) -> bool:
+        """Whether so much fits, all else left out."""
+        return size <= self._bytes_max
+
+    def begin(self, entry: Entry, path: str) -> _Spool:
+        """A file for a piece. There is room for it."""
+        with self._lock:
+            while self._pieces and self.bytes + entry.size > self._bytes_max:
+                self._take_out(next(iter(self._pieces)))
+        return _Spool(self._directory, path)
+
+    def put(self, piece: Piece) -> None:
+        with self._lock:
+            self._take_out(piece.entry.sha256)
+            self._pieces[piece.entry.sha256] = piece
+            self.bytes += piece.entry.size
+            while len(self._pieces) > 1 and self.bytes > self._bytes_max:
+                self._take_out(next(iter(self._pieces)))
+
+    def drop(self, piece: Piece) -> None:
+        with self._lock:
+            if self._pieces.get(piece.entry.sha256) is piece:
+                self._take_out(piece.entry.sha256)
+
+    def _take_out(self, name: str) -> None:
+        found = self._pieces.pop(name, None)
+        if found is not None:
+            self.bytes -= found.entry.size
+
+
+# -- the archive -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ReadCounters:
+    """Since the process began."""
+
+    fetched_bytes: int = 0
+    """Of pieces, from the store."""
+    pieces: int = 0
+    """That were fetched to their end."""
+    hits: int = 0
+    misses: int = 0
+    """How often a piece was in the cache, and how often it was not."""
+    failures: int = 0
+    """Reads that the store or the cache has kept from being made."""
+    cached_bytes: int = 0
+    """At this moment."""
+
+
+class ArchiveReader:
+    """The archives of the partitions of one cluster, in one store. May be used by several threads."""
+
+    def __init__(self, store: Store, cluster: UUID, cache: PieceCache) -> None:
+        self.counters = ReadCounters()
+        self.cache = cache
+        self._store = store
+        self._cluster = cluster
+        self._labels: dict[UUID | None, Label] = {}
+        self._archives: OrderedDict[int, PartitionArchive] = OrderedDict()
+        self._chunks: OrderedDict[str, Chunk] = OrderedDict()
+        self._times: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def told(self) -> ReadCounters:
+        """What was counted, and what is in the cache now."""
+        return replace(self.counters, cached_bytes=self.cache.bytes)
+
+    def read(
+        self, partition: int, known: Archived, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False
+    ) -> Run:
+        """Records from `first_id` on, which `known` reaches; up to `last_id`, to the end of their piece and to
+        `bytes_max`, at least one."""
+        for _ in range(ATTEMPTS):
+            piece = self.piece(partition, self.entry(partition, known, first_id))
+            try:
+                return piece.read(first_id, last_id, bytes_max, with_locks=with_locks)
+            except PieceRotten:
+                self.cache.drop(piece)
+        raise self.rotten(partition, piece.entry)
+
+    # -- by id
+
+    def entry(self, partition: int, known: Archived, id_: int) -> Entry:
+        """The piece that holds this id."""
+        assert 0 <= id_ <= known.last_id
+        archive = self._archive(partition, known)
+        entries = archive.manifest(known.number, known.sha256).entries
+        while (found := _holder(entries, id_)).level:
+            entries = self._chunk(archive, found).entries
+        return found
+
+    def at_hand(self, partition: int, known: Archived, id_: int) -> Piece | None:
+        """The piece that holds this id, where it takes no question to the store."""
+        archive = self._archives.get(partition)
+        manifest = None if archive is None else archive.known(known)
+        if manifest is None:
+            return None
+        entries = manifest.entries
+        while (found := _holder(entries, id_)).level:
+            chunk = self._chunks.get(found.sha256)
+            if chunk is None:
+                return None
+            entries = chunk.entries
+        return self.cache.get(found)
+
+    def piece(self, partition: int, entry: Entry) -> Piece:
+        """From the cache, or else from the store."""
+        found = self.cache.get(entry)
+        if found is not None:
+            self.counters.hits += 1
+            return found
+        self.counters.misses += 1
+        name, trouble = f"{self._store.place}: {entry.name(partition)}", ""
+        for _ in range(ATTEMPTS):
+            file = self.cache.begin(entry, name)
+            trouble = self._fetch(partition, entry, file)
+            if not trouble:
+                try:
+                    piece = Piece(file, entry, self._header(partition, entry))
+                except PieceRotten:
+                    continue
+                self.cache.put(piece)
+                return piece
+        raise self.rotten(partition, entry, trouble, file)
+
+    def _header(self, partition: int, entry: Entry) -> FileHeader:
+        return FileHeader(created_ms=0, key=self._cluster, partition=partition, first_id=entry.first)
+
+    def _fetch(self, partition: int, entry: Entry, file: _Spool) -> str:
+        """What is wrong with it; empty for nothing."""
+        hashing, name = sha256(), entry.name(partition)
+        while file.size() < entry.size:
+            try:
+                data = self._store.get_range(name, file.size(), min(STEP_BYTES, entry.size - file.size()))
+            except ObjectAbsent as error:
+                raise ArchiveDamaged(
+                    f"{file.path}, which has the ids {entry.first} to {entry.last}, is not in the store",
+                    first_id=entry.first,
+                    last_id=entry.last,
+                ) from error
+            if not data:
+                return f"it has {file.size()} bytes, and had {entry.size}"
+            hashing.update(data)
+            file.append(data)
+            self.counters.fetched_bytes += len(data)
+        self.counters.pieces += 1
+        return "" if hashing.hexdigest() == entry.sha256 else "it has other bytes than were written there"
+
+    def rotten(self, partition: int, entry: Entry, trouble: str = "", file: _Spool | None = None) -> ArchiveDamaged:
+        """What is told of a piece that does not prove itself, by range."""
+        bad = _bad_ids(file, entry, self._header(partition, entry)) if file is not None else []
+        where = ", ".join(f"the ids {first} to {last} (bytes {start} to {end})" for first, last, start, end in bad[:8])
+        first_id, last_id = (bad[0][0], bad[-1][1]) if bad else (entry.first, entry.last)
+        return ArchiveDamaged(
+            f"{self._store.place}: {entry.name(partition)}, which has the ids {entry.first} to {entry.last}: "
+            f"{trouble or 'its records do not prove themselves'}; wrong are {where or 'no records by themselves'}",
+            not_done="nothing of it was given to a reader",
+            partition=partition,
+            first_id=first_id,
+            last_id=last_id,
+        )
+
+    # -- by time
+
+    def find_time(self, partition: int, known: Archived, time: int, last_id: int) -> int:
+        """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`.
+        Those of format 0 have none, and count as earlier than any."""
+        archive = self._archive(partition, known)
+        entries = archive.manifest(known.number, known.sha256).entries
+        while (at := bisect_left(entries, time, key=lambda entry: self._last_time(archive, entry))) < len(entries):
+            found = entries[at]
+            if found.level == 0:
+                break
+            entries = self._chunk(archive, found).entries
+        else:
+            return last_id
+        for _ in range(ATTEMPTS):
+            piece = self.piece(partition, found)
+            try:
+                return min(last_id, piece.first_since(time) - 1)
+            except PieceRotten:
+                self.cache.drop(piece)
+        raise self.rotten(partition, found)
+
+    def times_of(self, partition: int, piece: Entry) -> tuple[int, int]:
+        """The first and the last time of a piece, by its footer alone; `NO_TIME` for both in format 0."""
+        found = self._times.get(piece.sha256)
+        if found is None:
+            found = self._read_times(partition, piece)
+            self._keep(self._times, piece.sha256, found, TIMES_MAX)
+        return found
+
+    def _last_time(self, archive: PartitionArchive, entry: Entry) -> int:
+        while entry.level:
+            entry = self._chunk(archive, entry).entries[-1]
+        return self.times_of(archive.partition, entry)[1]
+
+    def _read_times(self, partition: int, piece: Entry) -> tuple[int, int]:
+        name, end = piece.name(partition), piece.size - piece.index_bytes
+        size = FOOTER_BYTES
+        for _ in range(2 * ATTEMPTS):
+            start = max(0, end - size)
+            raw = self._store.get_range(name, start, end - start)
+            claimed = footer_bytes(raw[-END_BYTES:]) if len(raw) == end - start else None
+            if claimed is not None and claimed > len(raw) and claimed <= end:
+                size = claimed
+                continue
+            footer = None if claimed is None else _footer_in(raw, start, claimed, end, name)
+            if footer is not None:
+                return footer.first_time, footer.last_time
+            header = self._store.get_range(name, 0, HEADER_BYTES)
+            if len(header) == HEADER_BYTES and FileHeader.decode(header, name).version != BATCHES:
+                return NO_TIME, NO_TIME
+        raise self.rotten(partition, piece, "its footer is not sound")
+
+    # -- what is kept in memory
+
+    def _archive(self, partition: int, known: Archived) -> PartitionArchive:
+        label = self._labels.get(known.archive)
+        if label is None:
+            label = self._labels[known.archive] = label_in(self._store, self._cluster, uuid4, known.archive)
+        found = self._archives.get(partition)
+        if found is None or found.label != label:
+            found = PartitionArchive(self._store, label, partition)
+            self._keep(self._archives, partition, found, PARTITIONS_MAX)
+        return found
+
+    def _chunk(self, archive: PartitionArchive, entry: Entry) -> Chunk:
+        found = self._chunks.get(entry.sha256)
+        if found is None:
+            found = archive.chunk(entry)
+            self._keep(self._chunks, entry.sha256, found, CHUNKS_MAX)
+        return found
+
+    def _keep(self, kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+        with self._lock:
+            kept[key] = value
+            kept.move_to_end(key)
+            while len(kept) > most:
+                kept.popitem(last=False)
+
+
+def _holder(entries: Sequence[Entry], id_: int) -> Entry:
+    found = entries[bisect_left(entries, id_, key=lambda entry: entry.last)]
+    assert found.first <= id_ <= found.last, "a manifest has no gap"
+    return found
+
+
+def _footer_in(raw: bytes, start: int, size: int, end: int, name: str) -> Footer | None:
+    """Of the last bytes of a segment."""
+    if size > len(raw):
+        return None
+    found = Footer.decode(raw[len(raw) - size :])
+    return found if found is not None and found.offset == end - size else None
+
+
+def _bad_ids(file: _Spool, entry: Entry, header: FileHeader) -> list[tuple[int, int, int, int]]:
+    """Which records of a piece do not prove themselves: ids and bytes, as far as a reader of bytes can tell."""
+    end = min(file.size(), entry.size - entry.index_bytes)
+    try:
+        version = check_header(file.read(0, HEADER_BYTES), file.path, header).version
+        found = survey(file, first_id=entry.first, end=end, version=version, id_limit=entry.last + 1)  # type: ignore[arg-type]
+    except (WaltzError, PieceRotten):  # whatever is wrong with its header
+        return [(entry.first, entry.last, 0, HEADER_BYTES - 1)]
+    bad = [(gap.first_id, gap.last_id, gap.first_byte, gap.last_byte) for gap in found.gaps]
+    if found.next_id <= entry.last:
+        bad.append((found.next_id, entry.last, found.end, end - 1))
+    return bad

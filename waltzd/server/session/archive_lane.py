@@ -1,0 +1,119 @@
+"""Reads from the archive, in a lane of its own: whatever the store does, nobody waits but who reads what only it has.
+
+Two kinds of work have threads of their own: bringing a piece from the store, which takes as long as the store does, and
+reading from a piece that is in the cache. So a store that hangs keeps no reader whose piece is here, and neither of them
+keeps the loop, the replicas, or those who read from these. One piece of a partition is brought at a time: readers that
+follow each other through a log want the same one. Who has read half of a piece and goes on has the next one brought.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from waltzd.archive.manifest import Entry
+from waltzd.archive.reading import ATTEMPTS, ArchiveReader, Piece, PieceRotten
+from waltzd.errors import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable, WaltzError
+from waltzd.format.record import Run
+from waltzd.protocol.descriptions import Archived
+
+RunBlocking: TypeAlias = Callable[..., Awaitable[Any]]
+"""Calls a function on a thread."""
+
+
+class ArchiveLane:
+    """Of one server, for all its partitions."""
+
+    def __init__(self, reader: ArchiveReader, *, bring: RunBlocking, read: RunBlocking) -> None:
+        self.reader = reader
+        self._bring = bring
+        self._read = read
+        self._bringing: dict[int, asyncio.Task[Piece]] = {}
+        """By partition."""
+
+    async def read(
+        self, partition: int, known: Archived, first_id: int, last_id: int, bytes_max: int, *, with_locks: bool = False
+    ) -> Run:
+        """Records from `first_id` on, which `known` reaches; up to `last_id` and to about `bytes_max`, at least one.
+        `ArchiveAway` for a fault that may pass."""
+        with self._counted():
+            for _ in range(ATTEMPTS):
+                piece = await self._piece(partition, known, first_id)
+                try:
+                    run: Run = await self._read(_records, piece, first_id, last_id, bytes_max, with_locks)
+                except PieceRotten:
+                    self.reader.cache.drop(piece)
+                    continue
+                if last_id > piece.entry.last:
+                    self._look_ahead(partition, known, piece.entry, run.last_id)
+                return run
+            raise self.reader.rotten(partition, piece.entry)
+
+    async def find_time(self, partition: int, known: Archived, time: int, last_id: int) -> int:
+        """The highest id in front of the first transaction whose time is `time` or later, among those up to `last_id`."""
+        with self._counted():
+            mark: int = await self._bring(self.reader.find_time, partition, known, time, last_id)
+            return mark
+
+    async def close(self) -> None:
+        """Whoever brings a piece is told to stop; a call of the store that is under way ends with the process."""
+        tasks = list(self._bringing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _piece(self, partition: int, known: Archived, id_: int) -> Piece:
+        while True:
+            found = self.reader.at_hand(partition, known, id_)
+            if found is not None:
+                self.reader.counters.hits += 1
+                return found
+            under_way = self._bringing.get(partition)
+            if under_way is not None:
+                await asyncio.wait((under_way,))
+                continue
+            # A reader that goes away leaves the piece to the others.
+            return await asyncio.shield(self._begin(partition, known, id_))
+
+    def _begin(self, partition: int, known: Archived, id_: int) -> asyncio.Task[Piece]:
+        def done(task: asyncio.Task[Piece]) -> None:
+            del self._bringing[partition]
+            if not task.cancelled():
+                task.exception()  # nobody may be waiting for it any more
+
+        task = asyncio.create_task(self._brought(partition, known, id_), name=f"archive of partition {partition}")
+        task.add_done_callback(done)
+        self._bringing[partition] = task
+        return task
+
+    def _look_ahead(self, partition: int, known: Archived, entry: Entry, last_id: int) -> None:
+        is_late = 2 * last_id >= entry.first + entry.last
+        if not is_late or entry.last >= known.last_id or partition in self._bringing:
+            return
+        if self.reader.cache.holds(3 * entry.size) and self.reader.at_hand(partition, known, entry.last + 1) is None:
+            self._begin(partition, known, entry.last + 1)
+
+    async def _brought(self, partition: int, known: Archived, id_: int) -> Piece:
+        piece: Piece = await self._bring(self._find, partition, known, id_)
+        return piece
+
+    def _find(self, partition: int, known: Archived, id_: int) -> Piece:
+        """On a thread."""
+        return self.reader.piece(partition, self.reader.entry(partition, known, id_))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except (StoreUnavailable, StoreRefused, CacheFailed) as error:
+            self.reader.counters.failures += 1
+            raise ArchiveAway(f"{error.code} {error.message}", next_step=error.detail_next_step) from error
+        except WaltzError:
+            self.reader.counters.failures += 1
+            raise
+
+
+def _records(piece: Piece, first_id: int, last_id: int, bytes_max: int, with_locks: bool) -> Run:
+    return piece.read(first_id, last_id, bytes_max, with_locks=with_locks)

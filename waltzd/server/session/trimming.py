@@ -1,0 +1,146 @@
+"""The owner lets storages remove what is archived and need not stay: first the coordinator's document says the floor, then
+each storage is told.
+
+What the floor may become is decided in `waltzd.server.core.retention`, by what the replicas answer. Before anything goes, a
+storage looks whether the objects that are to be the only copy are in the store at this moment: trimming stops at the first
+one that is missing. The highest floor that is met anywhere counts, so a document that went back is brought forward again.
+A storage that is not told now is told later: each step can be done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from waltzd.cluster.archives import archived, save_archived
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ArchiveMeta
+from waltzd.errors import ChangedMeanwhile, ObjectAbsent, Trimmed, WaltzError
+from waltzd.protocol.descriptions import Archived
+from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.retention import Keep, keep_of
+from waltzd.server.core.retention import Sealed, next_floor, reach_of
+from waltzd.server.session.replica import Log
+
+
+def microseconds() -> int:
+    """Since 1970: batches have their times so."""
+    return time.time_ns() // 1000
+
+
+class Trimming:
+    """Of one session."""
+
+    def __init__(
+        self, log: Log, cluster: Cluster, say: Callable[[str], None], clock: Callable[[], int] = microseconds
+    ) -> None:
+        self._log = log
+        self._cluster = cluster
+        self._say = say
+        self._clock = clock
+        self._next_look = 0.0
+        self._looked_at: tuple[object, ...] = ()
+        """What was known when a policy of size found nothing to remove: until it changes there is nothing."""
+        self.trouble = ""
+
+    async def step(self) -> None:
+        """If it is time: one floor further, as far as it goes now."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._log.settings.trim_seconds
+        try:
+            await self._step()
+            self._tell("")
+        except ChangedMeanwhile:
+            return  # by another owner: it is read again
+        except WaltzError as error:
+            self._tell(f"{error.code} {error.message}")
+
+    def _tell(self, trouble: str) -> None:
+        """Once, however often it is tried again."""
+        if trouble and trouble != self.trouble:
+            self._say(f"nothing is trimmed: {trouble}")
+        self.trouble = trouble
+
+    async def _step(self) -> None:
+        log, core = self._log, self._log.core
+        meta, version = await archived(self._cluster.coordinator, log.partition)
+        if meta is None:
+            return
+        floor, missing = max([meta.floor, *(status.floor for status in core.statuses.values())]), None
+        keep = keep_of((await self._cluster.meta()).keep_local)
+        if keep is not None and keep != Keep():
+            floor, missing = await self._further(floor, meta, keep)
+        if floor > meta.floor:
+            await save_archived(self._cluster.coordinator, log.partition, replace(meta, floor=floor), meta, version)
+        await self._tell_storages(floor)
+        if missing is not None:
+            raise ObjectAbsent(
+                f"the segment of the archive that holds id {missing} is not in the store, or in another size",
+                not_done="nothing from that id on was removed from storages",
+            )
+
+    async def _further(self, floor: int, meta: ArchiveMeta, keep: Keep) -> tuple[int, int | None]:
+        """The next floor, and the first id below the one that was wanted whose object is missing."""
+        log, core = self._log, self._log.core
+        names = [name for name, link in sorted(log.links.items()) if link.is_readable and name in core.roles]
+        held = {name: core.held(name) for name in core.statuses}
+        reach = min(log.committed, reach_of(core.meta, core.roles, core.statuses, held))
+        older = await self._older(keep)
+        looked_at = (meta.last, reach, log.committed, tuple(names), keep, older, floor)
+        if (keep.seconds is not None and older < floor) or looked_at == self._looked_at:
+            return floor, None
+        replicas: list[list[Sealed]] = []
+        for name in names:
+            replicas.append(await log.port(name).segments(log.partition, session=log.session))
+        found = next_floor(floor, archived=meta.last, reach=reach, replicas=replicas, keep=keep, older=older)
+        if found <= floor:
+            self._looked_at = looked_at
+            return floor, None
+        seen = await self._see(meta, floor, found - 1, names)
+        firsts = [first for own in replicas for first, _, _ in own if first <= min(found, seen + 1)]
+        return max([floor, *firsts]), seen + 1 if seen < floor else None
+
+    async def _older(self, keep: Keep) -> int:
+        """Up to here everything is older than the policy keeps. What has no time of its own is as old as the first that has
+        one, at least."""
+        if keep.seconds is None:
+            return EMPTY
+        untimed = await self._before(1)
+        older = await self._before(self._clock() - keep.seconds * 1_000_000)
+        return older if older > untimed else EMPTY
+
+    async def _before(self, time: int) -> int:
+        """The highest id in front of this time; in front of the floor where everything that is left is later."""
+        try:
+            return await self._log.find_time(time, self._log.committed)
+        except Trimmed as error:
+            return int(error.facts["floor"]) - 1
+
+    async def _see(self, meta: ArchiveMeta, first_id: int, last_id: int, names: list[str]) -> int:
+        """Up to where the objects are in the store, as the first storage sees it that can look."""
+        log, core = self._log, self._log.core
+        known = Archived(archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last)
+        able = [name for name in names if (status := core.status(name)) is not None and status.archives]
+        failed: WaltzError | None = None
+        for name in able:
+            try:
+                return await log.port(name).see_archive(log.partition, known, first_id, last_id, session=log.session)
+            except WaltzError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return first_id - 1
+
+    async def _tell_storages(self, floor: int) -> None:
+        """A planned new session may begin meanwhile, with new links: then some are told at the next look."""
+        log = self._log
+        for name, link in sorted(log.links.items()):
+            core = log.core
+            status, progress = core.status(name), core.progress(name)
+            if status is None or not link.is_readable or max(status.floor, progress.trimmed) >= floor:
+                continue
+            core.trimmed(name, floor, await log.port(name).trim(log.partition, log.session, floor))

@@ -1,0 +1,92 @@
+"""Trimming a replica: what is below its floor is only in the archive, and leaves the disk.
+
+The floor stands in the promise before the first file goes. So a start that finds files below it removes them, and a log
+that begins above id 0 is right where the promise says so, and damage everywhere else. The floor of a replica is the first
+id of one of its segments: segments go whole, and one that the owner's floor lies within stays.
+
+A replica whose whole log is below the floor, an empty one too, begins anew at the floor: it ends in front of it then, as if
+it had had everything and been trimmed. What it had is in the archive.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from waltzd.disk.seam import Disk, join
+from waltzd.errors import BadArgument
+from waltzd.format.layout import first_id_of, index_name, segment_name
+from waltzd.storage.replica.examine import Quarantine
+from waltzd.storage.replica.promise import PromiseFile
+from waltzd.storage.replica.segment import Segment
+from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.site import Site
+
+UNLINKED_AT_ONCE = 16
+"""Segments in one turn of the lane: appends come between."""
+
+
+def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
+    """The files of segments below the floor, the oldest first."""
+    found = [(first_id, name) for name in disk.names(directory) if (first_id := first_id_of(name)) is not None]
+    return [name for first_id, name in sorted(found) if first_id < floor]
+
+
+class Trimming:
+    def __init__(self, site: Site, shelf: Shelf, quarantine: Quarantine, promise: PromiseFile) -> None:
+        self._site = site
+        self._shelf = shelf
+        self._quarantine = quarantine
+        self._promise = promise
+        self._left: list[str] = []
+        """Files below the floor that are still there, the oldest last."""
+
+    def begin(self, floor: int, *, committed: int) -> None:
+        """Let the log begin at this floor, or at the segment that holds it, durably. Never below where it begins."""
+        if floor < 0:
+            raise BadArgument(f"a floor is never below 0: {floor}")
+        shelf = self._shelf
+        if floor <= self._promise.value.floor:
+            return
+        if floor > shelf.last_id + 1:
+            self._begin_anew(floor, committed)
+            return
+        position = bisect_right(shelf.first_ids, floor) - 1
+        kept = shelf.first_ids[position:]
+        if position == 0:
+            return
+        self._promise.change(floor=kept[0], segments=len(kept), committed=committed)
+        gone = shelf.first_ids[:position]
+        shelf.first_ids = kept
+        self._forget(gone)
+        self._site.say(f"ids below {kept[0]} are only in the archive from now on")
+
+    def _begin_anew(self, floor: int, committed: int) -> None:
+        """First the promise, then the files: a start in between goes on from the promise."""
+        shelf, promise = self._shelf, self._promise.value
+        newest, durable = max(promise.newest, floor), max(promise.durable, floor - 1)
+        self._promise.change(floor=floor, newest=newest, durable=durable, segments=1, committed=committed)
+        last_id = shelf.last_id
+        shelf.empty(floor)
+        self._quarantine.heal()
+        self._left = []
+        for name in names_below(self._site.disk, self._site.directory, floor):
+            self._site.disk.remove(join(self._site.directory, name))
+        shelf.stand_last(Segment.create(self._site.disk, self._site.directory, self._site.header(floor)))
+        self._site.say(f"begins at the floor {floor}; it held ids up to {last_id}, which are in the archive")
+
+    def _forget(self, gone: list[int]) -> None:
+        for first_id in gone:
+            self._shelf.forget(first_id)
+            self._quarantine.replace(self._site.path(first_id), [])
+            self._left = [index_name(first_id), segment_name(first_id), *self._left]
+
+    def unlink_next(self) -> bool:
+        """Remove some of the files below the floor, the oldest first. False when there is none left."""
+        if not self._left:
+            return False
+        disk, directory = self._site.disk, self._site.directory
+        for _ in range(2 * UNLINKED_AT_ONCE):
+            if self._left and disk.exists(path := join(directory, self._left.pop())):
+                disk.remove(path)
+        disk.flush_directory(directory)
+        return bool(self._left)
