@@ -118,17 +118,17 @@ def test_causes_are_in_each_cut_of_their_effects() -> None:
         stored = {number: rows[: pick.randrange(len(rows) + 1)] for number, rows in logs.items()}
         if not all(stored.values()):
             continue
-        time = moment_of([
+        moment = moment_of([
             Reach(partition=number, end=Point(mark=len(rows) - 1), complete_to=rows[-1][0] - 1)
             for number, rows in stored.items()
         ])  # fmt: skip
-        assert time is not None
-        kept = {number: [row for row in rows if row[0] <= time] for number, rows in stored.items()}
+        assert moment is not None
+        kept = {number: [row for row in rows if row[0] <= moment] for number, rows in stored.items()}
         for rows in kept.values():
             for _, cause in rows:
                 assert cause is None or cause[1] < len(kept[cause[0]]), seed
         for number, rows in logs.items():  # nothing of that time or before is missing
-            assert len(kept[number]) == sum(row[0] <= time for row in rows), seed
+            assert len(kept[number]) == sum(row[0] <= moment for row in rows), seed
 
 
 def test_a_time_that_the_store_cannot_give_is_refused_by_name() -> None:
