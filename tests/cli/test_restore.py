@@ -7,6 +7,9 @@ that is restored, each partition has all that was acknowledged up to the moment,
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import shutil
 import threading
 import time
@@ -75,8 +78,15 @@ class Lost:
     key: UUID
     addresses: list[str]
     transfers: Transfers
+    storage: tuple[str, str]
+    """The addresses that its storage had."""
     application: BlockingClient
     """One that still thinks that it is there."""
+
+    def storage_again(self, home: Path) -> Daemon:
+        """One that answers where a storage of it was, under its key."""
+        listen, admin = self.storage
+        return Daemon(home, cluster_key=self.key, partitions=PARTITIONS, listen=listen, admin_listen=admin)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +108,8 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lost]:
             cluster.kill()  # in the middle of the load
             stop.set()
             load.join()
-            yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers, client)
+            listen, admin = cluster.blueprint.addresses(cluster.blueprint.storage_names[0])[:2]
+            yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers, (listen, admin), client)
     finally:
         stop.set()
         cluster.kill()
@@ -175,22 +186,37 @@ def check(client: BlockingClient, lost: Lost, marks: list[int], moment: float | 
         assert leg == 0 or (number, 0) in legs, f"transfer {number} has its second leg, and not its first"
 
 
-def test_a_cluster_that_is_gone_comes_back_at_one_moment(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
-    """By the words of the help. The first attempt meets an object that has rotted, and the second one goes on."""
+def test_a_cluster_that_is_gone_comes_back_at_one_moment(
+    lost: Lost, waltzctl: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the words of the help, and of the page that is for that day. A first attempt meets an object that has rotted, and
+    the next one goes on."""
     latest, _ = examples(waltzctl, ["cluster", "restore"])
     with Elsewhere(tmp_path, key=uuid4()) as there:
         at = latest.index("--storage")
         words = [*latest[:2], str(lost.store), *latest[3:at], *there.given, *there.where]
         dry = waltzctl(*words, "--dry-run")
         assert (dry.code, "all partitions are cut at" in dry.out, "would do" in dry.out) == (0, True, True), dry.err
+        with lost.storage_again(tmp_path / "old"):
+            told = waltzctl(*words, "--dry-run")
+            assert (told.code, "of the old cluster answers at" in told.err) == (5, True), told
         with rotten(lost.store, partition=1):
             told = waltzctl(*words, "--confirm", "local")
             refused(told, 8, "W2264", "partition 1", "has other bytes than the manifest says", "no server takes part")
             refused(waltzctl("cluster", "describe", *there.where), 4, "W2045", "waltzctl cluster restore began at")
         assert "goes on with what was begun" in waltzctl(*words, "--dry-run").out
-        told = waltzctl(*words, "--confirm", "local", "--progress", "json", "-o", "json")
-        assert (told.code, '"event": "progress"' in told.err) == (0, True), told.err
+        for name, value in (
+            ("STORE", str(lost.store)), ("STORAGES", " ".join(there.given)), ("CLUSTER", "local"),
+            ("WALTZ_COORDINATOR", there.zookeeper.hosts),
+        ):  # fmt: skip
+            monkeypatch.setenv(name, value)
+        before, after = page_commands()[:4], page_commands()[4:]
+        for typed in before:
+            more = ["--progress", "json", "-o", "json"] if "--confirm" in typed else []
+            told = waltzctl(*typed, *more)
+            assert told.code == 0, (typed, told)
         found = json.loads(told.out)
+        assert '"event": "progress"' in told.err
         moment = datetime.fromisoformat(found["moment"]).timestamp()
         marks = [row["last_id"] for row in found["partitions"]]
         assert all(mark > 50 for mark in marks)
@@ -201,11 +227,20 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(lost: Lost, waltzctl: T
         with pytest.raises(WaltzError) as caught:
             lost.application.append(b"?", partition=0, timeout=20)
         assert str(lost.key) in caught.value.message, caught.value
-        assert waltzctl("cluster", "describe", *there.where).code == 0
-        assert "cluster restore" in waltzctl("history", *there.where).out
+        for typed in after:
+            told = waltzctl(*typed)
+            assert told.code == 0, (typed, told)
+        assert "cluster restore" in told.out
         for storage in there.storages:
             storage.stop()
             assert waltzctl("verify-segments", storage.directory).code == 0
+
+
+def page_commands() -> list[list[str]]:
+    """What `docs/how-to/everything-is-gone.md` has a person type, with the words of this environment."""
+    text = (Path(__file__).parents[2] / "docs/how-to/everything-is-gone.md").read_text(encoding="utf-8")
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    return [shlex.split(os.path.expandvars(line))[1:] for line in lines]
 
 
 @contextmanager
@@ -224,6 +259,8 @@ def test_what_is_no_target_is_refused_before_anything_is_changed(lost: Lost, wal
         words = ["cluster", "restore", str(lost.store), "--latest", *there.given, *there.where, "--dry-run"]
         refused(waltzctl(*words), 5, "W2284", "the storages have the key of the cluster that is to be restored")
         assert waltzctl(*words, "--same-key").code == 0
+        with lost.storage_again(tmp_path / "old"):
+            refused(waltzctl(*words, "--same-key"), 5, "W2284", "of the old cluster answers at")
         refused(waltzctl(*words, "--same-key", "--replicas", "2"), 2, "2 replicas")
         refused(waltzctl(*words[:2], str(tmp_path), *words[3:]), 4, "W2265", "holds no archive")
         assert waltzctl("storage", "create-partition", there.storages[0].admin_listen, "1").code == 0

@@ -310,11 +310,12 @@ async def _living(wish: Wish, tls: Tls | None) -> dict[str, str]:
 
     async def ask(storage: StorageMeta) -> None:
         try:
-            said = await creation.describe(replace(storage, name=""), tls)
-        except (TlsMismatch, WrongPeer, BadArgument) as error:
-            found[storage.name] = f"something answers at {storage.admin_listen}: {error.message}"
-        except CannotConnect:
-            return
+            said = await creation.describe(storage, tls)
+        except CannotConnect as error:
+            if isinstance(error, TlsMismatch | WrongPeer):
+                found[storage.name] = f"may answer at {storage.admin_listen}: {error.message}"
+        except WaltzError as error:
+            found[storage.name] = f"may answer at {storage.admin_listen}: {error.message}"
         else:
             if said.cluster_key == wish.source.label.cluster:
                 found[storage.name] = f"answers at {storage.admin_listen}"
