@@ -220,12 +220,6 @@ class SimReplicaPort(_Port[StorageCalls]):
         contact = self._contact(partition, session)
         return await self._ask(lambda calls: calls.archiver.add(partition, session, known, contact=contact))
 
-    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
-        contact = self._contact(partition, session)
-        return await self._ask(
-            lambda calls: calls.archiver.see(partition, session, known, first_id, last_id, contact=contact)
-        )
-
     async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
         contact = self._contact(partition, session)
         return await self._ask(lambda calls: calls.trim(partition, session, floor, contact=contact))

@@ -85,9 +85,17 @@ async def test_what_is_committed_is_in_the_store_after_ten_seconds() -> None:
         said = owned.describe().backed_up
         assert said is not None
         assert said.last_id == mark
-        before = len(store.log)
+        await asyncio.sleep(15)
+        before, told = len(store.log), owned.describe().backed_up
+        assert told is not None
         await asyncio.sleep(200)
-        assert len(store.log) - before < 6  # nothing is committed, so nothing is asked of the store
+        later = owned.describe().backed_up
+        assert later is not None
+        assert {*store.log[before:]} == {"put if partition-0/tail.json"}, "that nothing came is all there is to say"
+        assert len(store.log) - before <= 20
+        assert later.moment - told.moment >= 180_000_000, (
+            "the newest moment of all hangs on the one that is said least often"
+        )
 
 
 @story

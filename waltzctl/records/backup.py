@@ -51,8 +51,7 @@ def status(
     that is committed is not in the store. And how old the documents of the cluster are there.
 
     Owners know that exactly. With a STORE nobody else is asked, as when the cluster is gone: it says up to which moment all
-    that was committed is there. An owner says so again after at most five minutes where nothing is committed. The exit code
-    is 8 where the backup does not go on, or is a minute behind.
+    that was committed is there. The exit code is 8 where the backup does not go on, or is a minute behind.
 
     \b
     Examples:

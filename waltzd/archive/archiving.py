@@ -8,8 +8,7 @@ over where it proves the same log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from uuid import UUID
 
 import numpy as np
@@ -136,32 +135,6 @@ class PartitionArchive:
 
     def _where(self, name: str) -> str:
         return f"{self.store.place}: {name}"
-
-    def pieces(self, manifest: Manifest, first_id: int, last_id: int) -> Iterator[Entry]:
-        """Those that hold any of these ids, in order."""
-        return self._pieces(manifest.entries, first_id, last_id)
-
-    def _pieces(self, entries: tuple[Entry, ...], first_id: int, last_id: int) -> Iterator[Entry]:
-        for entry in entries:
-            if entry.first > last_id or entry.last < first_id:
-                continue
-            if entry.level == 0:
-                yield entry
-            else:
-                yield from self._pieces(self.chunk(entry).entries, first_id, last_id)
-
-    def seen(self, manifest: Manifest, first_id: int, last_id: int, pieces_max: int) -> int:
-        """Up to which of these ids every piece is in the store, in its size; the id in front of them where the first is
-        missing."""
-        seen = first_id - 1
-        for piece in islice(self.pieces(manifest, first_id, last_id), pieces_max):
-            try:
-                if self.store.head(piece.name(self.partition)).size != piece.size:
-                    break
-            except ObjectAbsent:
-                break
-            seen = min(piece.last, last_id)
-        return seen
 
     # -- writing
 

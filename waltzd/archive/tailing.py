@@ -28,8 +28,9 @@ SLOT_BYTES = 8 << 20
 CROWD = 16
 """With each so many slots they may have twice as many bytes: 64 of them hold a gigabyte."""
 TRIES_MAX = 20
-IDLE_MICROSECONDS = 300_000_000
-"""So long nothing is written where nothing was committed. Then it is said again that all is there."""
+IDLE_MICROSECONDS = 10_000_000
+"""So long nothing is written where nothing was committed. Then it is said again that all is there: a whole cluster can be
+restored up to the moment of the partition that said so least lately."""
 
 Read: TypeAlias = Callable[[int, int, int], Content]
 """Records as the disk has them, from an id on, of up to so many bytes and at least one. None behind the second id, but in

@@ -209,11 +209,6 @@ class ReplicaPort(Protocol):
         again where there is none yet."""
         ...
 
-    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
-        """Up to which id all segments from `first_id` on are seen in the store; the id in front of it where the first is
-        missing."""
-        ...
-
     async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
         """The log may begin at this floor: what is below is in the archive."""
         ...

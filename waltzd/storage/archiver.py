@@ -33,8 +33,6 @@ from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.segment import Suspect
 
 T = TypeVar("T")
-SEEN_MAX = 64
-"""Objects that are looked for in one call."""
 ARCHIVES_MAX = 256
 """Partitions whose newest manifest and tail are kept in memory."""
 
@@ -76,22 +74,6 @@ class Archiver:
                     not_done="nothing was uploaded",
                     next_step="nothing, if it heals; the owner asks again, and other replicas meanwhile",
                 ) from error
-
-    async def see(
-        self, number: int, session: int, known: Archived, first_id: int, last_id: int, *, contact: Contact = NOBODY
-    ) -> int:
-        """For the owner, before it trims: up to which id all that is archived from `first_id` on is in the store now."""
-        lane = self._replicas.readable(number, session, contact)
-        if self._store is None:
-            raise NoArchive("this storage has no `archive` in its configuration", not_done="nothing was looked at")
-        if known.number < 1 or known.archive is None or not 0 <= first_id <= last_id <= known.last_id:
-            raise BadFrame(f"ids {first_id} to {last_id} are not in an archive that reaches to {known}")
-        async with self._turn:
-            return await self._run(self._see, self._store, lane.partition, known, first_id, last_id)
-
-    def _see(self, store: Store, partition: Partition, known: Archived, first_id: int, last_id: int) -> int:
-        archive = self._archive(store, partition, known.archive)
-        return archive.seen(archive.manifest(known.number, known.sha256), first_id, last_id, SEEN_MAX)
 
     async def back_up(
         self, number: int, session: int, known: Archived, committed: int, moment: int, *, contact: Contact = NOBODY

@@ -239,20 +239,6 @@ class ReplicaService(_Service, ReplicaServicer):
         return to_message(wire.ArchiveCheck, found)
 
     @_answered
-    async def SeeArchive(self, request: wire.SeeRequest, context: Context) -> wire.MarkReply:
-        target = request.target
-        self._check(target.cluster_key, context)
-        mark = await self._calls.archiver.see(
-            target.partition,
-            _session(target),
-            to_value(Archived, request.known),
-            request.first_id,
-            request.last_id,
-            contact=_contact(target),
-        )
-        return wire.MarkReply(mark=mark)
-
-    @_answered
     async def Trim(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
         return await self._mark(self._calls.trim, request, context)
 

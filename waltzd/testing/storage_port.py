@@ -171,10 +171,6 @@ class StoragePort:
         calls, contact = await self._calls(), self._contact(partition, session)
         return await self._answer(await calls.archiver.add(partition, session, known, contact=contact))
 
-    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(await calls.archiver.see(partition, session, known, first_id, last_id, contact=contact))
-
     async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
         contact = self._contact(partition, session)
         return await self._answer(await (await self._calls()).trim(partition, session, floor, contact=contact))

@@ -198,16 +198,6 @@ class ReplicaClient(Caller):
         request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
         return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
 
-    async def see_archive(self, partition: int, known: Archived, first_id: int, last_id: int, *, session: int) -> int:
-        request = wire.SeeRequest(
-            target=self._target(partition, session),
-            known=to_message(wire.Archived, known),
-            first_id=first_id,
-            last_id=last_id,
-        )
-        reply: wire.MarkReply = await self._call(self._stub.SeeArchive, request, TRIM_SECONDS)
-        return reply.mark
-
     async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
         request = wire.MarkRequest(target=self._target(partition, session), mark=floor)
         return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, TRIM_SECONDS))

@@ -311,36 +311,6 @@ class ArchiveRequest(_message.Message):
 Global___ArchiveRequest: _TypeAlias = ArchiveRequest  # noqa: Y015
 
 @_typing.final
-class SeeRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TARGET_FIELD_NUMBER: _builtins.int
-    KNOWN_FIELD_NUMBER: _builtins.int
-    FIRST_ID_FIELD_NUMBER: _builtins.int
-    LAST_ID_FIELD_NUMBER: _builtins.int
-    first_id: _builtins.int
-    last_id: _builtins.int
-    @_builtins.property
-    def target(self) -> Global___Target: ...
-    @_builtins.property
-    def known(self) -> Global___Archived: ...
-    def __init__(
-        self,
-        *,
-        target: Global___Target | None = ...,
-        known: Global___Archived | None = ...,
-        first_id: _builtins.int = ...,
-        last_id: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "known", b"known", "last_id", b"last_id", "target", b"target"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SeeRequest: _TypeAlias = SeeRequest  # noqa: Y015
-
-@_typing.final
 class BackUpRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

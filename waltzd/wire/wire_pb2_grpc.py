@@ -81,11 +81,6 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
                 _registered_method=True)
-        self.SeeArchive = channel.unary_unary(
-                '/waltz.v1.Replica/SeeArchive',
-                request_serializer=waltzd_dot_wire_dot_wire__pb2.SeeRequest.SerializeToString,
-                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
-                _registered_method=True)
         self.Trim = channel.unary_unary(
                 '/waltz.v1.Replica/Trim',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.MarkRequest.SerializeToString,
@@ -174,13 +169,6 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SeeArchive(self, request, context):
-        """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Trim(self, request, context):
         """The mark is a floor: the log may begin there, because what is below is in the archive.
         """
@@ -256,11 +244,6 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Archive,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.Archived.SerializeToString,
-            ),
-            'SeeArchive': grpc.unary_unary_rpc_method_handler(
-                    servicer.SeeArchive,
-                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.SeeRequest.FromString,
-                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.SerializeToString,
             ),
             'Trim': grpc.unary_unary_rpc_method_handler(
                     servicer.Trim,
@@ -528,33 +511,6 @@ class Replica:
             '/waltz.v1.Replica/Archive',
             waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SeeArchive(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/waltz.v1.Replica/SeeArchive',
-            waltzd_dot_wire_dot_wire__pb2.SeeRequest.SerializeToString,
-            waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,8 +56,6 @@ class ReplicaStub:
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
-    SeeArchive: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SeeRequest, _wire_pb2.MarkReply]
-    """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed."""
     Trim: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     """The mark is a floor: the log may begin there, because what is below is in the archive."""
     BackUp: _grpc.UnaryUnaryMultiCallable[_wire_pb2.BackUpRequest, _wire_pb2.BackedUp]
@@ -91,8 +89,6 @@ class ReplicaAsyncStub(ReplicaStub):
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
-    SeeArchive: _aio.UnaryUnaryMultiCallable[_wire_pb2.SeeRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
-    """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed."""
     Trim: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     """The mark is a floor: the log may begin there, because what is below is in the archive."""
     BackUp: _aio.UnaryUnaryMultiCallable[_wire_pb2.BackUpRequest, _wire_pb2.BackedUp]  # type: ignore[assignment]
@@ -177,14 +173,6 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
         owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
         """
-
-    @_abc_1.abstractmethod
-    def SeeArchive(
-        self,
-        request: _wire_pb2.SeeRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_wire_pb2.MarkReply, _abc.Awaitable[_wire_pb2.MarkReply]]:
-        """Up to which id all segments behind `first_id` are seen in the store: what is not there is not trimmed."""
 
     @_abc_1.abstractmethod
     def Trim(

@@ -18,7 +18,7 @@ from waltzd.cluster.archives import archived, save_archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import ChangedMeanwhile, ObjectAbsent, Trimmed, WaltzError
-from waltzd.protocol.descriptions import Archived
+from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.retention import Keep, keep_of
 from waltzd.server.core.retention import Sealed, next_floor, reach_of
@@ -70,21 +70,21 @@ class Trimming:
         meta, version = await archived(self._cluster.coordinator, log.partition)
         if meta is None:
             return
-        floor, missing = max([meta.floor, *(status.floor for status in core.statuses.values())]), None
+        floor, missing = max([meta.floor, *(status.floor for status in core.statuses.values())]), ""
         keep = keep_of((await self._cluster.meta()).keep_local)
         if keep is not None and keep != Keep():
             floor, missing = await self._further(floor, meta, keep)
         if floor > meta.floor:
             await save_archived(self._cluster.coordinator, log.partition, replace(meta, floor=floor), meta, version)
         await self._tell_storages(floor)
-        if missing is not None:
+        if missing:
             raise ObjectAbsent(
-                f"the segment of the archive that holds id {missing} is not in the store, or in another size",
-                not_done="nothing from that id on was removed from storages",
+                f"the archive cannot stand in for what would go: {missing}",
+                not_done=f"nothing from id {floor} on was removed from storages",
             )
 
-    async def _further(self, floor: int, meta: ArchiveMeta, keep: Keep) -> tuple[int, int | None]:
-        """The next floor, and the first id below the one that was wanted whose object is missing."""
+    async def _further(self, floor: int, meta: ArchiveMeta, keep: Keep) -> tuple[int, str]:
+        """The next floor; and what is missing, where nothing can be removed for that."""
         log, core = self._log, self._log.core
         names = [name for name, link in sorted(log.links.items()) if link.is_readable and name in core.roles]
         held = {name: core.held(name) for name in core.statuses}
@@ -92,17 +92,17 @@ class Trimming:
         older = await self._older(keep)
         looked_at = (meta.last, reach, log.committed, tuple(names), keep, older, floor)
         if (keep.seconds is not None and older < floor) or looked_at == self._looked_at:
-            return floor, None
+            return floor, ""
         replicas: list[list[Sealed]] = []
         for name in names:
             replicas.append(await log.port(name).segments(log.partition, session=log.session))
         found = next_floor(floor, archived=meta.last, reach=reach, replicas=replicas, keep=keep, older=older)
         if found <= floor:
             self._looked_at = looked_at
-            return floor, None
-        seen = await self._see(meta, floor, found - 1, names)
-        firsts = [first for own in replicas for first, _, _ in own if first <= min(found, seen + 1)]
-        return max([floor, *firsts]), seen + 1 if seen < floor else None
+            return floor, ""
+        seen = await self._see(meta, floor, names)
+        firsts = [first for own in replicas for first, _, _ in own if first <= min(found, seen.last_id + 1)]
+        return max([floor, *firsts]), seen.missing if seen.last_id < floor else ""
 
     async def _older(self, keep: Keep) -> int:
         """Up to here everything is older than the policy keeps. What has no time of its own is as old as the first that has
@@ -120,7 +120,7 @@ class Trimming:
         except Trimmed as error:
             return int(error.facts["floor"]) - 1
 
-    async def _see(self, meta: ArchiveMeta, first_id: int, last_id: int, names: list[str]) -> int:
+    async def _see(self, meta: ArchiveMeta, first_id: int, names: list[str]) -> ArchiveCheck:
         """Up to where the objects are in the store, as the first storage sees it that can look."""
         log, core = self._log, self._log.core
         known = Archived(archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last)
@@ -128,12 +128,12 @@ class Trimming:
         failed: WaltzError | None = None
         for name in able:
             try:
-                return await log.port(name).see_archive(log.partition, known, first_id, last_id, session=log.session)
+                return await log.port(name).check_archive(log.partition, known, first_id, session=log.session)
             except WaltzError as error:
                 failed = error
         if failed is not None:
             raise failed
-        return first_id - 1
+        return ArchiveCheck(last_id=first_id - 1, missing="no storage that can look into the archive answers")
 
     async def _tell_storages(self, floor: int) -> None:
         """A planned new session may begin meanwhile, with new links: then some are told at the next look."""

@@ -20,7 +20,6 @@ Replica/Archive                    server
 Replica/BackUp                     server
 Replica/CheckArchive               server
 Replica/SaveMetadata               server
-Replica/SeeArchive                 server
 Replica/Trim                       server
 Replica/ListSegments               server operator observer
 StorageAdmin/Describe              server operator observer
