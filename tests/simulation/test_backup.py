@@ -93,9 +93,7 @@ async def test_what_is_committed_is_in_the_store_after_ten_seconds() -> None:
         assert later is not None
         assert {*store.log[before:]} == {"put if partition-0/tail.json"}, "that nothing came is all there is to say"
         assert len(store.log) - before <= 20
-        assert later.moment - told.moment >= 180_000_000, (
-            "the newest moment of all hangs on the one that is said least often"
-        )
+        assert later.moment - told.moment >= 180_000_000, "all hang on the one that says so least often"
 
 
 @story
