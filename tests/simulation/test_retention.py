@@ -14,7 +14,8 @@ from tests.simulation.cell import SETTINGS, Appender, Cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving, document, reached, written
 from waltzd.cluster.archives import archived, save_keep_local
-from waltzd.errors import Trimmed
+from waltzd.cluster.coordinator import Delete
+from waltzd.errors import ChangedMeanwhile, Trimmed
 from waltzd.format.layout import index_offset, segment_ids
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
@@ -218,6 +219,42 @@ async def put_back(c: Cell, meta: object, version: int) -> bool:
     assert isinstance(meta, ArchiveMeta)
     try:
         await c.cluster.coordinator.commit([Set("/archives/0", encode(meta), version)])
+    except ChangedMeanwhile:
+        return False
+    return True
+
+
+@story
+async def test_an_archive_that_the_documents_have_forgotten_is_found_again() -> None:
+    """As after documents that were made anew out of what storages have."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await begun(c, "5KB")
+        floor = await trimmed(c)
+        archive = await document(c)
+        assert archive is not None
+        while not await forgotten(c):
+            continue
+        await asyncio.sleep(120)
+        found = await document(c)
+        assert found is not None
+        assert (found.archive, found.floor >= floor) == (archive.archive, True)
+        await under_load(c, owned, 60)
+        assert await trimmed(c, above=found.floor) > found.floor
+        assert owned.describe().archive_trouble == ""
+        for one in store.list("partition-0/manifest"):
+            store.remove(one.name)
+        while not await forgotten(c):
+            continue
+        await asyncio.sleep(120)
+        assert await document(c) is None, "nothing is archived from the middle of a log on"
+        assert "W2265" in owned.describe().archive_trouble
+
+
+async def forgotten(c: Cell) -> bool:
+    _, version = await archived(c.cluster.coordinator, 0)
+    try:
+        await c.cluster.coordinator.commit([Delete("/archives/0", version)])
     except ChangedMeanwhile:
         return False
     return True

@@ -141,7 +141,7 @@ def check_from(store: Store, archive: PartitionArchive, known: Archived, first_i
     last_id = first_id - 1
     try:
         manifest = archive.manifest(known.number, known.sha256)
-        for piece in islice(_pieces_from(archive, manifest.entries, first_id), CHECK_PIECES):
+        for piece in islice(pieces_from(archive, manifest.entries, first_id), CHECK_PIECES):
             flaw = check_piece(store, archive.label, archive.partition, piece, is_quick=True)
             if flaw is not None:
                 missing = f"{flaw.name}, with the ids {flaw.first} to {flaw.last}, {flaw.detail}"
@@ -152,12 +152,13 @@ def check_from(store: Store, archive: PartitionArchive, known: Archived, first_i
     return ArchiveCheck(last_id=last_id)
 
 
-def _pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id: int) -> Iterator[Entry]:
+def pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id: int) -> Iterator[Entry]:
+    """In order, from the one on that holds this id. Only chunks that lead to them are fetched."""
     for entry in entries:
         if entry.last >= first_id and entry.level == 0:
             yield entry
         elif entry.last >= first_id:
-            yield from _pieces_from(archive, archive.chunk(entry).entries, first_id)
+            yield from pieces_from(archive, archive.chunk(entry).entries, first_id)
 
 
 def check_tail(store: Store, found: Survey, partition: int) -> Flaw | None:

@@ -16,13 +16,14 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from waltzd.archive.archiving import PartitionArchive, label_in
-from waltzd.archive.manifest import Label
+from waltzd.archive.contents import newest_manifests
+from waltzd.archive.manifest import Entry, Label, Manifest
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
 from waltzd.archive.piece import index_to_keep, piece_of
 from waltzd.archive.store import Store
 from waltzd.archive.tail import Tail
 from waltzd.archive.tailing import PartitionTail
-from waltzd.archive.verification import check_from
+from waltzd.archive.verification import check_from, pieces_from
 from waltzd.disk.seam import Disk, join, opened
 from waltzd.errors import BadFrame, ForeignArchive, NoArchive, PartitionDamaged, TooLarge, UnfitSegment
 from waltzd.format.layout import FileHeader, index_name
@@ -35,6 +36,12 @@ from waltzd.storage.replica.segment import Suspect
 T = TypeVar("T")
 ARCHIVES_MAX = 256
 """Partitions whose newest manifest and tail are kept in memory."""
+
+
+def _said(manifest: Manifest) -> Archived:
+    return Archived(
+        archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last
+    )  # fmt: skip
 
 
 class Replicas(Protocol):
@@ -61,12 +68,16 @@ class Archiver:
         """For the owner. `known` again where no segment behind it is sealed and committed."""
         lane, store = self._replicas.readable(number, session, contact), self._open()
         _check(known)
-        found = self._sealed(lane.partition, known.last_id + 1)
+        partition = lane.partition
+        is_forgotten = known.number == 0 and partition.first_id > 0
+        found = self._sealed(partition, partition.first_id if is_forgotten else known.last_id + 1)
         if found is None:
             return known
         async with self._turn:
             try:
-                return await self._run(self._add, store, lane.partition, *found, known)
+                if is_forgotten:
+                    return await self._run(self._recognized, store, partition, *found)
+                return await self._run(self._add, store, partition, *found, known)
             except UnfitSegment as error:
                 await self._replicas.examine(lane, found[0])  # it is damaged, and is healed; or its footer is made again
                 raise PartitionDamaged(
@@ -178,14 +189,36 @@ class Archiver:
     def _add(self, store: Store, partition: Partition, first_id: int, last_id: int, known: Archived) -> Archived:
         """On the thread."""
         archive = self._archive(store, partition, known.archive)
+        manifest = archive.add(known, *self._piece(partition, first_id, last_id))
+        return _said(manifest)
+
+    def _recognized(self, store: Store, partition: Partition, first_id: int, last_id: int) -> Archived:
+        """On the thread. What this replica has trimmed was archived, and the coordinator has forgotten where: its documents
+        were made anew. The newest manifest counts when the first segment here is a piece of it."""
+        archive, number = self._archive(store, partition, None), partition.number
+        newest = newest_manifests(store, archive.label, [number]).get(number)
+        if newest is None or newest.last < last_id:
+            raise ForeignArchive(
+                f"partition {number} begins at id {first_id} here, and the archive in {store.place} "
+                f"{'has nothing of it' if newest is None else f'ends at id {newest.last}'}",
+                not_done="nothing was uploaded",
+            )
+        mine, _ = self._piece(partition, first_id, last_id)
+        theirs = next(pieces_from(archive, newest.entries, first_id))
+        if (theirs.first, theirs.last, theirs.crc) != (mine.first, mine.last, mine.crc):
+            raise ForeignArchive(
+                f"the archive in {store.place} has other records of partition {number} than the segment of the ids "
+                f"{first_id} to {last_id} here",
+                not_done="nothing was uploaded",
+            )
+        return _said(newest)
+
+    def _piece(self, partition: Partition, first_id: int, last_id: int) -> tuple[Entry, memoryview]:
         data, size = self._read(partition, first_id, last_id)
         expected = FileHeader(created_ms=0, key=partition.key, partition=partition.number, first_id=first_id)
         path = partition.sealed_path(first_id)
         piece = piece_of(data[:size], data[size:], expected=expected, last_id=last_id, path=path)
-        manifest = archive.add(known, piece, data[: piece.size])
-        return Archived(
-            archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last
-        )  # fmt: skip
+        return piece, data[: piece.size]
 
     def _archive(self, store: Store, partition: Partition, wanted: UUID | None) -> PartitionArchive:
         label = self._labelled(store, partition.key, wanted)

@@ -103,7 +103,8 @@ class Archiving:
         known = self.known or Archived()
         try:
             found = await owned.port(name).archive(owned.partition, known, session=owned.session)
-            check(found, known, owned.committed)
+            is_trimmed = any(status.floor for status in owned.core.statuses.values())
+            check(found, known, owned.committed, is_trimmed=is_trimmed)
         except WaltzError as error:
             turns.failed(name, f"{error.code} {error.message}", able)
         else:
@@ -162,10 +163,12 @@ def meta_of(found: Archived, floor: int) -> ArchiveMeta:
     )  # fmt: skip
 
 
-def check(found: Archived, known: Archived, committed: int) -> None:
-    """What a storage says: it goes on from what was known, by committed ids."""
+def check(found: Archived, known: Archived, committed: int, *, is_trimmed: bool) -> None:
+    """What a storage says: it goes on from what was known, by committed ids. Where nothing is known of the archive of a log
+    that was trimmed, the documents were made anew, and the storage has found the archive again."""
     if found == known:
         return
-    is_next = found.number == known.number + 1 and known.last_id < found.last_id <= committed
+    is_found_again = is_trimmed and known.number == 0
+    is_next = (found.number == known.number + 1 or is_found_again) and known.last_id < found.last_id <= committed
     if not is_next or found.archive is None or known.archive not in (None, found.archive):
         raise BadFrame(f"the archive of a partition was {known}, and a storage made {found} of it")

@@ -16,9 +16,12 @@ NEXT = Archived(archive=UUID(int=1), number=4, sha256=64 * "b", last_id=39)
 
 
 def test_an_archive_goes_on_by_one_manifest_of_committed_ids() -> None:
-    check(KNOWN, KNOWN, 50)
-    check(NEXT, KNOWN, 39)
-    check(replace(NEXT, number=1), Archived(), 39)
+    check(KNOWN, KNOWN, 50, is_trimmed=False)
+    check(NEXT, KNOWN, 39, is_trimmed=False)
+    check(replace(NEXT, number=1), Archived(), 39, is_trimmed=False)
+    check(NEXT, Archived(), 39, is_trimmed=True)
+    with pytest.raises(BadFrame):
+        check(NEXT, Archived(), 39, is_trimmed=False)
     assert said(meta_of(NEXT, 0)) == NEXT
     for wrong in (
         replace(NEXT, number=5),
@@ -29,4 +32,4 @@ def test_an_archive_goes_on_by_one_manifest_of_committed_ids() -> None:
         replace(NEXT, archive=None),
     ):
         with pytest.raises(BadFrame, match="a storage made"):
-            check(wrong, KNOWN, 39)
+            check(wrong, KNOWN, 39, is_trimmed=True)
