@@ -51,7 +51,7 @@ from waltzd.format.scan import scan
 
 AHEAD = 3
 """So many objects are fetched beside each other."""
-READ_BYTES = 16 << 20
+READ_BYTES = 8 << 20
 """Of an object at once: fewer are more requests, and more come into memory that is made anew each time."""
 STEP_BYTES = 1 << 20
 """Hashed twice and written one after the other, while caches of the processor have them."""
