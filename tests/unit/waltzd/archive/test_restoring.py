@@ -17,8 +17,8 @@ from waltzd.archive import restoring
 from waltzd.archive.cutting import ArchivedLog, Unsealed
 from waltzd.archive.restoring import Built, build
 from waltzd.disk.seam import join
-from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import ArchiveDamaged, StaleSession, TargetNotEmpty
+from waltzd.disk.simulated import Fault, Loss, SimDisk
+from waltzd.errors import ArchiveDamaged, FlushFailed, StaleSession, TargetNotEmpty
 from waltzd.format.batch import Batch
 from waltzd.format.layout import index_name, segment_name
 from waltzd.format.record import encode_payloads
@@ -279,6 +279,20 @@ def test_what_is_kept_is_on_the_disk(loss: Loss) -> None:
             restore(copy, archived(), 13)
         copy.power_cut(loss)
         check(copy, 13).close()
+
+
+def test_a_flush_that_fails_is_no_file_that_has_to_be_written_again() -> None:
+    """What the system could not write of it may be read as before."""
+    disk = begun()
+    asyncio.run(_files_of(disk, archived(has_rest=False), 9, KEY))
+
+    def fail(kind: str, path: str) -> None:
+        if kind == "flush" and path.endswith(segment_name(0)) and not disk.faults:
+            disk.faults[disk.steps] = Fault.IO_ERROR
+
+    disk.observer = fail
+    with pytest.raises(FlushFailed):
+        restore(disk, archived(), 13)
 
 
 def test_whole_segments_of_a_run_that_was_killed_are_kept_and_those_of_another_log_are_not() -> None:
