@@ -1,15 +1,20 @@
-"""`./dev bench archive`: what archiving costs, by itself and beside appends, with a local directory as the store.
+"""`./dev bench archive`: what archiving costs, by itself and beside appends, and restoring, with a local directory as the
+store.
 
 By itself: proving a segment, writing it, reading it back, and its manifest, as a storage does it on its thread; CPU is of
 the process, and a request is a call of the store. Beside appends: the same load on two clusters in turns, of which one
-archives, as ratios of each pair.
+archives, as ratios of each pair. Restoring: one replica under a new key, flushed, in turns with a plain copy of the same
+objects that is flushed as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -23,14 +28,17 @@ from tests.bench.curves import bench, many, series_of
 from tests.bench.storage import Line, copy_rate, machine, show
 from waltzctl.playground.local import LocalCluster
 from waltzd.archive.archiving import PartitionArchive, label_in
+from waltzd.archive.cutting import label_of, logs_in
 from waltzd.archive.local import LocalStore
 from waltzd.archive.piece import piece_of
+from waltzd.archive.restoring import build
+from waltzd.disk.real import RealDisk
 from waltzd.format.batch import End
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import Archived
 
-KEY = UUID(int=5)
+KEY, OTHER_KEY = UUID(int=5), UUID(int=6)
 PAYLOAD_BYTES, BATCH = 512, 500
 WANTED_MB = 100
 """A second, for at most half a core."""
@@ -111,6 +119,40 @@ def bench_uploads(home: Path, segments: int, megabytes: int) -> list[Line]:
     ]
 
 
+def bench_restores(home: Path, segments: int, megabytes: int, rounds: int) -> list[Line]:
+    home.mkdir()
+    size = uploads(home, segments, megabytes).bytes / 1e6
+    copied, restored, cpu = list[float](), list[float](), list[float]()
+    for turn in range(rounds):
+        for is_copy in (True, False) if turn % 2 else (False, True):
+            target, used, started = home / "target", time.process_time(), time.perf_counter()
+            (_copy if is_copy else _restore)(home / "store", target)
+            (copied if is_copy else restored).append(time.perf_counter() - started)
+            if not is_copy:
+                cpu.append(time.process_time() - used)
+            shutil.rmtree(target)
+    rate = statistics.median(copy / restore for copy, restore in zip(copied, restored, strict=True))
+    return [
+        Line(f"restoring {size:.0f} MB", size / statistics.median(restored), "MB/s", rate, "cp and a flush", ">= 0.6"),
+        Line("  CPU of 100 MB", 100 * statistics.median(cpu) / size, "seconds"),
+    ]
+
+
+def _restore(store_at: Path, target: Path) -> None:
+    store = LocalStore(str(store_at))
+    log = logs_in(store, label_of(store), 1)[0]
+    asyncio.run(build(RealDisk(), log, log.last, key=OTHER_KEY, folder=str(target), run=asyncio.to_thread))
+
+
+def _copy(store_at: Path, target: Path) -> None:
+    target.mkdir()
+    subprocess.run(["cp", *(store_at / "partition-0/segment").iterdir(), target], check=True)
+    for path in [*target.iterdir(), target]:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+
 def bench_appends(home: Path, rounds: int, seconds: float) -> list[Line]:
     """Each load on both clusters, in turns of who begins."""
     (home / "archive").mkdir()
@@ -152,9 +194,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev bench archive", description=__doc__)
     parser.add_argument("--segments", type=int, default=10)
     parser.add_argument("--megabytes", type=int, default=64, help="of a segment")
-    parser.add_argument("--rounds", type=int, default=5, help="of appends on both clusters")
+    parser.add_argument("--rounds", type=int, default=5, help="of appends on both clusters, and of restores")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run of appends")
-    parser.add_argument("--only", choices=["uploads", "appends"])
+    parser.add_argument("--only", choices=["uploads", "restores", "appends"])
     parser.add_argument("--directory", help="where to write; the temporary directory by default")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="waltz-bench-", dir=options.directory) as made:
@@ -162,6 +204,8 @@ def main(arguments: list[str]) -> int:
         lines = [Line("plain sequential write + one flush", copy_rate(home) / 1e6, "MB/s")]
         if options.only in (None, "uploads"):
             lines += bench_uploads(home, options.segments, options.megabytes)
+        if options.only in (None, "restores"):
+            lines += bench_restores(home / "restores", options.segments, options.megabytes, options.rounds)
         if options.only in (None, "appends"):
             lines += bench_appends(home, options.rounds, options.seconds)
     print(machine())

@@ -1,7 +1,8 @@
 """`waltzctl cluster restore` with real daemons: a cluster under load is gone, and comes back elsewhere at one moment.
 
-Transfers go between two partitions, back and forth: the second leg is written when the first is committed. Of the cluster
-that is restored, each partition has all that was acknowledged up to the moment, and no second leg stands without its first.
+Transfers go between two partitions, back and forth: the second leg is written when the first is committed. One cluster is
+restored at the newest moment, another one at a moment during the load. Each partition has all that was acknowledged up to
+then and nothing that was begun later, and no second leg stands without its first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,16 +32,17 @@ from tests.cli.outcome import refused
 from tests.process.daemon import Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
+from waltzctl.placement.backup import source_at
 from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
-from waltzd.archive.local import LocalStore
-from waltzd.archive.metadata import save_metadata
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Committed
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
 PARTITIONS = 2
+SEGMENT_BYTES = 20_000
+"""Some 45 transactions."""
 
 
 def until(true: Callable[[], Any], what: str) -> None:
@@ -52,19 +56,21 @@ def until(true: Callable[[], Any], what: str) -> None:
 class Transfers:
     """What was acknowledged, and when at the latest."""
 
-    acknowledged: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Partition and id → seconds since 1970."""
+    known: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """Partition and id → when it was begun, and when it was acknowledged, in seconds since 1970."""
     done: int = 0
+    pause: float = 0.0
 
     def run(self, client: BlockingClient, stop: threading.Event) -> None:
-        while not stop.is_set():
+        while not stop.wait(self.pause):
             number, source = self.done, self.done % 2
             try:
                 for leg, partition in enumerate((source, 1 - source)):
+                    began = time.time()
                     out = client.append(b"%d %d " % (number, leg) + bytes(400), partition=partition, timeout=5)
                     if not isinstance(out, Committed):
                         return
-                    self.acknowledged[partition, out.id] = time.time()
+                    self.known[partition, out.id] = began, time.time()
             except WaltzError:
                 return
             self.done += 1
@@ -78,6 +84,8 @@ class Lost:
     key: UUID
     addresses: list[str]
     transfers: Transfers
+    moment: float
+    """During the load, when much was sealed already and much was not."""
     storage: tuple[str, str]
     """The addresses that its storage had."""
     application: BlockingClient
@@ -94,34 +102,37 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lost]:
     store, home = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("old") / "cluster"
     settings: dict[str, dict[str, object]] = {
         "storage": {"archive": str(store)},
-        "server": {**LASTING["server"], "segment_bytes_max": 20_000},
+        "server": {**LASTING["server"], "segment_bytes_max": SEGMENT_BYTES, "backup_seconds": 1},
     }
     cluster = LocalCluster.make(home, partitions=PARTITIONS, storages=1, servers=1, replication=1, settings=settings)
     transfers, stop = Transfers(), threading.Event()
     try:
         cluster.start()
-        save_documents(home, store)
         with BlockingClient(cluster.server_addresses) as client:
             load = threading.Thread(target=transfers.run, args=(client, stop))
             load.start()
-            until(lambda: all(segments(store, number) >= 4 for number in range(PARTITIONS)), "segments are archived")
+            until(lambda: all(segments(store, number) >= 3 for number in range(PARTITIONS)), "segments are archived")
+            moment = time.time()
+            until(lambda: all(segments(store, number) >= 5 for number in range(PARTITIONS)), "segments are archived")
+            transfers.pause = 0.1  # seconds pass until the next segment is sealed: what stands behind these is in a tail
+            until(lambda: has_tails(store, moment), "what is not sealed is backed up, and so are the documents")
             cluster.kill()  # in the middle of the load
             stop.set()
             load.join()
             listen, admin = cluster.blueprint.addresses(cluster.blueprint.storage_names[0])[:2]
-            yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers, (listen, admin), client)
+            yield Lost(store, cluster.blueprint.key, cluster.server_addresses, transfers, moment, (listen, admin), client)
     finally:
         stop.set()
         cluster.kill()
         shutil.rmtree(home, ignore_errors=True)
 
 
-def save_documents(home: Path, store: Path) -> None:
-    from waltzctl.main import run
-
-    file = home.with_suffix(".jsonl")
-    assert run(["cluster", "save-metadata", str(file), "--directory", str(home)]) == 0
-    save_metadata(LocalStore(str(store)), file.read_bytes())
+def has_tails(store: Path, moment: float) -> bool:
+    """Each partition is whole up to a later moment, by records that no segment has, and far from the next segment."""
+    found = source_at(str(store))
+    behind = [log.last - log.manifest.last for log in found.logs.values()]
+    complete = [log.reach.complete_to or 0 for log in found.logs.values()]
+    return found.newest is not None and all(5 <= ids <= 25 for ids in behind) and min(complete) > moment * 1e6
 
 
 def segments(store: Path, partition: int) -> int:
@@ -174,12 +185,14 @@ def content(client: BlockingClient, partition: int) -> list[tuple[int, int]]:
     return found
 
 
-def check(client: BlockingClient, lost: Lost, marks: list[int], moment: float | None) -> None:
+def check(client: BlockingClient, lost: Lost, marks: list[int], moment: float) -> None:
     logs = [content(client, partition) for partition in range(PARTITIONS)]
     assert [len(log) - 1 for log in logs] == marks
-    for (partition, id_), seconds in lost.transfers.acknowledged.items():
-        if moment is not None and seconds < moment:
+    for (partition, id_), (began, acknowledged) in lost.transfers.known.items():
+        if acknowledged < moment:
             assert id_ <= marks[partition], f"id {id_} of partition {partition} was acknowledged before"
+        if began > moment:
+            assert id_ > marks[partition], f"id {id_} of partition {partition} was begun later"
     legs = {leg for log in logs for leg in log}
     assert len(legs) == sum(map(len, logs))
     for number, leg in legs:
@@ -189,8 +202,8 @@ def check(client: BlockingClient, lost: Lost, marks: list[int], moment: float | 
 def test_a_cluster_that_is_gone_comes_back_at_one_moment(
     lost: Lost, waltzctl: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the words of the help, and of the page that is for that day. A first attempt meets an object that has rotted, and
-    the next one goes on."""
+    """By the words of the help, and of the page that is for that day. A first attempt is killed, a second one meets an
+    object that has rotted, and the next one goes on."""
     latest, _ = examples(waltzctl, ["cluster", "restore"])
     with Elsewhere(tmp_path, key=uuid4()) as there:
         at = latest.index("--storage")
@@ -200,8 +213,21 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(
         with lost.storage_again(tmp_path / "old"):
             told = waltzctl(*words, "--dry-run")
             assert (told.code, "of the old cluster answers at" in told.err) == (5, True), told
+        with stuck(lost.store, partition=1):
+            tool = subprocess.Popen([sys.executable, "-m", "waltzctl", *words, "--confirm", "local"])
+            try:
+                until(lambda: any((one.directory / "0").is_dir() for one in there.storages), "one replica is made")
+                assert tool.poll() is None
+            finally:
+                tool.kill()
+                tool.wait()
         with rotten(lost.store, partition=1):
-            told = waltzctl(*words, "--confirm", "local")
+            attempts = [waltzctl(*words, "--confirm", "local")]
+            while "W2264" not in attempts[-1].err:  # a storage may be at the order of the one that was killed
+                refused(attempts[-1], attempts[-1].code, "is being restored on this storage already")
+                assert len(attempts) < PATIENCE_SECONDS
+                attempts.append(waltzctl(*words, "--confirm", "local"))
+            told = attempts[-1]
             refused(told, 8, "W2264", "partition 1", "has other bytes than the manifest says", "no server takes part")
             refused(waltzctl("cluster", "describe", *there.where), 4, "W2045", "waltzctl cluster restore began at")
         assert "goes on with what was begun" in waltzctl(*words, "--dry-run").out
@@ -219,7 +245,8 @@ def test_a_cluster_that_is_gone_comes_back_at_one_moment(
         assert '"event": "progress"' in told.err
         moment = datetime.fromisoformat(found["moment"]).timestamp()
         marks = [row["last_id"] for row in found["partitions"]]
-        assert all(mark > 50 for mark in marks)
+        sealed = [log.manifest.last for log in source_at(str(lost.store)).logs.values()]
+        assert all(mark > last > 50 for mark, last in zip(marks, sealed, strict=True)), "the tails were not read"
         refused(waltzctl(*words, "--confirm", "local"), 4, "W2279", "the cluster local at this root")
         with BlockingClient(there.serve(lost.addresses[0])) as client:
             check(client, lost, marks, moment)
@@ -244,6 +271,18 @@ def page_commands() -> list[list[str]]:
 
 
 @contextmanager
+def stuck(store: Path, *, partition: int) -> Iterator[None]:
+    """Whoever reads an object waits meanwhile, and gets an error in the end."""
+    path = sorted((store / f"partition-{partition}" / "segment").iterdir())[1]
+    aside = path.rename(store / "aside")
+    os.mkfifo(path)
+    yield
+    pipe = os.open(path, os.O_RDWR)
+    aside.rename(path)
+    os.close(pipe)
+
+
+@contextmanager
 def rotten(store: Path, *, partition: int) -> Iterator[None]:
     """One bit of an object is another one meanwhile."""
     path = sorted((store / f"partition-{partition}" / "segment").iterdir())[1]
@@ -253,18 +292,31 @@ def rotten(store: Path, *, partition: int) -> Iterator[None]:
     path.write_bytes(right)
 
 
-def test_what_is_no_target_is_refused_before_anything_is_changed(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
-    """No server and no document is needed for that; the storages are of the old key."""
-    with Elsewhere(tmp_path, key=lost.key, storages=1) as there:
-        words = ["cluster", "restore", str(lost.store), "--latest", *there.given, *there.where, "--dry-run"]
-        refused(waltzctl(*words), 5, "W2284", "the storages have the key of the cluster that is to be restored")
-        assert waltzctl(*words, "--same-key").code == 0
+def test_a_cluster_goes_on_from_a_moment_under_its_own_key(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
+    """What is no target is refused before anything is changed, without any server or document."""
+    with Elsewhere(tmp_path, key=lost.key) as there:
+        moment = datetime.fromtimestamp(lost.moment, UTC).isoformat()
+        command, one, other = ["cluster", "restore"], there.given[:2], there.given[2:]
+        end = ["--to-time", moment, *there.where]
+        words = [*command, str(lost.store), *end, *one]
+        refused(
+            waltzctl(*words, "--dry-run"), 5, "W2284", "the storages have the key of the cluster that is to be restored"
+        )
+        words.append("--same-key")
         with lost.storage_again(tmp_path / "old"):
-            refused(waltzctl(*words, "--same-key"), 5, "W2284", "of the old cluster answers at")
-        refused(waltzctl(*words, "--same-key", "--replicas", "2"), 2, "2 replicas")
-        refused(waltzctl(*words[:2], str(tmp_path), *words[3:]), 4, "W2265", "holds no archive")
-        assert waltzctl("storage", "create-partition", there.storages[0].admin_listen, "1").code == 0
-        refused(waltzctl(*words, "--same-key"), 4, "W2279", "s0 has a replica of partition 1 already")
+            refused(waltzctl(*words, "--dry-run"), 5, "W2284", "of the old cluster answers at")
+        refused(waltzctl(*words, "--dry-run", "--replicas", "2"), 2, "2 replicas")
+        refused(waltzctl(*command, str(tmp_path), *words[3:], "--dry-run"), 4, "W2265", "holds no archive")
+        assert waltzctl("storage", "create-partition", there.storages[1].admin_listen, "1").code == 0
+        refused(waltzctl(*words, *other, "--dry-run"), 4, "W2279", "s1 has a replica of partition 1 already")
+        told = waltzctl(*words, "--confirm", "local", "-o", "json")
+        assert told.code == 0, told
+        found = json.loads(told.out)
+        assert datetime.fromisoformat(found["moment"]) == datetime.fromisoformat(moment)
+        rows = found["partitions"]
+        assert all(row["given_up"] > 50 for row in rows)
+        with BlockingClient(there.serve()) as client:
+            check(client, lost, [row["last_id"] for row in rows], lost.moment)
 
 
 def test_a_drill_restores_all_of_it_and_leaves_nothing(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:

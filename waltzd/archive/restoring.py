@@ -5,34 +5,36 @@ writes the promise in it first (`waltzd.storage.replica.restored`). So nothing c
 that was killed has left is proven again, record by record, and kept; the last segment, which may be cut, is always written
 again.
 
-Each object is read at once and compared with the SHA-256 that the manifest names, which was made from bytes that had been
-looked at record by record. So no record has to be looked at again. A new key changes the header of each file, with it the
-digest in the footer, and with that the chain of footers; batches and records carry no key and stay what they are.
+Each object is compared with the SHA-256 that the manifest names, which was made from bytes that had been looked at record
+by record. So no record has to be looked at again. A new key changes the header of each file, with it the digest in the
+footer, and with that the chain of footers; batches and records carry no key and stay what they are.
 
-Objects are fetched and proven a few at a time, and written in their order. What is given takes plain calls on threads, by a
-function that runs them.
+Whole segments go into their files while they are fetched, a few beside each other. They are finished in their order, by
+footer, flush and index. A segment without an index was not finished, whatever its bytes are. What is given takes plain
+calls on threads, by a function that runs them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from typing import Protocol, TypeVar
 from uuid import UUID
 
 import numpy as np
 
 from waltzd.archive.cutting import ArchivedLog, Unsealed, batch_places, place_of
-from waltzd.archive.manifest import Entry, sha256_of
+from waltzd.archive.manifest import Entry
 from waltzd.archive.piece import Held, piece_of
 from waltzd.disk.seam import Buffer, Disk, join, opened
-from waltzd.errors import ArchiveDamaged, HeaderDamaged, ObjectAbsent, WaltzError
+from waltzd.errors import ArchiveDamaged, FlushFailed, HeaderDamaged, ObjectAbsent, WaltzError
 from waltzd.format.batch import Head
-from waltzd.format.footer import NO_HASH, Footer, FooterBuilder, footer_at, footer_bytes, read_footer
+from waltzd.format.footer import END_BYTES, NO_HASH, Footer, FooterBuilder, footer_at, footer_bytes, read_footer
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import (
     BATCHES,
@@ -48,7 +50,11 @@ from waltzd.format.record import Run
 from waltzd.format.scan import scan
 
 AHEAD = 3
-"""So many objects are fetched before they can be written."""
+"""So many objects are fetched beside each other."""
+READ_BYTES = 8 << 20
+"""Of an object at once: fewer are more requests, and more come into memory that is made anew each time."""
+STEP_BYTES = 1 << 20
+"""Hashed twice and written one after the other, while caches of the processor have them."""
 OnBytes = Callable[[int], None]
 """Called with the bytes of the store that were dealt with since the last call."""
 T = TypeVar("T")
@@ -78,7 +84,8 @@ class _Copy:
 
     header: FileHeader
     last_id: int
-    data: Sequence[Buffer]
+    data: Sequence[Buffer] | None
+    """None where they are in the file already."""
     index: Sequence[Buffer]
     footer: Footer | None
     stored: int
@@ -107,7 +114,7 @@ async def build(
     try:
         while place < len(pieces):
             while at < len(pieces) and len(ahead) < AHEAD:
-                ahead.append(asyncio.ensure_future(run(_fetched, log, pieces[at], mark, key)))
+                ahead.append(asyncio.ensure_future(run(_copied, disk, folder, log, pieces[at], mark, key)))
                 at += 1
             copy = await ahead.popleft()
             front = await run(_write, disk, folder, copy, front)
@@ -164,7 +171,11 @@ def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, fold
         footer = read_footer(data) if FileHeader.decode(raw, data.path).version == BATCHES else None
         if footer is not None and footer.before != front:
             return None
+        data.flush()  # a run that was killed before it did so has left the same bytes
+        index.flush()
         return NO_HASH if footer is None else footer.hash
+    except FlushFailed:
+        raise
     except WaltzError:  # half of a file, or one of another log
         return None
     finally:
@@ -176,25 +187,87 @@ def _kept(disk: Disk, log: ArchivedLog, piece: Entry, mark: int, key: UUID, fold
 # -- out of the store --------------------------------------------------------------------------------------------------
 
 
-def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
-    """The segment, or as much of it as is in front of the cut."""
-    where = f"{log.archive.where(piece)}, which holds the ids {piece.first} to {piece.last},"
+def _copied(disk: Disk, folder: str, log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
+    """The segment, written to its file as it is fetched; as much of it as is in front of the cut comes back as bytes."""
+    if mark < piece.last or not piece.index_bytes:
+        return _fetched(log, piece, mark, key)
+    where, size = _where(log, piece), piece.size - piece.index_bytes
+    steps = _steps(log, piece, where)
+    first = next(steps)
     try:
-        raw = memoryview(log.archive.bytes_of(piece, 0, piece.size + 1))
-    except ObjectAbsent as error:
-        raise ArchiveDamaged(f"{where} is not there") from error
-    if len(raw) != piece.size or sha256_of(raw) != piece.sha256:
-        raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
-    size = piece.size - piece.index_bytes
-    data, index = raw[:size], raw[size + HEADER_BYTES :]
-    source = FileHeader(created_ms=0, key=log.archive.label.cluster, partition=log.partition, first_id=piece.first)
-    try:
-        header = replace(check_header(bytes(data[:HEADER_BYTES]), where, source), key=key)
-    except HeaderDamaged as error:
-        raise ArchiveDamaged(error.message) from error
+        header = _header(log, piece, first, key, where)
+    except WaltzError:
+        for _ in steps:  # where it has other bytes than the manifest says, that is what is wrong
+            pass
+        raise
+    footer_size = footer_bytes(log.archive.bytes_of(piece, size - END_BYTES, END_BYTES)) if header.version == BATCHES else 0
+    end, at, behind = size - (footer_size or 0), 0, list[bytes]()
+    raw = header.encode()
+    hashing = sha256(raw)
+    with closing(disk.create(join(folder, segment_name(piece.first)))) as file:
+        file.write(0, raw)
+        for step in chain((first,), steps):
+            own = step[max(0, HEADER_BYTES - at) : max(0, end - at)]
+            if own:
+                file.write(max(HEADER_BYTES, at), own)
+                if header.version == BATCHES:
+                    hashing.update(own)
+            behind.append(bytes(step[max(0, end - at) :]))
+            at += len(step)
+    rest = b"".join(behind)
     footer = None
     if header.version == BATCHES:
-        length = footer_bytes(data[-12:])
+        footer = Footer.decode(rest[: size - end])
+        if footer is None or footer.offset != end:
+            raise ArchiveDamaged(f"{where} has no sound footer")
+        footer = replace(footer, digest=hashing.digest())
+    entries = rest[size - end + HEADER_BYTES :]
+    return _Copy(
+        header=header, last_id=piece.last, data=None, index=(raw, entries), footer=footer, stored=piece.size
+    )  # fmt: skip
+
+
+def _where(log: ArchivedLog, piece: Entry) -> str:
+    return f"{log.archive.where(piece)}, which holds the ids {piece.first} to {piece.last},"
+
+
+def _steps(log: ArchivedLog, piece: Entry, where: str) -> Iterator[memoryview]:
+    """The bytes of an object, proven when the last of them have come."""
+    hashing, at = sha256(), 0
+    while at < piece.size:
+        try:  # one byte more than there should be in the end
+            read = memoryview(log.archive.bytes_of(piece, at, min(READ_BYTES, piece.size + 1 - at)))
+        except ObjectAbsent as error:
+            raise ArchiveDamaged(f"{where} is not there") from error
+        if not read:
+            break
+        for start in range(0, len(read), STEP_BYTES):
+            step = read[start : start + STEP_BYTES]
+            hashing.update(step)
+            yield step
+        at += len(read)
+    if at != piece.size or hashing.hexdigest() != piece.sha256:
+        raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
+
+
+def _header(log: ArchivedLog, piece: Entry, data: memoryview, key: UUID, where: str) -> FileHeader:
+    source = FileHeader(created_ms=0, key=log.archive.label.cluster, partition=log.partition, first_id=piece.first)
+    try:
+        return replace(check_header(bytes(data[:HEADER_BYTES]), where, source), key=key)
+    except HeaderDamaged as error:
+        raise ArchiveDamaged(error.message) from error
+
+
+def _fetched(log: ArchivedLog, piece: Entry, mark: int, key: UUID) -> _Copy:
+    """The segment, or as much of it as is in front of the cut."""
+    where = _where(log, piece)
+    raw = memoryview(b"".join(_steps(log, piece, where)))
+    size = piece.size - piece.index_bytes
+    data, index = raw[:size], raw[size + HEADER_BYTES :]
+    header = _header(log, piece, data, key, where)
+    footer = None
+    if header.version == BATCHES:
+        length = footer_bytes(data[-END_BYTES:])
         footer = None if length is None else footer_at(Held(where, data), size - length, size)  # type: ignore[arg-type]
         if footer is None:
             raise ArchiveDamaged(f"{where} has no sound footer")
@@ -315,8 +388,10 @@ def _segment(log: ArchivedLog, key: UUID, data: memoryview, own: Sequence[tuple[
 def _write(disk: Disk, folder: str, copy: _Copy, front: bytes) -> bytes:
     """Both files, flushed; the hash of the footer. The index takes its name last."""
     first_id, after = copy.header.first_id, NO_HASH
-    with closing(disk.create(join(folder, segment_name(first_id)))) as file:
-        file.write_many(0, copy.data)
+    path = join(folder, segment_name(first_id))
+    with closing(disk.create(path) if copy.data is not None else disk.open(path, write=True)) as file:
+        if copy.data is not None:
+            file.write_many(0, copy.data)
         if copy.footer is not None:
             footer = replace(copy.footer, before=front)
             file.write(copy.footer.offset, footer.encode())

@@ -13,11 +13,12 @@ from tests.archives import Uploads, unsealed
 from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore, Killed
 from tests.simulation.sample import KEY, ROOT, blank_disk, open_directory, records_of
+from waltzd.archive import restoring
 from waltzd.archive.cutting import ArchivedLog, Unsealed
 from waltzd.archive.restoring import Built, build
 from waltzd.disk.seam import join
-from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import ArchiveDamaged, StaleSession, TargetNotEmpty
+from waltzd.disk.simulated import Fault, Loss, SimDisk
+from waltzd.errors import ArchiveDamaged, FlushFailed, StaleSession, TargetNotEmpty
 from waltzd.format.batch import Batch
 from waltzd.format.layout import index_name, segment_name
 from waltzd.format.record import encode_payloads
@@ -175,6 +176,18 @@ def test_under_its_own_key_a_replica_has_the_same_bytes_as_before() -> None:
         assert disk_files[index_name(piece.first)] == whole[size:]
 
 
+@pytest.mark.parametrize(("read", "step"), [(128, 128), (200, 150), (131, 129), (1 << 20, 133)])
+def test_wherever_the_steps_end_in_which_an_object_is_copied_the_files_are_the_same(
+    read: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for log in (archived(), mixed()):
+        expected = asyncio.run(_files_of(begun(), log, log.last, KEY))
+        with monkeypatch.context() as patch:
+            patch.setattr(restoring, "READ_BYTES", read)
+            patch.setattr(restoring, "STEP_BYTES", step)
+            assert asyncio.run(_files_of(begun(), log, log.last, KEY)) == expected
+
+
 def begun() -> SimDisk:
     """With a storage's directory that has no replica."""
     disk = blank_disk()
@@ -244,7 +257,42 @@ def test_a_run_that_was_killed_is_gone_on_with() -> None:
         restore(disk, log, 13)
         check(disk, 13).close()
         killed += 1
-    assert killed == 3
+    assert killed == 6  # each object, and the end of its footer
+
+
+@pytest.mark.parametrize("loss", [Loss.ORDERED, Loss.SCATTERED])
+def test_what_is_kept_is_on_the_disk(loss: Loss) -> None:
+    """One run has left whole segments, the first of them rots, a second run is killed before any operation, a third one
+    ends well, and then the power fails."""
+    disk, left = begun(), list[SimDisk]()
+    asyncio.run(_files_of(disk, archived(has_rest=False), 9, KEY))
+    disk.content(f"{ROOT}/0.new/{segment_name(0)}")[140] ^= 1
+    disk.observer = lambda _kind, _path: left.append(disk.clone(disk.steps))
+    restore(disk, archived(), 13)
+    disk.observer = None
+    for copy in left:
+        copy.kill()
+        directory = open_directory(copy)
+        is_there = bool(directory.errors())
+        directory.close()
+        if not is_there:
+            restore(copy, archived(), 13)
+        copy.power_cut(loss)
+        check(copy, 13).close()
+
+
+def test_a_flush_that_fails_is_no_file_that_has_to_be_written_again() -> None:
+    """What the system could not write of it may be read as before."""
+    disk = begun()
+    asyncio.run(_files_of(disk, archived(has_rest=False), 9, KEY))
+
+    def fail(kind: str, path: str) -> None:
+        if kind == "flush" and path.endswith(segment_name(0)) and not disk.faults:
+            disk.faults[disk.steps] = Fault.IO_ERROR
+
+    disk.observer = fail
+    with pytest.raises(FlushFailed):
+        restore(disk, archived(), 13)
 
 
 def test_whole_segments_of_a_run_that_was_killed_are_kept_and_those_of_another_log_are_not() -> None:
