@@ -102,7 +102,7 @@ def _show_replay(branches: Sequence[Branch], archive: str, view: Path | None, ou
 
 def report_(
     *,
-    archive: Annotated[str | None, Argument(metavar="[ARCHIVE]")] = None,
+    export: Annotated[str | None, Argument(metavar="[ARCHIVE]")] = None,
     partitions: Annotated[str | None, Option("--partitions", metavar="0-3,7", help="Only these.")] = None,
     time_column: Annotated[
         str | None,
@@ -138,20 +138,20 @@ def report_(
     from waltz_spark.engine.spark_choice import SparkChoice
     from waltz_spark.log.selection import partitions_of
 
-    if archive is not None and meant.allow_uncommitted:
+    if export is not None and meant.allow_uncommitted:
         raise BadArgument("--allow-uncommitted needs --source: an export holds only what is committed")
     others = [*(["--source"] if meant.sources else []), *(["--archive"] if meant.archive else []), *meant.cluster.typed]
-    if archive is not None and others:
+    if export is not None and others:
         raise BadArgument(
             f"ARCHIVE and {others[0]} name two logs", not_done="nothing was read", next_step="say one of them only"
         )
-    if archive is None and time_column is not None:
+    if export is None and time_column is not None:
         raise BadArgument("--time-column needs ARCHIVE: a log itself has no columns of an application")
     if chart is not None:
         report_chart.check(chart)
     wanted = None if partitions is None else partitions_of(partitions)
-    if archive is not None:
-        log: report.Log = report.archive_log(archive, wanted, time_column)
+    if export is not None:
+        log: report.Log = report.archive_log(export, wanted, time_column)
     else:
         log = report.origin_log(meant.origin(), wanted)
     spark = SparkChoice(master=master or default_master(), conf=conf_of(conf), java_home=java_home)

@@ -32,6 +32,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 from waltz_spark.engine.java import cache_directory, folder_of
 from waltz_spark.engine.properties import BadLine, encode, parse
@@ -394,7 +395,8 @@ def _end(session: Any, seconds: float) -> None:
     gateway = SparkContext._gateway
     dead = (Py4JError, OSError)  # which is what we want
     if session is not None:
-        with suppress(*dead):
+        with suppress(*dead), catch_warnings():
+            simplefilter("ignore", RuntimeWarning)  # that Java is gone, which is nothing that a person has to know
             session.stop()
     if gateway is None:
         return

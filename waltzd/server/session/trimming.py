@@ -67,6 +67,8 @@ class Trimming:
 
     async def _step(self) -> None:
         log, core = self._log, self._log.core
+        if not any(status.archives or status.floor for status in core.statuses.values()):
+            return  # there is no archive
         meta, version = await archived(self._cluster.coordinator, log.partition)
         if meta is None:
             return
