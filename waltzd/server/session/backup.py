@@ -106,7 +106,7 @@ class Backup:
             known = Archived() if meta is None else said(meta)
         await self._confirming.confirm()
         committed = owned.committed
-        found = await owned.links[self._asked].port.back_up(
+        found = await owned.port(self._asked).back_up(
             owned.partition, known, session=owned.session, committed=committed, moment=moment
         )
         self._failed.clear()
