@@ -10,6 +10,7 @@ from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
 from waltzctl.picture import attendance
 from waltzctl.picture.attendance import UseAt
 from waltzctl.records.archive import reached
+from waltzctl.records.backup import backed_up
 from waltzctl.shell.merged_log import Line
 from waltzctl.show import archive as shown_archive
 from waltzctl.show import change, client, watching
@@ -63,14 +64,22 @@ async def clients(asked: Asked) -> Page:
 
 async def archive(asked: Asked) -> Page:
     told = shown_archive.reaching(await reached(await asked.cluster(), asked.picture))
+    backups = backed_up(asked.picture)
     look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
     is_used = any(one.archive for one in told.things.rows)
     remarks = [] if is_used else ["Nothing is archived: set `archive` in the configuration of the storages."]
     return Page(
-        title="Archive",
-        commands=(asked.command("archive", "status"),),
+        title="Archive and backup",
+        commands=(asked.command("archive", "status"), asked.command("backup", "status")),
         looks=3,
-        parts=(grids("archive", listed("How far archives reach", told.things, look), remarks=remarks),),
+        parts=(
+            grids("archive", listed("How far archives reach", told.things, look), remarks=remarks),
+            grids(
+                "backup",
+                listed("What would be lost with all storages", backups.page().things, look),
+                remarks=[f"Documents of the cluster: {backups.documents()}"],
+            ),
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from waltzctl.show.terminal import Screen, printable
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
 if TYPE_CHECKING:
+    from waltzctl.picture.picture import Picture
     from waltzctl.show.backup import Backups
     from waltzd.cluster.cluster import Cluster
 
@@ -111,11 +112,15 @@ def _watch(store: str | None, reach: Reach | None, every: float, output: str) ->
 
 
 async def _said(cluster: Cluster, reach: Reach) -> Backups:
-    """As owners and the leader say."""
     from waltzctl.picture.look import look
+
+    return backed_up(await look(cluster.coordinator, tls=reach.tls))
+
+
+def backed_up(picture: Picture) -> Backups:
+    """As owners and the leader say."""
     from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
 
-    picture = await look(cluster.coordinator, tls=reach.tls)
     rows = []
     for view in picture.partitions:
         said = view.said

@@ -73,7 +73,7 @@ class Backups:
             grid(out, PARTITIONS, self.partitions)
             if all(one.backed_up is None for one in self.partitions):
                 out.print("Nothing is backed up: set `archive` in the configuration of the storages.", soft_wrap=True)
-            out.print(f"Documents of the cluster: {self._documents(saved)}", soft_wrap=True)
+            out.print(f"Documents of the cluster: {self.documents()}", soft_wrap=True)
 
         told = {
             "store": self.place or None,
@@ -84,7 +84,9 @@ class Backups:
         }  # fmt: skip
         return Page(draw=draw, things=Listing(kind="partitions", columns=PARTITIONS, rows=self.partitions), told=told)
 
-    def _documents(self, saved: SavedMetadata | None) -> str:
+    def documents(self) -> str:
+        """How those of the cluster are saved, in words."""
+        saved = self.metadata
         if saved is None:
             return "none are saved" if self.place else "no leader says that they are saved"
         if saved.trouble:

@@ -29,6 +29,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect
+from waltzd.protocol.descriptions import BackedUp
 from waltzd.protocol.role import Role
 
 NASTY = "<script>alert(1)</script>"
@@ -311,6 +312,15 @@ def test_history_and_archive_from_their_documents() -> None:
     assert [(row["partition"], row["committed"], row["behind"]) for row in rows] == [
         (str(number), "99", "100") for number in range(4)
     ]
+    said = well().partitions[0].said
+    assert said is not None
+    kept = replace(said, backed_up=BackedUp(last_id=97, moment=1_800_000_000_000_000), backup_lag_ms=4_500)
+    picture = well(partitions=(replace(well().partitions[0], said=kept), *well().partitions[1:]))
+    html = browser(seen_of(picture), asyncio.run(documents())).get("/archive").text
+    row = table_of(html, "What would be lost with all storages")[0]
+    assert (row["backed_up_to"], row["lost_transactions"], row["lost_seconds"]) == ("97", "2", "4.5")
+    assert "2027-01-15" in html
+    assert "Documents of the cluster: no leader says that they are saved" in html
 
 
 def test_entries_are_named_once_and_lead_to_pages() -> None:
