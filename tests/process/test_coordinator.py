@@ -151,7 +151,7 @@ def test_the_loss_and_the_return_of_contact_are_said_once(
             with caplog.at_level(logging.INFO):
                 await world.interrupt(one)
                 await world.resume(one)
-                said = [record.getMessage() for record in caplog.records if record.name.startswith("waltz")]
+                said = [record.getMessage() for record in caplog.records if record.name == "waltz.zookeeper"]
             ours.extend(text.split(" ZooKeeper")[0] for text in said)
 
     told(work())
