@@ -54,7 +54,9 @@ def drill(
     """
     if not scratch.is_dir():
         raise PathMissing(
-            f"{scratch} is no directory", not_done="nothing was restored", next_step="name one with --directory"
+            f"{scratch} is no directory",
+            not_done="nothing was restored",
+            next_step="make it, or name another one with --directory",
         )
     with Progress("restoring", progress) as course:
         found = practised(store, end, scratch, course.update)
