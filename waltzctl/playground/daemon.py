@@ -197,6 +197,10 @@ class Daemon:
             raise self._ended()
 
     def _ended(self) -> DaemonEnded:
+        deadline = time.monotonic() + KILL_SECONDS
+        while self._child is not None and time.monotonic() < deadline:  # it is just ending, and has no exit code yet
+            self._reap()
+            time.sleep(POLL_SECONDS)
         return DaemonEnded(f"{self.name} ended{self.how_it_ended}. {self._last_words()}")
 
     # -- an end
