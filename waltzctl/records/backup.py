@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
-from waltzctl.shell.options import Bare
+from waltzctl.shell.options import Watch
 from waltzctl.shell.reach import ClusterOptions, Reach, using
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import Screen, printable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from waltzctl.show.backup import Backups
     from waltzd.cluster.cluster import Cluster
 
-WATCH_SECONDS = 2.0
 LATE_SECONDS = 60.0
 """More than is usual: the exit code says so."""
 
@@ -34,17 +33,7 @@ def status(
             help="Ask this store, and no cluster: a directory, or s3://bucket/folder. Without it, owners are asked.",
         ),
     ] = None,
-    watch: Annotated[
-        float | None,
-        Option(
-            "--watch",
-            min=0.2,
-            max=3600,
-            metavar="[SECONDS]",
-            help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.",
-        ),
-        Bare(f"{WATCH_SECONDS:g}"),
-    ] = None,
+    watch: Watch = None,
     given: ClusterOptions,
     output: AnyForm = "table",
 ) -> int:

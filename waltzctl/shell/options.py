@@ -62,6 +62,20 @@ class Bare:
     value: str
 
 
+WATCH_SECONDS = 2.0
+Watch = Annotated[
+    float | None,
+    Option(
+        "--watch",
+        min=0.2,
+        max=3600,
+        metavar="[SECONDS]",
+        help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.",
+    ),
+    Bare(f"{WATCH_SECONDS:g}"),
+]
+
+
 @dataclass(frozen=True)
 class Negative:
     """Marks an argument that may begin with a dash."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated
 
 import typer
-from typer import Option
 
 from waltzctl.playground.local import LocalCluster
-from waltzctl.shell.options import Bare, Timeout
+from waltzctl.shell.options import Timeout, Watch
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
 from waltzctl.show.forms import AnyForm, Page, objects, put
@@ -20,22 +18,10 @@ from waltzctl.watching.poll import CALL_SECONDS, Poll
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
-WATCH_SECONDS = 2.0
-
 
 def status(
     *,
-    watch: Annotated[
-        float | None,
-        Option(
-            "--watch",
-            min=0.2,
-            max=3600,
-            metavar="[SECONDS]",
-            help=f"Look again so often ({WATCH_SECONDS:g} by default), until Ctrl-C.",
-        ),
-        Bare(f"{WATCH_SECONDS:g}"),
-    ] = None,
+    watch: Watch = None,
     seconds: Timeout = CALL_SECONDS,
     output: AnyForm = "table",
     reach: Meant,

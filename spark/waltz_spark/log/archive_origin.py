@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 from uuid import UUID
 
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltz_spark.log.segment import Place, Segment
+from waltz_spark.log.segment import Place, Segment, first_at
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import all_pieces, label_of, newest_manifests
 from waltzd.archive.manifest import COLUMNS, Entry
@@ -183,18 +183,8 @@ class ArchiveOrigin:
             raise self._damage(extent, "it holds other records than its manifest says", span.first)
 
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
-        """By halves: times never fall, and records without one lie in front."""
         extents = [extent for extent in catalog.extents if extent.partition == partition]
-        low, high = 0, len(extents)
-        while low < high:
-            middle = (low + high) // 2
-            first = self._asked(extents[middle], Segment.first_time)
-            low, high = (low, middle) if first is not None and first >= time else (middle + 1, high)
-        if low == 0:
-            return catalog.spans[partition].first
-        extent = extents[low - 1]
-        found = self._asked(extent, lambda segment: segment.first_at(time))
-        return extent.span.last + 1 if found is None else min(found, extent.span.last + 1)
+        return first_at(extents, catalog.spans[partition].first, time, self._asked)
 
     def header(self, extent: Extent) -> FileHeader | None:
         """Of the segment. None where it cannot be read: that is said when its records are."""

@@ -25,7 +25,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from waltz_spark.log.origin import Catalog, Extent, Span
-from waltz_spark.log.segment import Place, Segment, read_segment_runs
+from waltz_spark.log.segment import Place, Segment, first_at, read_segment_runs
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, Entry, join, read_whole
 from waltzd.errors import (
@@ -197,18 +197,8 @@ class DirectoryOrigin:
             return None
 
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
-        """By halves: times never fall, and records without one lie in front."""
         extents = [extent for extent in catalog.extents if extent.partition == partition and extent.bytes]
-        low, high = 0, len(extents)
-        while low < high:
-            middle = (low + high) // 2
-            first = self._asked(extents[middle], Segment.first_time)
-            low, high = (low, middle) if first is not None and first >= time else (middle + 1, high)
-        if low == 0:
-            return catalog.spans[partition].first
-        extent = extents[low - 1]
-        found = self._asked(extent, lambda segment: segment.first_at(time))
-        return min(extent.span.last + 1, extent.span.last + 1 if found is None else found)
+        return first_at(extents, catalog.spans[partition].first, time, self._asked)
 
     def headers(self, extent: Extent) -> tuple[bytes, bytes]:
         directory, _, name = extent.place.rpartition("/")

@@ -8,10 +8,10 @@ decides that something is damaged, because an index that is wrong is no damage o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
 import numpy as np
@@ -28,6 +28,7 @@ from waltzd.format.scan import scan, survey
 from waltzd.storage.replica.promise import read_promise
 
 ENTRIES_MIN = 64
+Ask: TypeAlias = "Callable[[Extent, Callable[[Segment], int | None]], int | None]"
 
 
 @runtime_checkable
@@ -72,6 +73,21 @@ def read_segment_runs(
         with closing(Segment.open(disk, place, first_ids[position], following)) as segment:
             yield from segment.runs(Span(next_id, stop), batch_bytes, with_locks=with_locks)
         next_id = stop + 1
+
+
+def first_at(extents: Sequence[Extent], start: int, time: int, ask: Ask) -> int:
+    """The first id of this time or a later one, among extents that follow each other; `start` where all are as late. By
+    halves: times never fall, and records without one lie in front. `ask` opens the segment of an extent."""
+    low, high = 0, len(extents)
+    while low < high:
+        middle = (low + high) // 2
+        first = ask(extents[middle], Segment.first_time)
+        low, high = (low, middle) if first is not None and first >= time else (middle + 1, high)
+    if low == 0:
+        return start
+    extent = extents[low - 1]
+    found = ask(extent, lambda segment: segment.first_at(time))
+    return extent.span.last + 1 if found is None else min(found, extent.span.last + 1)
 
 
 def _in_front(disk: Disk, place: Place, span: Span) -> WaltzError:
