@@ -107,6 +107,9 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Log/HighWaterMark": _APPLICATIONS | _LOOKING,
     "/waltz.v1.Log/Fetch": _APPLICATIONS,
     "/waltz.v1.Log/FindTime": _APPLICATIONS | _LOOKING,
+    "/waltz.v1.Log/Attend": _APPLICATIONS,
+    "/waltz.v1.Log/MakeGroup": _APPLICATIONS,
+    "/waltz.v1.Log/GetGroup": _APPLICATIONS | _LOOKING,
     "/waltz.v1.ServerAdmin/Describe": _LOOKING | _SERVERS,
     "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
     "/waltz.v1.ServerAdmin/ExplainLock": _LOOKING,
@@ -114,6 +117,11 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.ServerAdmin/Audit": _OPERATORS,
     "/waltz.v1.ServerAdmin/ListClients": _LOOKING,
     "/waltz.v1.ServerAdmin/DisconnectClient": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ListGroups": _LOOKING,
+    "/waltz.v1.ServerAdmin/ListParked": _LOOKING,
+    "/waltz.v1.ServerAdmin/SetGroup": _OPERATORS,
+    "/waltz.v1.ServerAdmin/RemoveGroup": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ChangeGroup": _OPERATORS,
 }
 """Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage
 refuses a call of theirs that carries a session. Observers see no payload and no digest of one."""

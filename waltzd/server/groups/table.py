@@ -13,30 +13,21 @@ count, not deliveries: a change of owner is nobody's failure.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple
 
+from waltzd.protocol.groups import Exhausted, Mode
 from waltzd.server.groups.state import PARKED_MAX, State
-from waltzd.server.groups.turns import Mode, turns_of
+from waltzd.server.groups.turns import turns_of
 
 INTERVALS_MAX = 10_000
 """With more of them open, a group takes no new work until some is done."""
 AHEAD_MAX = 4096
 """So many transactions wait here; the others wait in the log. Of a keyed group that is also how many may stand behind one
 key before other keys have to wait, too."""
-
-
-class Exhausted(enum.StrEnum):
-    """What happens to a transaction whose tries are used up."""
-
-    PARK = "park"
-    """It is put aside, and the group goes on."""
-    STOP = "stop"
-    """The group gives nothing more out in this partition, until an operator says so."""
 
 
 @dataclass(frozen=True, kw_only=True)

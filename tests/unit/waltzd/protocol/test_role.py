@@ -39,6 +39,9 @@ Log/Mount                          client operator
 Log/HighWaterMark                  client operator observer
 Log/Fetch                          client operator
 Log/FindTime                       client operator observer
+Log/Attend                         client operator
+Log/MakeGroup                      client operator
+Log/GetGroup                       client operator observer
 ServerAdmin/Describe               server operator observer
 ServerAdmin/Drain                  operator
 ServerAdmin/ExplainLock            operator observer
@@ -46,6 +49,11 @@ ServerAdmin/Events                 operator observer
 ServerAdmin/Audit                  operator
 ServerAdmin/ListClients            operator observer
 ServerAdmin/DisconnectClient       operator
+ServerAdmin/ListGroups             operator observer
+ServerAdmin/ListParked             operator observer
+ServerAdmin/SetGroup               operator
+ServerAdmin/RemoveGroup            operator
+ServerAdmin/ChangeGroup            operator
 """
 
 
