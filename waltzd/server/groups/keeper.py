@@ -77,6 +77,11 @@ class Keeper:
         return self._changes
 
     @property
+    def unwritten(self) -> int:
+        """How many changes are not known to be committed."""
+        return self._changes - self.kept
+
+    @property
     def is_writing(self) -> bool:
         """An entry was given out, and what became of it is not told yet."""
         return self._pending is not None
@@ -84,7 +89,7 @@ class Keeper:
     def rewrite(self, now: float) -> int:
         """Write all of it once more, as `changed`: the log becomes shorter by that."""
         self._is_whole = True
-        return self.changed(now, 0)
+        return self.changed(now)
 
     def reset(self, state: State, now: float) -> int:
         """From here on the group stands elsewhere, in another epoch: as `changed`. No entry may be on its way."""
@@ -96,7 +101,7 @@ class Keeper:
     @property
     def must_pause(self) -> bool:
         """Too much of what members said is only here."""
-        return self._changes - self.kept >= UNWRITTEN_MAX
+        return self.unwritten >= UNWRITTEN_MAX
 
     def wake(self) -> float | None:
         """When something is to be written, if nothing else happens before."""

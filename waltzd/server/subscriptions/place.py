@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,22 +32,17 @@ from waltzd.errors import (
 )
 from waltzd.format.record import Run
 from waltzd.protocol.batches import PROBE_HEADER
-from waltzd.protocol.groups import Change, Changed, GroupPlace, KeyedBy, Mode, Said, Verb
-from waltzd.protocol.locks import Committed
+from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, KeyedBy, Mode, Said, Verb
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.groups.keeper import Keeper, Write
+from waltzd.server.groups.keeper import Keeper
 from waltzd.server.groups.ledger import Key, settings_of
 from waltzd.server.groups.state import State
 from waltzd.server.groups.table import Delivery, Table, Verdict
+from waltzd.server.subscriptions.keeping import Keeping, Source
 from waltzd.server.subscriptions.pieces import Piece, Shelf
 from waltzd.wire.tasks import tell_failure
 
-if TYPE_CHECKING:
-    from waltzd.server.subscriptions.board import Board
-    from waltzd.server.subscriptions.member import Attendance
-
 log = logging.getLogger("waltz.server")
-RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 READ_AGAIN_SECONDS, READ_AGAIN_SECONDS_MAX = 0.2, 10.0
 IDLE_SECONDS = 5.0
 """So long a place that nobody needs stays: a member that comes back finds it."""
@@ -61,9 +56,38 @@ READ_MAX = 4096
 """How many ids a reader asks for at a time."""
 
 
+class Ground(Source, Protocol):
+    """What a place stands on."""
+
+    def forget(self, place: Place) -> None:
+        """It is over."""
+        ...
+
+
+class Attendee(Protocol):
+    """A member of the group, as its place knows it. No call waits."""
+
+    name: str
+    changed: asyncio.Event
+    """It may be able to send more."""
+
+    def give(self, delivery: Delivery) -> None: ...
+    def kept(self, kept: int) -> None:
+        """Changes up to this one are on the disks of a majority."""
+        ...
+
+    def pause(self, reason: str) -> None: ...
+    def prolong(self) -> None:
+        """What it could not be given yet is not late."""
+        ...
+
+    def dismiss(self, error: WaltzError) -> None: ...
+    def describe(self) -> GroupMember: ...
+
+
 class Place:
     def __init__(
-        self, key: Key, meta: GroupMeta, pipeline: Pipeline, board: Board, on_fatal: Callable[[BaseException], None]
+        self, key: Key, meta: GroupMeta, pipeline: Pipeline, board: Ground, on_fatal: Callable[[BaseException], None]
     ) -> None:
         self.key = key
         self.meta = meta
@@ -77,10 +101,10 @@ class Place:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self._keeper: Keeper
+        self._keeping = Keeping(key, board, over=self.end, kept=self._tell_kept, say=self._say)
         self._table: Table
-        """Both from the claim on."""
-        self._members: dict[str, Attendance] = {}
+        """From the claim on."""
+        self._members: dict[str, Attendee] = {}
         self._claimed: asyncio.Future[None] = self._loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._turn_due: asyncio.Handle | None = None
@@ -90,10 +114,6 @@ class Place:
         self._wanted: dict[tuple[int, int], None] = {}
         """Ids that have to be read from elsewhere, in the order in which they were asked for."""
         self._want = asyncio.Event()
-        self._must_write = asyncio.Event()
-        self._is_urgent = False
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Who waits until a change is kept."""
         self._unread = ""
         """Why records cannot be read."""
         self._idle_since: float | None = self._now()
@@ -129,10 +149,7 @@ class Place:
             task.cancel()
         if not self._claimed.done():
             self._claimed.set_result(None)
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_exception(error)
-        self._waiting.clear()
+        self._keeping.end(error)
         for member in list(self._members.values()):
             member.dismiss(error)
 
@@ -140,8 +157,7 @@ class Place:
         """What is true after every event."""
         if self.error is None and self._is_claimed:
             self._table.check()
-            assert self._table.state is self._keeper.state
-            assert self._keeper.kept <= self._keeper.changes
+            assert self._table.state is self._state
 
     # -- the claim, and what is written --------------------------------------------------------------------------------
 
@@ -150,144 +166,37 @@ class Place:
         return self._claimed.done() and self.error is None
 
     async def _keep(self) -> None:
-        if not await self._claim():
-            return
-        while self.error is None:
-            self._must_write.clear()
-            is_urgent, self._is_urgent = self._is_urgent, False
-            write = self._keeper.write(self._now(), self._board.ledger, is_urgent=is_urgent)
-            if write is not None:
-                await self._write(write)
-                continue
-            self._tell_kept()  # what changed back needs no entry
-            wake = self._keeper.wake()
-            try:
-                async with asyncio.timeout_at(wake):
-                    await self._must_write.wait()
-            except TimeoutError:
-                continue
-
-    async def _claim(self) -> bool:
-        """Begin an epoch of our own. One whose entry was not plainly committed is left behind: the next one begins anew."""
-        pause = RETRY_SECONDS
-        while True:
-            try:
-                await self._board.level()
-                keeper = self._new_keeper()
-                write = keeper.write(self._now(), self._board.ledger, is_urgent=True)
-                assert write is not None
-                outcome = await self._board.group_log.append(write.data, write.lock, write.position)
-                if isinstance(outcome, Committed):
-                    keeper.committed(outcome.id)
-                    break
-            except (NoSuchGroup, NeedsBatches, GroupBeyondLog) as error:
-                self.end(error)
-                return False
-            except WaltzError as error:
-                if self._board.damage is not None:
-                    self.end(self._board.damage)
-                    return False
-                self._note(f"the group log does not take the claim: {error.message}")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RETRY_SECONDS_MAX)
-        self._keeper, self._table = keeper, Table(settings_of(self.meta), keeper.state)
-        self._note("")
-        self._claimed.set_result(None)
-        return True
+        if await self._keeping.claim(self._new_keeper):
+            self._table = Table(settings_of(self.meta), self._state)
+            self._claimed.set_result(None)
+            await self._keeping.run()
 
     def _new_keeper(self) -> Keeper:
         ledger, key = self._board.ledger, self.key
         meta, made_at = ledger.groups.get(key.name, (None, None))
         if meta is None or made_at != key.made_at:
             raise NoSuchGroup(f"the group {key.name} was removed", group=key.name)
-        state = ledger.state(key.name, key.partition)
-        check_place(meta, key.partition, self.pipeline, meta.start(key.partition) if state is None else state.reach)
-        return Keeper(key, ledger, after=meta.start(key.partition), now=self._now())
+        state, start = ledger.state(key.name, key.partition), meta.start(key.partition)
+        check_place(meta, key.partition, self.pipeline, start if state is None else state.reach)
+        return Keeper(key, ledger, after=start, now=self._now())
 
-    async def _write(self, write: Write) -> None:
-        """Until it is committed, or the group is another's."""
-        pause, again = RETRY_SECONDS, write
-        while True:
-            try:
-                outcome = await self._board.group_log.append(again.data, again.lock, again.position)
-                if isinstance(outcome, Committed):
-                    self._keeper.committed(outcome.id)
-                    break
-                self._keeper.doubtful()
-                found = await self._looked()
-                if found is None:
-                    break
-                again = found
-                continue
-            except WaltzError as error:  # nothing was written
-                if self._board.damage is not None:
-                    return
-                self._note(f"the group log takes nothing: {error.message}")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RETRY_SECONDS_MAX)
-        if self._keeper.is_deposed:
-            self.end(self._deposed())
-            return
-        self._note("")
-        self._tell_kept()
-
-    async def _looked(self) -> Write | None:
-        """What stands in the log after an entry whose outcome is not known."""
-        pause = RETRY_SECONDS
-        while True:
-            try:
-                await self._board.level()
-                return self._keeper.look(self._board.ledger)
-            except WaltzError as error:
-                if self._board.damage is not None:
-                    raise
-                self._note(f"the group log does not say what stands in it: {error.message}")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RETRY_SECONDS_MAX)
+    @property
+    def _state(self) -> State:
+        return self._keeping.keeper.state
 
     def look(self) -> None:
         """The ledger says something new of this place: another owner may have claimed it."""
-        if not self._is_claimed:
-            return
-        ledger = self._board.ledger
-        state = ledger.state(self.key.name, self.key.partition) if self.key.name in ledger.groups else None
-        if state is not None and state.epoch > self._keeper.state.epoch:
-            self.end(self._deposed())
+        if self._is_claimed and self._keeping.is_deposed:
+            self.end(self._keeping.deposed())
 
-    def _deposed(self) -> WaltzError:
-        return NotReady(
-            f"another server has group {self.key.name} in partition {self.key.partition} by now",
-            partition=self.key.partition,
-        )
+    def _say(self, trouble: str) -> None:
+        log.warning("group %s, partition %d: %s", self.key.name, self.key.partition, trouble)
 
-    def _note(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
-            log.warning("group %s, partition %d: %s", self.key.name, self.key.partition, trouble)
-        self._trouble = trouble
-
-    _trouble = ""
-
-    def _changed(self, count: int = 1, *, is_urgent: bool = False) -> int:
-        number = self._keeper.changed(self._now(), count)
-        self._is_urgent |= is_urgent
-        self._must_write.set()
-        return number
-
-    async def _kept(self, number: int) -> None:
-        if self._keeper.kept < number:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append((number, future))
-            await future
-
-    def _tell_kept(self) -> None:
-        kept = self._keeper.kept
-        for number, future in self._waiting:
-            if number <= kept and not future.done():
-                future.set_result(None)
-        self._waiting = [one for one in self._waiting if one[0] > kept]
+    def _tell_kept(self, kept: int) -> None:
         for member in self._members.values():
             member.kept(kept)
-        self.touch()  # it may have paused
+        if self.paused:
+            self.touch()
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -315,7 +224,7 @@ class Place:
         expired = table.expire(now)
         self.failed += expired
         if expired:
-            self._changed(expired, is_urgent=self._aside() != before)
+            self._keeping.changed(expired, is_urgent=self._aside() != before)
         self._pause()
         if self._members and not self.paused:
             self._offer()
@@ -330,8 +239,8 @@ class Place:
 
     def _pause(self) -> None:
         paused = ""
-        if self._keeper.must_pause:
-            paused = f"{self._keeper.changes - self._keeper.kept} changes wait for the group log: {self._trouble or 'it is slow'}"
+        if self._keeping.keeper.must_pause:
+            paused = f"what members said waits for the group log: {self._keeping.trouble or 'it is slow'}"
         paused = paused or self._unread
         told = paused or (f"the group has stopped: {self._table.state.stopped}" if self._table.state.stopped else "")
         self.paused = paused
@@ -401,7 +310,7 @@ class Place:
             if id == table.upcoming or (id <= table.cursor and id in table.again):
                 table.offer(id, keys[at] if keys is not None else None, is_wanted=is_wanted)
         if table.state.reach != before:
-            self._changed(0)
+            self._keeping.changed(0)
         return last - first + 1
 
     def _keys(self, piece: Piece, first: int, last: int, headers: Any) -> Sequence[Hashable | None] | None:
@@ -469,7 +378,8 @@ class Place:
         """Members fail in nothing that they were not given."""
         if why != self._unread:
             self._unread = why
-            self._note(why)
+            if why:
+                self._say(why)
             self.touch()
         if why and self._is_claimed:
             for member in self._members.values():
@@ -490,16 +400,16 @@ class Place:
             count,
             floor,
         )
-        self._changed(count, is_urgent=True)
+        self._keeping.changed(count, is_urgent=True)
         self.touch()
 
     # -- members -------------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        return self._keeper.state.epoch
+        return self._state.epoch
 
-    def join(self, member: Attendance, room: int | None) -> int:
+    def join(self, member: Attendee, room: int | None) -> int:
         """How many deliveries it has at a time. A newer stream takes the place of an older one with its name."""
         if self.error is not None:
             raise self.error
@@ -513,7 +423,7 @@ class Place:
         self.touch()
         return self._table.room_of(member.name)
 
-    def leave(self, member: Attendance, *, is_lost: bool) -> None:
+    def leave(self, member: Attendee, *, is_lost: bool) -> None:
         """`is_lost`: it has not said that it goes."""
         if self._members.get(member.name) is not member:
             return
@@ -524,12 +434,12 @@ class Place:
         self._table.leave(member.name, self._now(), is_lost=is_lost)
         if held and is_lost:
             self.failed += held if self.meta.mode is not Mode.ORDERED else 1
-            self._changed(held, is_urgent=self._aside() != before)
+            self._keeping.changed(held, is_urgent=self._aside() != before)
         if not self._members:
             self._idle_since = self._now()
         self.touch()
 
-    def said(self, member: Attendance, said: Said) -> tuple[Verdict, int, bool]:
+    def said(self, member: Attendee, said: Said) -> tuple[Verdict, int, bool]:
         """What is so; the number of the change with which it is kept; and whether that is waited for."""
         table, now, verdict, before = self._table, self._now(), Verdict(), self._aside()
         delay = None if said.delay_ms is None else said.delay_ms / 1000
@@ -551,9 +461,9 @@ class Place:
                 verdict.unknown + one.unknown,
                 one.is_old,
             )
-        is_aside, number = self._aside() != before, self._keeper.changes
+        is_aside, number = self._aside() != before, self._keeping.keeper.changes
         if verdict.taken and said.verb is not Verb.EXTEND:
-            number = self._changed(verdict.taken, is_urgent=is_aside)
+            number = self._keeping.changed(verdict.taken, is_urgent=is_aside)
         if said.verb is Verb.ACKNOWLEDGE:
             self.acknowledged += verdict.taken
         elif said.verb is not Verb.EXTEND:
@@ -563,16 +473,15 @@ class Place:
 
     @property
     def kept(self) -> int:
-        return self._keeper.kept
+        return self._keeping.keeper.kept
 
     @property
     def changes(self) -> int:
-        return self._keeper.changes
+        return self._keeping.keeper.changes
 
     def write_now(self) -> None:
         """Somebody waits for what was said."""
-        self._is_urgent = True
-        self._must_write.set()
+        self._keeping.write_now()
 
     def unsettled(self, name: str) -> int | None:
         """The highest id that a member has acknowledged and that is not in the state: in an ordered group it waits for all
@@ -614,9 +523,9 @@ class Place:
                     table.go_on()
             case _:
                 raise BadArgument(f"a group cannot be changed by {change!r}")
-        number = self._changed(max(1, count), is_urgent=True)
+        number = self._keeping.changed(max(1, count), is_urgent=True)
         self.touch()
-        await self._kept(number)
+        await self._keeping.kept(number)
         return Changed(count, self.epoch, table.state.floor)
 
     def _check_id(self, id: int) -> None:
@@ -630,42 +539,39 @@ class Place:
     async def _reset(self, after: int) -> Changed:
         """In an epoch of its own, so what members say of what they have counts for nothing. They join again."""
         self._check_id(after)
-        while self._keeper.is_writing:
-            await self._kept(self._keeper.changes)
-            if self.error is not None:
-                raise self.error
-        old = self._keeper.state
-        state = State(after=after, epoch=old.epoch + 1)
-        state.parked = {id: one for id, one in old.parked.items() if id <= after}
-        count = abs(old.floor - after)
-        number = self._keeper.reset(state, self._now())
+        count = 0
+
+        def begin(old: State) -> State:
+            nonlocal count
+            count, state = abs(old.floor - after), State(after=after, epoch=old.epoch + 1)
+            state.parked = {id: one for id, one in old.parked.items() if id <= after}
+            return state
+
+        state = await self._keeping.reset(begin)
         self._table = Table(settings_of(self.meta), state)
         for member in list(self._members.values()):
-            self.leave_old(member)
-        self._is_urgent = True
-        self._must_write.set()
-        await self._kept(number)
+            self._send_away(member)
+        await self._keeping.kept(self._keeping.keeper.changes)
         return Changed(count, state.epoch, state.floor)
 
-    def leave_old(self, member: Attendance) -> None:
+    def _send_away(self, member: Attendee) -> None:
         """What it has is of an epoch that is over."""
         del self._members[member.name]
         self._idle_since = self._now()
         member.dismiss(NotReady(f"group {self.key.name} was reset in partition {self.key.partition}: join again"))
 
     async def rewrite(self) -> None:
-        number = self._keeper.rewrite(self._now())
-        self.write_now()
-        await self._kept(number)
+        """Write all of it once more."""
+        await self._keeping.rewrite()
 
     def tend(self) -> None:
         """Given up when nobody needs it, and everything is written."""
-        if not self._is_claimed or self._members or self._waiting or self._idle_since is None:
+        if not self._is_claimed or self._members or self._idle_since is None:
             return
         if self._now() - self._idle_since < IDLE_SECONDS:
             return
-        if self._keeper.is_writing or self._keeper.wake() is not None:
-            self.write_now()
+        if not self._keeping.is_level:
+            self._keeping.write_now()
             return
         self.end(NotReady(f"group {self.key.name} is at rest in partition {self.key.partition}: join again"))
 
@@ -674,7 +580,7 @@ class Place:
     def describe(self) -> GroupPlace | None:
         if not self._is_claimed:
             return None
-        state, table, oldest = self._keeper.state, self._table, self._table.oldest
+        state, table, oldest = self._state, self._table, self._table.oldest
         age = 0.0 if oldest is None else self._now() - oldest + table.settings.ack_wait
         return GroupPlace(
             partition=self.key.partition,
@@ -687,7 +593,7 @@ class Place:
             is_at_work=True,
             paused=self.paused,
             in_flight=table.in_flight,
-            unwritten=self._keeper.changes - self._keeper.kept,
+            unwritten=self._keeping.keeper.unwritten,
             oldest_ms=max(0, round(1000 * age)),
             delivered=self.delivered,
             acknowledged=self.acknowledged,
@@ -714,7 +620,8 @@ def check_place(meta: GroupMeta, partition: int, pipeline: Pipeline, after: int)
         )
     if after > pipeline.last_id:
         raise GroupBeyondLog(
-            f"group {meta.name} is to go on behind id {after} of partition {partition}, whose last id is {pipeline.last_id}",
+            f"group {meta.name} is to go on behind id {after} of partition {partition}, which has none "
+            f"above {pipeline.last_id}",
             partition=partition,
             last_id=pipeline.last_id,
         )
