@@ -34,6 +34,8 @@ from waltzd.wire.tasks import tell_failure
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
 MOUNTS_MAX = 10_000
+LOG_CLOSE_SECONDS = 0.5
+"""How long a server that ends waits for its last entries in the group log."""
 
 
 async def _never_alive(server: ServerMeta) -> bool:
@@ -110,7 +112,7 @@ class LocalServer:
         self._hosting = self._task(self.owner.run(), "ownership")
 
     def _make_board(self, reach: Connect) -> Board:
-        settings = ClientSettings(instance=f"server {self.name}")
+        settings = ClientSettings(instance=f"server {self.name}", close_seconds=LOG_CLOSE_SECONDS)
         return Board(
             ClientLog(
                 lambda: LogClient([self.meta.listen], partitions=(), connect=reach, settings=settings),
