@@ -24,7 +24,7 @@ import uvloop
 
 from waltzd.archive.place import open_store
 from waltzd.archive.reading import ArchiveReader, PieceCache
-from waltzd.client.client import Client
+from waltzd.client.group_log import GroupLogClient
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
@@ -65,7 +65,7 @@ from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
-from waltzd.server.subscriptions.group_log import ClientLog, LogClient
+from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import ReplicaClient
@@ -359,12 +359,11 @@ class _Daemon:
         except BaseExceptionGroup as group:
             _end(group)
 
-    def _group_log_client(self) -> Client:
+    def _group_log_client(self) -> GroupLogClient[bytes]:
         """Of this server's own: whoever owns the group log."""
         addresses = [server.address for server in self.owner.topology().servers if server.address]
-        return LogClient(
+        return GroupLogClient(
             addresses or [self._server.listen],
-            partitions=(),
             connect=lambda address, key: ServerClient(address, key, seconds=GROUP_LOG_SECONDS, tls=self._tls),
             settings=ClientSettings(instance=f"server {self._server.name}"),
         )
@@ -407,6 +406,7 @@ class _Daemon:
             partitions=self.owner.describe(),
             clients=self.clients.totals(),
             metadata_backup=self._saver.describe(),
+            keeps_group_log=True,
         )
 
     async def unready(self) -> list[str]:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 from uuid import UUID
 
+from waltzd.client.group_log import GroupLogClient
 from waltzd.client.routes import Connect
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
@@ -29,7 +30,7 @@ from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
-from waltzd.server.subscriptions.group_log import ClientLog, LogClient
+from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.tasks import tell_failure
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
@@ -115,7 +116,7 @@ class LocalServer:
         settings = ClientSettings(instance=f"server {self.name}", close_seconds=LOG_CLOSE_SECONDS)
         return Board(
             ClientLog(
-                lambda: LogClient([self.meta.listen], partitions=(), connect=reach, settings=settings),
+                lambda: GroupLogClient([self.meta.listen], connect=reach, settings=settings),
                 lambda: self.owner.group_log,
             ),
             partitions=self.owner.meta.partitions,

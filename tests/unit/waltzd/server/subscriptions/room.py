@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -133,7 +133,13 @@ class Hand:
     _taken = 0
 
     async def say(
-        self, verb: Verb, *ids: int, epoch: int | None = None, tag: int | None = None, reason: str = "", delay_ms: int | None = None
+        self,
+        verb: Verb,
+        *ids: int,
+        epoch: int | None = None,
+        tag: int | None = None,
+        reason: str = "",
+        delay_ms: int | None = None,
     ) -> Answer:
         self._number += 1
         number = self._number
@@ -211,7 +217,9 @@ class Room:
 
     async def make(self, name: str, **settings: Any) -> MadeGroup:
         meta = GroupMeta(name=name, **{"partitions": None, "mode": Mode.QUEUE, "back_off_ms": (), **settings})
-        return await self.again_and_again(lambda: self.board().make(meta))
+        found = await self.again_and_again(lambda: self.board().make(meta))
+        assert isinstance(found, MadeGroup)
+        return found
 
     async def again_and_again(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Until no fail-over is in the way."""
@@ -225,8 +233,8 @@ class Room:
     @asynccontextmanager
     async def member(self, group: str, name: str, *, partition: int = 0, room: int | None = None) -> AsyncIterator[Hand]:
         async def join() -> Hand:
-            topology = await self.cluster.connect(self.cluster.servers[0], None).locate()
-            place = topology.places[partition]
+            owner = self.cluster._running(self.cluster.owner(partition))
+            place = owner.owner.topology().places[partition]
             if place.address is None:
                 raise NotReady("nobody owns it")
             hand = Hand(self.cluster.connect(place.address, self.cluster.meta.key).attend(), name)
