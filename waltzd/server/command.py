@@ -365,7 +365,7 @@ class _Daemon:
         return GroupLogClient(
             addresses or [self._server.listen],
             connect=lambda address, key: ServerClient(address, key, seconds=GROUP_LOG_SECONDS, tls=self._tls),
-            settings=ClientSettings(instance=f"server {self._server.name}"),
+            settings=ClientSettings(instance=f"server {self._server.name}", close_seconds=STOP_SECONDS),
         )
 
     async def _watch_partitions(self) -> None:
