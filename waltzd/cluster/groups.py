@@ -71,3 +71,12 @@ class GroupDescription:
     made_at: int
     places: tuple[GroupPlace, ...]
     """Where it has begun, or is at work."""
+
+
+@dataclass(frozen=True)
+class GroupList:
+    """The groups that one server knows."""
+
+    groups: tuple[GroupDescription, ...]
+    trouble: str = ""
+    """Why it knows nothing newer; empty: it knows all."""
