@@ -79,7 +79,9 @@ def test_the_simulator_catches_an_engine_that(name: str) -> None:
         kinds.add(mutant.run(seed).kind)
         if kinds - UNCAUGHT:
             return
-    pytest.fail(f"seeds {mutant.seeds} find nothing wrong, or only that the mutant itself is broken: {kinds}; {mutant.wrong}")
+    pytest.fail(
+        f"seeds {mutant.seeds} find nothing wrong, or only that the mutant itself is broken: {kinds}; {mutant.wrong}"
+    )
 
 
 @pytest.mark.parametrize("name", SOUND)
