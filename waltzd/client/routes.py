@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
+from waltzd.cluster.groups import GroupPort
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
@@ -33,10 +34,9 @@ from waltzd.errors import (
 )
 from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
 from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
-from waltzd.protocol.peers import ServerPort
 
 T = TypeVar("T")
-Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
+Connect: TypeAlias = Callable[[str, UUID | None], GroupPort]
 """A port to the server at an address, for a cluster key; None when it is not known yet."""
 Partitions: TypeAlias = str | Iterable[int | str]
 """`all`, numbers, and texts with numbers and channels: `[0, 3]`, `orders`, `0-3,orders`."""
@@ -57,7 +57,7 @@ def pause_seconds(attempt: int, *identity: int) -> float:
 
 @dataclass(eq=False)
 class _Held:
-    port: ServerPort
+    port: GroupPort
     users: int = 0
     is_good: bool = True
 
@@ -293,7 +293,7 @@ class Routes:
     # -- talking
 
     @asynccontextmanager
-    async def at(self, address: str) -> AsyncIterator[ServerPort]:
+    async def at(self, address: str) -> AsyncIterator[GroupPort]:
         """The port to a server. A `CannotConnect` that passes through here is the end of that port."""
         held = self._held.get(address)
         if held is None:
@@ -347,7 +347,7 @@ class Routes:
                 failures.append(f"{address}: {error.message}")
         raise CannotConnect(f"no server gave a client id ({'; '.join(failures)})")
 
-    async def ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], seconds: float) -> T:
+    async def ask(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]], seconds: float) -> T:
         """Ask the owner, retried for so long, also through a fail-over."""
         return await _patiently(
             lambda: self.ask_once(partition, what, call),
@@ -356,7 +356,7 @@ class Routes:
             partition,
         )
 
-    async def ask_once(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]]) -> T:
+    async def ask_once(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]]) -> T:
         place = await self.find(partition)
         assert place.address is not None
         try:

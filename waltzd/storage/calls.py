@@ -110,6 +110,7 @@ class StorageCalls:
         """The newest segment file on its way to each partition."""
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
+        self._version = version("waltzd")  # of what runs, also when the package has been replaced since
         self._aside_since = {one.name: self._started_ns for one in directory.aside()}
         """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
@@ -662,7 +663,7 @@ class StorageCalls:
             cluster_key=header.key,
             partitions=header.partitions,
             directory=directory.path,
-            version=version("waltzd"),
+            version=self._version,
             free_bytes=self._disk.free_bytes(directory.path),
             uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
             is_draining=self.is_draining,

@@ -31,6 +31,7 @@ from waltzd.cluster.documents import (
     decode,
     whole_grant,
 )
+from waltzd.cluster.groups import GroupPort
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
@@ -38,7 +39,6 @@ from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
 from waltzd.format.record import Record, Run
 from waltzd.protocol.channels import NO_CHANNELS
 from waltzd.protocol.peers import SECRET_BYTES
-from waltzd.protocol.peers import ServerPort as ClientPort
 from waltzd.protocol.policy import Policy
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseconds
@@ -253,11 +253,11 @@ class LocalCluster:
         """The addresses of all servers; only `connect` understands them."""
         return tuple(_address(name) for name in self._servers)
 
-    def connect(self, address: str, key: UUID | None) -> ClientPort:
+    def connect(self, address: str, key: UUID | None) -> GroupPort:
         """What a `Client` takes as its `connect`, on whichever event loop the client lives."""
         return self._port(address, key)
 
-    def _port(self, address: str, key: UUID | None = None, identity: str = "") -> ClientPort:
+    def _port(self, address: str, key: UUID | None = None, identity: str = "") -> GroupPort:
         port = ServerPort(lambda: self._door(address), key, identity)
         return port if self.loop is asyncio.get_running_loop() else LoopPort(port, self.loop)
 
