@@ -253,6 +253,26 @@ class GroupStateDamaged(WaltzError):
     next_step = "bring all servers to the newest version; if it stays so, keep the log, and report it"
 
 
+class GroupLogClosed(WaltzError):
+    """The partition behind all others is the group log: it holds where every durable group stands, and only servers write
+    there. An application reads and writes partitions, and works in groups by the calls that are made for them. A server in
+    turn is a client of the group log alone, so its certificate opens no partition."""
+
+    code, exit_code, status = "W2302", EXIT_NOT_AUTHORISED, "PERMISSION_DENIED"
+    not_done = "nothing was read or written"
+    next_step = "name a partition of the cluster; `waltzctl cluster describe` says how many there are"
+
+
+class GroupLogRefused(WaltzError):
+    """The cluster cannot get its group log now, which holds where durable groups stand: a server or storage does not
+    answer, or its version is too old to hold that log. An old server would also stop to follow who owns what. Nothing was
+    changed."""
+
+    code, exit_code, retry = "W2303", EXIT_UNSAFE, Retry.LATER
+    not_done = "nothing was changed"
+    next_step = "start what is named, bring it to the newest version, or take it out of the cluster; then try again"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""

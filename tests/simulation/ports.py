@@ -407,6 +407,7 @@ class SimServerAdminPort(_Port[LocalServer]):
                 is_draining=False,
                 is_leader=False,
                 partitions=server.owner.describe(),
+                keeps_group_log=True,
             )
 
         return await self._ask(answer)

@@ -78,6 +78,7 @@ class Routes:
         self._call_seconds = call_seconds
         self._topology: Topology | None = None
         self._places: list[Place] = []
+        """Of all partitions, and of the group log, where it may be."""
         self._held: dict[str, _Held] = {}
         self._lookup: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
@@ -266,15 +267,16 @@ class Routes:
                 f"this client to {known.cluster} ({known.cluster_key})"
             )
         if known is None:
-            self._places = [NOWHERE] * len(topology.places)
+            self._places = [NOWHERE] * (len(topology.places) + 1)
         elif len(known.places) != len(topology.places):
             raise ForeignCluster(
                 f"the server at {address} knows {len(topology.places)} partitions, this client {len(known.places)}"
             )
-        is_new = all(place.generation >= mine.generation for place, mine in zip(topology.places, self._places, strict=True))
+        places = (*topology.places, topology.groups or NOWHERE)
+        is_new = all(place.generation >= mine.generation for place, mine in zip(places, self._places, strict=True))
         if is_new or known is None:
             self._topology = topology
-        for partition, place in enumerate(topology.places):
+        for partition, place in enumerate(places):
             if place.generation >= self._places[partition].generation:
                 self._places[partition] = place
         if self._learned is not None and not self._learned.done():

@@ -375,6 +375,7 @@ class _Daemon:
             partitions=self.owner.describe(),
             clients=self.clients.totals(),
             metadata_backup=self._saver.describe(),
+            keeps_group_log=True,
         )
 
     async def unready(self) -> list[str]:

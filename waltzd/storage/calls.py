@@ -221,7 +221,7 @@ class StorageCalls:
     def quiet(self, numbers: Sequence[int]) -> list[int]:
         """Those that are here and have no append stream at the moment. A server asks about another one that it takes for
         dead."""
-        if len(numbers) > self._directory.control.header.partitions:
+        if len(numbers) > self._directory.control.header.partitions + 1:  # and the group log
             raise TooLarge(f"{len(numbers)} partitions were named; the cluster has fewer")
         found = {number: self._lanes.get(number) for number in numbers}
         return [
@@ -674,6 +674,7 @@ class StorageCalls:
             name=directory.name,
             set_aside=self._aside(),
             formats=VERSIONS,
+            keeps_group_log=True,
         )
 
     def _aside(self) -> tuple[SetAside, ...]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Protocol
 
-from waltzd.errors import NotGranted, PolicyUnreadable
+from waltzd.errors import GroupLogClosed, NotGranted, PolicyUnreadable
 from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, numbers_of
 from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything
 from waltzd.protocol.role import Identity, Role
@@ -68,6 +68,18 @@ class Access:
             raise PolicyUnreadable(f"this server lets only operators in: {self._why_closed}")
         return everything(name) if self._policy is None else self._policy.rights_of(name)
 
+    def rights_in(self, identity: str, partition: int, *, group_log: int) -> Rights:
+        """The same, in one partition. The group log is closed to applications, and all else to servers. Without
+        certificates nobody can be told apart, so everybody is let in there."""
+        role = role_of(identity)
+        if partition != group_log:
+            if role is Role.SERVER:
+                raise GroupLogClosed(f"servers are clients of the group log alone, and {identity} asks for {partition}")
+            return self.rights(identity)
+        if role is Role.CLIENT:
+            raise GroupLogClosed(f"{identity} asks for partition {partition}, which is the group log")
+        return everything(_who(identity)[0])
+
     def channels(self, rights: Rights) -> tuple[Channel, ...]:
         """Those that have a partition in which this caller may do something."""
         return tuple(
@@ -84,6 +96,12 @@ class Access:
             yield
         finally:
             del self._reviewed[mount]
+
+
+def role_of(identity: str) -> Role | None:
+    """None: the caller has no certificate."""
+    found = Identity.among((identity,))
+    return None if found is None else found.role
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
@@ -27,7 +27,15 @@ from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountR
 from waltzd.protocol.peers import MountLink
 from waltzd.protocol.policy import Rights
 from waltzd.protocol.role import Role
-from waltzd.server.clients.access import Access, check_append, check_read, check_see, check_subscribe, denied_all
+from waltzd.server.clients.access import (
+    Access,
+    check_append,
+    check_read,
+    check_see,
+    check_subscribe,
+    denied_all,
+    role_of,
+)
 from waltzd.server.clients.mounts import Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import Registry, Who, who_is
@@ -73,10 +81,15 @@ class ServerCalls:
         if key != ours:
             raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
 
+    def _rights(self, identity: str, partition: int) -> Rights:
+        return self._access.rights_in(identity, partition, group_log=self._owner.topology().group_log)
+
     def locate(self, identity: str = "") -> Topology:
         """`identity`, here and below: what the caller's certificate says; empty without one."""
         rights = self._access.rights(identity)
         topology = replace(self._owner.topology(), channels=self._access.channels(rights))
+        if role_of(identity) is Role.CLIENT:
+            topology = replace(topology, groups=None)
         if rights.sees_everything:
             return topology
         hidden = (
@@ -123,7 +136,7 @@ class ServerCalls:
         let in is known. And a majority of the storages says, after that is written down here, that nobody has replaced this
         owner: whoever does opens later, and asks the coordinator later. So from now on no owner takes anything of an older
         instance. What one took before has an id up to the barrier of this mount, or never gets one."""
-        name, one_instance = who_is(identity).name, self._access.rights(identity).one_instance
+        name, one_instance = who_is(identity).name, self._rights(identity, request.partition).one_instance
         if request.epoch == 0:
             if one_instance:
                 raise Superseded(
@@ -141,7 +154,7 @@ class ServerCalls:
         """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
         partition may ask: it is where appends without a view stand."""
         self._check_key(key)
-        check_see(self._access.rights(identity), partition)
+        check_see(self._rights(identity, partition), partition)
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
@@ -150,7 +163,7 @@ class ServerCalls:
     async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
-        check_read(self._access.rights(identity), partition)
+        check_read(self._rights(identity, partition), partition)
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
@@ -166,12 +179,12 @@ class ServerCalls:
         """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end. The
         right is asked for again with each piece: a log may be read for hours."""
         self._check_key(key)
-        rights = self._access.rights(identity)
+        rights = self._rights(identity, partition)
         check_read(rights, partition)
         pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
         async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
-                check_read(self._access.rights(identity), partition)
+                check_read(self._rights(identity, partition), partition)
                 yield run
 
     async def mount(self, link: MountLink) -> None:
@@ -183,10 +196,11 @@ class ServerCalls:
             self._check_key(request.cluster_key)
             check_request(request)
             self._check_token(request.client, request.token, link.identity, request.epoch)
-            _check_rights(self._access.rights(link.identity), request)  # first: errors of owners say where they are
+            # first: errors of owners say where they are
+            _check_rights(self._rights(link.identity, request.partition), request)
             pipeline = self._owner.pipeline(request.partition, request.generation)
             await self._displace_older(pipeline, request, link.identity)
-            who, rights = who_is(link.identity), self._access.rights(link.identity)
+            who, rights = who_is(link.identity), self._rights(link.identity, request.partition)
             _check_rights(rights, request)
             mount = Mount(link, request, pipeline, rights, self._registry.use_of(who, rights.quotas))
             mount.join()
@@ -194,7 +208,9 @@ class ServerCalls:
             await refuse(link, error)
             raise
         # nothing was waited for since it was asked for its rights
-        with self._access.reviewing(mount, link.identity), self._registry.present(who, request, link) as presence:
+        is_hidden = request.partition == self._owner.topology().group_log
+        reviewing = nullcontext() if is_hidden else self._access.reviewing(mount, link.identity)
+        with reviewing, self._registry.present(who, request, link) as presence:
             await mount.serve(presence)
 
     @staticmethod
