@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.wire", "waltzd.server.core", "waltzd.server.groups", "waltzd.storage.replica"),
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
     ("waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
+    ("waltzd.server.subscriptions",),
     ("waltzd.server",),
     ("waltzd.testing", "waltzctl.shell.options", "waltzctl.shell.safety", "waltzctl.show.terminal"),
     ("waltzctl.show.forms",),

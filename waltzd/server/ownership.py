@@ -154,6 +154,12 @@ class PartitionOwner:
         return self._topology
 
     @property
+    def group_log(self) -> int | None:
+        """The number of the group log; None while there is none."""
+        is_there = self._assignment is not None and len(self._assignment.owners) > self.meta.partitions
+        return self.meta.partitions if is_there else None
+
+    @property
     def client_secret(self) -> bytes:
         return self._cluster.client_secret
 

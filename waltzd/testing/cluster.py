@@ -518,6 +518,7 @@ class _Server(LocalServer):
             ),
             on_fatal=local._on_fatal,
             pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
+            reach=lambda address, key: local._port(address, key, Identity(local.meta.key, Role.SERVER, name).uri),
         )
         self.access.adopt(local._policy, local._channels)
         self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)

@@ -88,6 +88,11 @@ class Access:
             if rights.sees_everything or any(map(rights.may_see, numbers_of(ranges)))
         )
 
+    @property
+    def all_channels(self) -> Channels:
+        """As they are at this moment."""
+        return self._channels
+
     @contextmanager
     def reviewing(self, mount: Reviewed, identity: str) -> Iterator[None]:
         """For as long as this lasts the mount hears of every change."""
@@ -130,6 +135,18 @@ def check_read(rights: Rights, partition: int) -> None:
 def check_subscribe(rights: Rights, partition: int) -> None:
     if not rights.may_subscribe(partition):
         raise denied(rights, "subscribe to", partition)
+
+
+def check_attend(rights: Rights, partition: int, group: str) -> None:
+    if not (rights.may_subscribe(partition) and rights.may_attend(partition, group)):
+        raise NotGranted(
+            f"{rights.name} may not work in group {group} in partition {partition}: no grant of the policy that lets it "
+            "subscribe there names the group",
+            next_step=next_step(rights.name, partition),
+            name=rights.name,
+            partition=partition,
+            group=group,
+        )
 
 
 def check_see(rights: Rights, partition: int) -> None:
