@@ -201,7 +201,7 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: T
     async def collect() -> metrics.Families:
         return metrics.of_server(
             daemon.describe(),
-            cluster_partitions=daemon.owner.meta.partitions,
+            cluster_partitions=daemon.owner.logs,
             unready=await daemon.unready(),
             commit=daemon.all_counters.commit(),
             certificate_seconds=daemon.expiry.seconds_left(),

@@ -144,6 +144,11 @@ class PartitionOwner:
         """The partitions that are here, also those that are being opened or handed over."""
         return sorted(self._tenancies)
 
+    @property
+    def logs(self) -> int:
+        """How many the cluster has: the partitions, and the group log where there is one."""
+        return self.meta.partitions if self._assignment is None else len(self._assignment.owners)
+
     def describe(self) -> tuple[OwnedPartition, ...]:
         owned_logs = [self._tenancies[partition].owned for partition in self.owned]
         return tuple(owned.describe() for owned in owned_logs if owned is not None)
