@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "errors": ("", "Explain the error codes that Waltz prints."),
         "events": ("waltzctl.watching.events:events", "What the daemons said lately, in one order."),
         "export": ("", "What `spark-export` wrote: look, and check."),
+        "group": ("", "Durable groups: members that share work, and what they put aside."),
         "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
         "help": ("", "What is true of all commands."),
         "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
@@ -165,6 +166,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "waltz_spark.exporting.manifest_command:verify",
             "Check all files of an export, alone or against the log.",
         ),
+    },
+    "group": {
+        "describe": ("waltzctl.groups.command:describe", "One group: where it stands, and its members."),
+        "lag": ("waltzctl.groups.command:lag", "How far groups are behind, partition by partition."),
+        "list": ("waltzctl.groups.command:list_", "The groups, a line each."),
     },
     "help": {
         "exit-codes": ("waltzctl.shell.error:exit_codes", "What the exit code of a command means."),

@@ -49,7 +49,8 @@ class Console:
             sys.executable, "-m", "waltzctl", "console", "--directory", str(directory), "--listen", "127.0.0.1:0",
             "-o", "json", *more,
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -144,7 +145,7 @@ def test_a_change_is_the_one_of_the_tool(waltzctl: Tool, here: Path) -> None:
         told = json.loads(waltzctl("server", "list", "-o", "json").out)["servers"]
         return any(one["name"] == name and "draining" in one["state"] for one in told)
 
-    with serving(here, "--allow-changes") as console, entered(console) as client:
+    with serving(here, "--allow-changes", "--until-eof") as console, entered(console) as client:
         for verb, is_drained in (("drain", True), ("undrain", False)):
             address = f"/change/server-{verb}"
             html = client.get(f"{address}?server=server-2").text
@@ -159,6 +160,9 @@ def test_a_change_is_the_one_of_the_tool(waltzctl: Tool, here: Path) -> None:
             newest = json.loads(waltzctl("history", "-n", "1", "-o", "json").out)["history"][0]
             assert (newest["verb"], newest["subject"]) == (f"server {verb}", "server-2")
             assert (newest["outcome"], newest["reason"]) == ("done", "a trial")
+        assert console.process.stdin is not None
+        console.process.stdin.close()
+        assert console.process.wait(PATIENCE_SECONDS) == 0, "who started it has gone"
 
 
 def test_over_tls_a_browser_shows_who_a_person_is(waltzctl: Tool, here: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "cli/test_configuration": [["config", name] for name in ("explain", "validate")],
     "cli/test_console": [["console"]],
     "cli/test_context": [["context", name] for name in ("add", "list", "remove", "show", "use", "validate")],
+    "cli/test_group": [["group", name] for name in ("describe", "lag", "list")],
     "cli/test_looking": [
         ["audit", "list"],
         ["audit", "verify"],

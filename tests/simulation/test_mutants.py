@@ -38,6 +38,10 @@ QUICK = (
 """Edits that are run with every run of the tests; `./dev mutants` runs all."""
 
 
+UNCAUGHT = {"", "TypeError", "AttributeError", "NameError"}
+"""Nothing was wrong, or the mutant itself is broken."""
+
+
 def _has_test(node: str) -> bool:
     file, *names = node.partition("[")[0].split("::")
     path = ROOT / file
@@ -70,10 +74,14 @@ def test_what_a_mutant_changes_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_the_simulator_catches_an_engine_that(name: str) -> None:
     mutant = MUTANTS[name]
-    assert mutant.seeds, "the seeds that catch it are not stored beside it"
-    kinds = {mutant.run(seed).kind for seed in mutant.seeds} - {""}
-    assert kinds, f"seeds {mutant.seeds} find nothing wrong: {mutant.wrong}"
-    assert kinds - {"TypeError", "AttributeError", "NameError"}, "the mutant itself is broken, and that is what is caught"
+    kinds = set()
+    for seed in mutant.seeds:
+        kinds.add(mutant.run(seed).kind)
+        if kinds - UNCAUGHT:
+            return
+    pytest.fail(
+        f"seeds {mutant.seeds} find nothing wrong, or only that the mutant itself is broken: {kinds}; {mutant.wrong}"
+    )
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 from uuid import UUID
 
+from waltzd.client.durable_groups import DurableGroups
 from waltzd.client.feeding import Arrivals, Feeding
 from waltzd.client.follower import Call, call_here, introduce
 from waltzd.client.instrument import Instrument, Instruments
@@ -25,7 +26,6 @@ from waltzd.client.routes import Connect, Partitions, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
-from waltzd.client.subscribing import Subscribing
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import (
     Command,
@@ -50,7 +50,7 @@ from waltzd.wire.servers import ServerClient
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client(Feeding[E], Subscribing[E], Waiting, Generic[E]):
+class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     A `Client[E]` has values of the type E, which its serializer makes payloads of; a plain `Client` has bytes.

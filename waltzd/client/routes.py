@@ -24,6 +24,7 @@ from waltzd.errors import (
     CannotConnect,
     ClientClosed,
     ForeignCluster,
+    NoGroupLog,
     NotGranted,
     NotOwner,
     NotReady,
@@ -80,6 +81,7 @@ class Routes:
         self._call_seconds = call_seconds
         self._topology: Topology | None = None
         self._places: list[Place] = []
+        """Of all partitions, and of the group log, where it may be."""
         self._held: dict[str, _Held] = {}
         self._lookup: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
@@ -285,15 +287,16 @@ class Routes:
                 f"this client to {known.cluster} ({known.cluster_key})"
             )
         if known is None:
-            self._places = [NOWHERE] * len(topology.places)
+            self._places = [NOWHERE] * (len(topology.places) + 1)
         elif len(known.places) != len(topology.places):
             raise ForeignCluster(
                 f"the server at {address} knows {len(topology.places)} partitions, this client {len(known.places)}"
             )
-        is_new = all(place.generation >= mine.generation for place, mine in zip(topology.places, self._places, strict=True))
+        places = (*topology.places, topology.groups or NOWHERE)
+        is_new = all(place.generation >= mine.generation for place, mine in zip(places, self._places, strict=True))
         if is_new or known is None:
             self._topology = topology
-        for partition, place in enumerate(topology.places):
+        for partition, place in enumerate(places):
             if place.generation >= self._places[partition].generation:
                 self._places[partition] = place
         if self._learned is not None and not self._learned.done():
@@ -359,8 +362,9 @@ class Routes:
         return found
 
     async def ask_any(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str) -> T:
-        """Ask one server after the other, until one answers; `failed`: that none did."""
-        failures = list[str]()
+        """Ask one server after the other, until one answers; `failed`: that none did. Where each says that the cluster has
+        no group log yet, that is so."""
+        failures, no_log = list[str](), list[WaltzError]()
         for address in self._candidates():
             try:
                 async with self.at(address) as port:
@@ -368,13 +372,20 @@ class Routes:
             except WaltzError as error:
                 if error.retry is Retry.NEVER:
                     raise
+                if isinstance(error, NoGroupLog):
+                    no_log.append(error)
                 failures.append(f"{address}: {error.message}")
+        if no_log and len(no_log) == len(failures):
+            raise no_log[0]
         raise CannotConnect(f"{failed} ({'; '.join(failures)})")
 
     async def ask_some(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str, seconds: float) -> T:
         """The same, retried for so long."""
         return await _patiently(
-            lambda: self.ask_any(what, call, failed), seconds, lambda last: f"{failed} in {seconds:g} seconds: {last}"
+            lambda: self.ask_any(what, call, failed),
+            seconds,
+            lambda last: f"{failed} in {seconds:g} seconds: {last}",
+            final=NoGroupLog,
         )
 
     async def ask(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]], seconds: float) -> T:

@@ -23,7 +23,7 @@ from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import E, Serializer
 from waltzd.cluster.groups import MadeGroup
-from waltzd.errors import BadArgument, ClientClosed, WaltzError
+from waltzd.errors import BadArgument, ClientClosed, NotInGroup, WaltzError
 from waltzd.protocol.channels import EVERYTHING, named_in
 from waltzd.protocol.groups import Mode, Verb
 
@@ -353,7 +353,7 @@ class Subscription(Generic[E]):
         if strange and not self._attendances:
             raise BadArgument(f"partition {strange[0]} is none of group {self.group}")
         wanted = tuple(partition for partition in wanted if partition in of_group)
-        for partition in [one for one in self._runs if one not in wanted]:
+        for partition in [one for one, run in self._runs.items() if one not in wanted or run.done()]:
             self._aside(self._leave(partition))
         for partition in wanted:
             if partition not in self._runs:
@@ -395,8 +395,8 @@ class Subscription(Generic[E]):
                 else:
                     await asyncio.sleep(LOOK_SECONDS)
                 for run in runs:
-                    if run.done():
-                        run.result()
+                    if run.done() and not isinstance(error := run.exception(), NotInGroup) and error is not None:
+                        raise error
                 if is_named:
                     await self._look_again()
         except WaltzError as error:

@@ -74,6 +74,15 @@ class GroupDescription:
     """Where it has begun, or is at work."""
 
 
+@dataclass(frozen=True)
+class GroupList:
+    """The groups that one server knows."""
+
+    groups: tuple[GroupDescription, ...]
+    trouble: str = ""
+    """Why it knows nothing newer; empty: it knows all."""
+
+
 class GroupPort(ServerPort, Protocol):
     """One server, as a client sees it, with what it does for durable groups."""
 

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import grpc.aio
 
-from waltzd.cluster.groups import GroupMeta, MadeGroup
+from waltzd.cluster.groups import GroupList, GroupMeta, MadeGroup
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, TlsMismatch, WaltzError, WrongPeer
 from waltzd.format.record import Run
@@ -24,7 +24,7 @@ from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
-from waltzd.protocol.groups import DeliveryFrame, Dismissed, MemberFrame
+from waltzd.protocol.groups import Change, Changed, DeliveryFrame, Dismissed, MemberFrame, ParkedList
 from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import AttendPort, MountPort
 from waltzd.protocol.role import Role
@@ -525,3 +525,29 @@ class ServerAdminClient(Caller):
         """What its table says of a lock, by its 64 bits; only the owner of the partition knows."""
         request = wire.ExplainLockRequest(cluster_key=self._key.bytes, partition=partition, lock=lock)
         return to_value(LockExplanation, await self._call(self._stub.ExplainLock, request))
+
+    async def groups(self, name: str | None = None) -> GroupList:
+        """The durable groups as this server knows them, or the one of this name."""
+        return to_value(GroupList, await self._call(self._stub.ListGroups, wire.ListGroupsRequest(name=name)))
+
+    async def parked(self, name: str, partition: int | None = None, *, after: int = -1, count: int = 1000) -> ParkedList:
+        """What a group has put aside. `after`: with a partition, only ids above this one."""
+        request = wire.ListParkedRequest(name=name, partition=partition, after=after, count=count)
+        return to_value(ParkedList, await self._call(self._stub.ListParked, request))
+
+    async def set_group(self, meta: GroupMeta, made_at: int) -> MadeGroup:
+        """Other settings for a group that goes on."""
+        request = wire.SetGroupRequest(cluster_key=self._key.bytes, meta=to_message(wire.GroupMeta, meta), made_at=made_at)
+        return to_value(MadeGroup, await self._call(self._stub.SetGroup, request))
+
+    async def remove_group(self, name: str, made_at: int) -> None:
+        request = wire.RemoveGroupRequest(cluster_key=self._key.bytes, name=name, made_at=made_at)
+        await self._call(self._stub.RemoveGroup, request)
+
+    async def change_group(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
+        """What an operator does to a group in a partition that this server owns. `ids`: what it is done to; for a skip and
+        a reset the one to which the group goes; none for all that are parked."""
+        request = wire.ChangeGroupRequest(
+            cluster_key=self._key.bytes, name=name, made_at=made_at, partition=partition, change=change, ids=ids
+        )
+        return to_value(Changed, await self._call(self._stub.ChangeGroup, request))

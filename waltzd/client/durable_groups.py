@@ -28,7 +28,7 @@ MEMBER_MAX = 128
 Start: TypeAlias = Literal["first", "last"] | Mapping[int, int] | datetime | int
 
 
-class Subscribing(Generic[E]):
+class DurableGroups(Generic[E]):
     """What a client does with durable groups."""
 
     settings: ClientSettings
