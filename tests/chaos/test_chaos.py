@@ -169,7 +169,7 @@ def test_a_run_notices_that_a_cluster_broke_its_promises(tmp_path: Path) -> None
     if (why := NEMESES["lying-disks"].refusal()) is not None:
         pytest.skip(why)
     done = subprocess.run(
-        command("--minutes", "0.05", "--seed", "1", "--rate", "200", "--only", "lying-disks", "--patience", "10"),
+        command("--minutes", "0.05", "--seed", "1", "--rate", "200", "--only", "lying-disks", "--patience", "5"),
         env=environment(tmp_path),
         capture_output=True,
         text=True,

@@ -32,6 +32,7 @@ from waltzctl.playground.daemon import Daemon, State, birth, command_of
 from waltzctl.playground.directory import directory_lock
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEEPER, free_base, is_free, ports_from
+from waltzctl.show import local as shown
 from waltzctl.show.local import Board
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import LABEL, Label, manifest_name
@@ -284,12 +285,27 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
     assert processes(home / "small") == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_to_be_told_to_end_is_to_stop_everything(home: Path, number: signal.Signals) -> None:
-    screen = Foreground(home, "up", "small", "--storages", "1", "--servers", "1", "--partitions", "1")
-    screen.wait_for("Ctrl-C stops everything.")
+@pytest.mark.parametrize(("number", "more"), [(signal.SIGTERM, ["--console"]), (signal.SIGHUP, [])])
+def test_to_be_told_to_end_is_to_stop_everything(home: Path, number: signal.Signals, more: list[str]) -> None:
+    screen = Foreground(home, "up", "small", "--storages", "1", "--servers", "1", "--partitions", "1", *more)
+    screen.wait_for("/enter?token=" if more else "Ctrl-C stops everything.")
     assert screen.end(number) == 0
     assert processes(home / "small") == []
+    assert [line for line in screen.err.read_text().splitlines() if line.startswith("The console of")] == [
+        "The console of the cluster local runs until Ctrl-C. An address opens once:" for _ in more
+    ]
+
+
+def test_a_console_that_cannot_be_beside_it_is_refused_before_anything_starts(
+    home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = waltzctl("up", "small", "--console", "--detach")
+    assert (told.code, told.out) == (2, "")
+    monkeypatch.setattr(shown, "missing_for_console", lambda: "jinja2")
+    told = waltzctl("up", "small", "--console")
+    assert told.err.startswith("W2032 the package jinja2 is not installed")
+    assert "pip install 'waltzd[console]'" in told.err
+    assert not (home / "small").exists()
 
 
 SLOW_JAVA = """\
@@ -818,13 +834,25 @@ def test_a_cluster_that_is_removed_in_the_middle_of_a_look(home: Path, monkeypat
     assert cluster.running == []
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cluster that has run; for copies."""
+    cluster = make_small(tmp_path_factory.mktemp("stopped") / "small")
+    try:
+        cluster.start_one("storage-1")
+        cluster.start_one(ZOOKEEPER)
+        cluster.stop()
+    finally:
+        cluster.kill()
+    return cluster.directory
+
+
 @pytest.mark.parametrize("last", [0, 3, 6, 9, -4, -3, -2, -1])
-def test_reset_goes_on_where_it_was_killed(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+def test_reset_goes_on_where_it_was_killed(
+    home: Path, stopped: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
     """Whichever file was the last one that it removed: what is left is not started, and the next one removes the rest."""
-    cluster = make_small(home / "small")
-    cluster.start_one("storage-1")
-    cluster.start_one(ZOOKEEPER)
-    cluster.stop()
+    shutil.copytree(stopped, home / "small")
     files = len(directory.survey(home / "small").files) + 1
     before_it_dies = range(files)[last]
     gone: list[Path] = []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,14 +25,19 @@ from waltzd.client import loop
 from waltzd.errors import EXIT_OK, BadArgument, ConsoleExposed, PortInUse
 from waltzd.protocol.address import Address, parse_address
 
-PORT = 8765
+HOST, PORT = "127.0.0.1", 8765
 
 
 def console(
     *,
     listen: Annotated[
-        str, Option("--listen", metavar="HOST:PORT", help="Where browsers find it. Port 0 takes a free one.")
-    ] = f"127.0.0.1:{PORT}",
+        str | None,
+        Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help=f"Where browsers find it. Port 0 takes a free one. Default: {HOST}:{PORT}; if it is taken, a free one.",
+        ),
+    ] = None,
     every: Annotated[
         float, Option("--every", min=0.5, max=60, metavar="SECONDS", help="Between two looks at the cluster.")
     ] = EVERY_SECONDS,
@@ -45,6 +52,9 @@ def console(
         str | None,
         Option("--https-ca", metavar="FILE", help="The authorities that sign certificates of persons, for their browsers."),
     ] = None,
+    until_eof: Annotated[
+        bool, Option("--until-eof", help="End when standard input does: for a program that starts it and may be killed.")
+    ] = False,
     names: Annotated[
         tuple[str, ...],
         Option("--host", metavar="NAME", help="What browsers call this machine, where it is not --listen. Once for each."),
@@ -64,7 +74,7 @@ def console(
       waltzctl console
       waltzctl console --listen 127.0.0.1:0 --allow-changes
     """
-    place = _place(listen)
+    place = Address(HOST, PORT) if listen is None else _place(listen)
     files = (https_certificate, https_key, https_ca)
     if any(files) and not all(files):
         raise Misused("--https-certificate, --https-key and --https-ca go together.")
@@ -74,11 +84,13 @@ def console(
         check_operator(reach.tls, "change a cluster")
     serving = Serving(
         place=place,
+        may_move=listen is None,
         every=every,
         output=output,
         allows_changes=allow_changes,
         names=names,
         files=files if all(files) else None,
+        until_eof=until_eof,
     )
     loop.run(_serve(reach, serving), fast=True)
     return EXIT_OK
@@ -87,6 +99,8 @@ def console(
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     place: Address
+    may_move: bool
+    """To a free port, where this one is taken."""
     every: float
     output: str
     allows_changes: bool
@@ -94,6 +108,7 @@ class Serving:
     """What browsers call this machine."""
     files: tuple[str | None, ...] | None
     """Certificate, key and authorities."""
+    until_eof: bool
 
 
 def _place(listen: str) -> Address:
@@ -111,16 +126,21 @@ async def _serve(reach: Reach, given: Serving) -> None:
     from waltzctl.console.tls import Files, Naming
     from waltzctl.console.watch import Watch
 
+    ended = asyncio.Event()
+
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:  # it would end the process by the same signal afterwards
             yield
 
+        async def main_loop(self) -> None:  # its own wakes up ten times a second, to look whether it is to end
+            await ended.wait()
+
     certificate, key, ca = given.files or (None, None, None)
     context = Files(certificate=certificate, key=key, ca=ca).context() if certificate and key and ca else None
     watch = Watch(reach, every=given.every)
     async with watch.running():
-        with _listening(given.place) as bound:
+        with bound_socket(given) as bound:
             here = Address(given.place.host, bound.getsockname()[1])
             hosts = frozenset[str]().union(*(hosts_of(name, here.port) for name in (here.host, *given.names)))
             door = Door(
@@ -134,6 +154,7 @@ async def _serve(reach: Reach, given: Serving) -> None:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                date_header=False,
                 lifespan="off",
                 ws="none",
                 http="h11" if context is None else Naming,
@@ -143,12 +164,14 @@ async def _serve(reach: Reach, given: Serving) -> None:
             server = Server(config)
 
             def end() -> None:
-                server.should_exit = True
+                ended.set()
                 watch.end()
 
             running = asyncio.get_running_loop()
             for number in NUMBERS:
                 running.add_signal_handler(number, end)
+            if given.until_eof:
+                threading.Thread(target=_read_out, args=(running, end), name="standard-input", daemon=True).start()
             try:
                 once = "An address opens once:" if context is None else "A browser needs the certificate of a person:"
                 typer.echo(f"The console of the cluster {watch.name} runs until Ctrl-C. {once}", err=True)
@@ -163,10 +186,27 @@ async def _serve(reach: Reach, given: Serving) -> None:
                     running.remove_signal_handler(number)
 
 
+def _read_out(running: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:
+    """On a thread: a file cannot be waited for in another way."""
+    with suppress(OSError, RuntimeError):  # the console has ended before
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        running.call_soon_threadsafe(end)
+
+
 def put_address(address: str, output: str) -> None:
     """A program may wait for it at the other end of a pipe."""
     typer.echo(json.dumps({"version": JSON_VERSION, "address": address}) if output == "json" else address)
     sys.stdout.flush()
+
+
+def bound_socket(given: Serving) -> socket.socket:
+    try:
+        return _listening(given.place)
+    except PortInUse:
+        if not given.may_move:
+            raise
+        return _listening(Address(given.place.host, 0))
 
 
 def _listening(place: Address) -> socket.socket:

@@ -7,6 +7,7 @@ they outlive it when it is killed, and the next `up` or `down` finds them.
 from __future__ import annotations
 
 import select
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGE
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.merged_log import Line, Tail, merged
-from waltzctl.shell.options import Output
+from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
 from waltzctl.shell.safety import Plan
 from waltzctl.show import local as shown
@@ -35,11 +36,13 @@ from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines
 from waltzctl.show.terminal import count, size
 from waltzd.cluster.documents import FORMAT
-from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, WaltzError
+from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, NotInstalled, WaltzError
 from waltzd.format.layout import VERSIONS
 
 WATCH_SECONDS = 0.3
 FOLLOW_SECONDS = 0.2
+CONSOLE_SECONDS = 20.0
+"""For a console to end, which may have a change under way."""
 FOREIGN_SHOWN = 5
 
 
@@ -91,6 +94,9 @@ def up(
             help=f"Of the first server; all others follow within {PORT_BLOCK}. A new cluster takes free ones.",
         ),
     ] = None,
+    console: Annotated[
+        bool, Option("--console", help="Also show it in a browser: `waltzctl console`, until this command ends.")
+    ] = False,
     detach: Annotated[bool, Option("--detach", help="Leave it running and return; `waltzctl down` stops it.")] = False,
     directory: Place = Path(LOCAL_DIRECTORY),
     output: Output = "table",
@@ -111,11 +117,18 @@ def up(
     With --archive, full segments are uploaded as they come, and segments are of 1 MiB, so that some are full soon. A
     cluster that was made without it gets one while it is down. `waltzctl reset` leaves the archive.
 
+    With --console an address is printed as well, which opens once, in a browser on this machine. That console only looks;
+    `waltzctl console` starts one without this command, and with --allow-changes one that also changes something.
+
     \b
     Examples:
       waltzctl up
       waltzctl up trial --storages 3 --servers 1 --partitions 8 --detach
     """
+    if console and detach:
+        raise Misused("--console ends with this command, which --detach ends at once: type `waltzctl console` afterwards.")
+    if console and (missing := shown.missing_for_console()):
+        raise NotInstalled(f"the package {missing} is not installed", not_done="nothing was started", extra="console")
     asked = {"storages": storages, "servers": servers, "partitions": partitions, "replicas": replicas, "format": format}
     started = time.monotonic()
     with ending_in_order():
@@ -129,7 +142,7 @@ def up(
         if detach:
             _ready(cluster, found, seconds=seconds, stays=True, output=output)
             return EXIT_OK
-        return _stay(cluster, found, seconds, output)
+        return _stay(cluster, found, seconds, output, has_console=console)
 
 
 def _cluster(
@@ -210,7 +223,9 @@ def _strangers(cluster: LocalCluster) -> list[str]:
     ]
 
 
-def _ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool, output: str) -> None:
+def _ready(
+    cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool, output: str, has_console: bool = False
+) -> None:
     try:
         meant = resolve({}).directory
     except WaltzError:  # no cluster is meant, or it cannot be told which
@@ -225,17 +240,49 @@ def _ready(cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool
         is_meant=is_meant,
         has_tls=cluster.blueprint.has_tls,
         archive=cluster.blueprint.archive,
+        has_console=has_console,
         output=output,
     )
 
 
-def _stay(cluster: LocalCluster, found: Picture, seconds: float, output: str) -> int:
+class _Console:
+    """`waltzctl console` beside this command, which prints its own addresses. It ends when this command closes its standard
+    input, also by being killed."""
+
+    def __init__(self, directory: Path, output: str) -> None:
+        words = ["console", "--directory", str(directory), "--until-eof", "-o", output]
+        self._process = subprocess.Popen([sys.executable, "-m", "waltzctl", *words], stdin=subprocess.PIPE)
+        self._is_told = False
+
+    def look(self) -> None:
+        """Its end is no reason to stop anything else."""
+        code = self._process.poll()
+        if code is not None and not self._is_told:
+            self._is_told = True
+            _tell(f"The console ended with exit code {code}; `waltzctl console` starts another one.")
+
+    def end(self) -> None:
+        self._is_told = True
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(CONSOLE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _stay(cluster: LocalCluster, found: Picture, seconds: float, output: str, *, has_console: bool) -> int:
     """Tell what comes and goes, until told to end or until nothing is left."""
     names = cluster.running
     try:
-        _ready(cluster, found, seconds=seconds, stays=False, output=output)
+        _ready(cluster, found, seconds=seconds, stays=False, output=output, has_console=has_console)
         sys.stdout.flush()
-        names = _watch(cluster, names)
+        with ExitStack() as beside:
+            console = _Console(cluster.directory, output) if has_console else None
+            if console is not None:
+                beside.callback(console.end)
+            names = _watch(cluster, names, console)
     except KeyboardInterrupt:
         _tell("Stopping everything. Ctrl-C again kills what is left.")
     except OSError:  # the terminal went away
@@ -255,11 +302,13 @@ def _stay(cluster: LocalCluster, found: Picture, seconds: float, output: str) ->
     return EXIT_ERROR if killed else EXIT_OK
 
 
-def _watch(cluster: LocalCluster, before: list[str]) -> list[str]:
+def _watch(cluster: LocalCluster, before: list[str], console: _Console | None = None) -> list[str]:
     """Until nothing runs, and the command that stopped it has finished. Returns what ran last, of `before` on."""
     known = set(before)
     while True:
         time.sleep(WATCH_SECONDS)
+        if console is not None:
+            console.look()
         cluster.recall()
         now = cluster.running
         for name in before:

@@ -5,6 +5,7 @@ Progress goes to standard error, and only to a terminal; the screen at the end o
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -29,7 +30,7 @@ from waltzctl.show.forms import Column, Columns, grid, objects, put_json, stream
 from waltzctl.show.terminal import console, count, printable
 from waltzctl.show.watching import EVENTS
 from waltzd.cluster.access import Verify
-from waltzd.errors import WaltzError
+from waltzd.errors import BROUGHT, WaltzError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -178,9 +179,11 @@ def ready(
     is_meant: bool,
     has_tls: bool,
     archive: str | None,
+    has_console: bool,
     output: str,
 ) -> None:
-    """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster."""
+    """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster.
+    `has_console`: one is coming, and prints its own address."""
     if output == "json":
         put_json(
             {
@@ -226,7 +229,7 @@ def ready(
         for name, path in _person(directory).items():
             out.print(f"  export {name}={shlex.quote(path)}", soft_wrap=True, highlight=False)
     out.print("What to try next:" if stays else "What to try next, in another terminal:")
-    tries = _tries(directory, running, found, here=here, stays=stays)
+    tries = _tries(directory, running, found, here=here, stays=stays, has_console=has_console)
     if archive is not None:
         tries.insert(2, (f"waltzctl archive status{here}", "how far the log is archived"))
     longest = max(len(command) for command, _ in tries)
@@ -254,15 +257,23 @@ def _person(directory: Path) -> dict[str, str]:
     return {variable(name): value for name, value in files.items()}
 
 
-def _tries(directory: Path, running: Sequence[Process], found: Picture, *, here: str, stays: bool) -> list[tuple[str, str]]:
+def missing_for_console() -> str:
+    """A package that `waltzctl console` needs and this machine has not; empty where it has all."""
+    return next((name for name in BROUGHT["console"] if importlib.util.find_spec(name) is None), "")
+
+
+def _tries(
+    directory: Path, running: Sequence[Process], found: Picture, *, here: str, stays: bool, has_console: bool
+) -> list[tuple[str, str]]:
     """Commands, and what each is for."""
+    needed = ", with pip install 'waltzd[console]'" if missing_for_console() else ""
     up_here = "" if str(directory) == LOCAL_DIRECTORY else f" {shlex.quote(str(directory))}"
     tries = [
         (f"waltzctl txn append 0 hello{here}", "append to partition 0"),
         (f"waltzctl status{here}", "who owns what, and how it is"),
         (f"waltzctl health{here}", "a probe in every partition"),
         (f"waltzctl top{here}", "what it does, live"),
-        (f"waltzctl console{here}", "all of it in a browser"),
+        *([] if has_console else [(f"waltzctl console{here}", f"all of it in a browser{needed}")]),
         (f"waltzctl logs{up_here} --follow", "what the daemons say"),
     ]
     pids = {one.name: one.pid for one in running if one.pid is not None}

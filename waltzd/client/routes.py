@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
+from waltzd.cluster.groups import GroupPort
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
@@ -33,10 +34,9 @@ from waltzd.errors import (
 )
 from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
 from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
-from waltzd.protocol.peers import ServerPort
 
 T = TypeVar("T")
-Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
+Connect: TypeAlias = Callable[[str, UUID | None], GroupPort]
 """A port to the server at an address, for a cluster key; None when it is not known yet."""
 Partitions: TypeAlias = str | Iterable[int | str]
 """`all`, numbers, and texts with numbers and channels: `[0, 3]`, `orders`, `0-3,orders`."""
@@ -57,7 +57,7 @@ def pause_seconds(attempt: int, *identity: int) -> float:
 
 @dataclass(eq=False)
 class _Held:
-    port: ServerPort
+    port: GroupPort
     users: int = 0
     is_good: bool = True
 
@@ -78,6 +78,7 @@ class Routes:
         self._call_seconds = call_seconds
         self._topology: Topology | None = None
         self._places: list[Place] = []
+        """Of all partitions, and of the group log, where it may be."""
         self._held: dict[str, _Held] = {}
         self._lookup: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
@@ -266,15 +267,16 @@ class Routes:
                 f"this client to {known.cluster} ({known.cluster_key})"
             )
         if known is None:
-            self._places = [NOWHERE] * len(topology.places)
+            self._places = [NOWHERE] * (len(topology.places) + 1)
         elif len(known.places) != len(topology.places):
             raise ForeignCluster(
                 f"the server at {address} knows {len(topology.places)} partitions, this client {len(known.places)}"
             )
-        is_new = all(place.generation >= mine.generation for place, mine in zip(topology.places, self._places, strict=True))
+        places = (*topology.places, topology.groups or NOWHERE)
+        is_new = all(place.generation >= mine.generation for place, mine in zip(places, self._places, strict=True))
         if is_new or known is None:
             self._topology = topology
-        for partition, place in enumerate(topology.places):
+        for partition, place in enumerate(places):
             if place.generation >= self._places[partition].generation:
                 self._places[partition] = place
         if self._learned is not None and not self._learned.done():
@@ -293,7 +295,7 @@ class Routes:
     # -- talking
 
     @asynccontextmanager
-    async def at(self, address: str) -> AsyncIterator[ServerPort]:
+    async def at(self, address: str) -> AsyncIterator[GroupPort]:
         """The port to a server. A `CannotConnect` that passes through here is the end of that port."""
         held = self._held.get(address)
         if held is None:
@@ -347,7 +349,7 @@ class Routes:
                 failures.append(f"{address}: {error.message}")
         raise CannotConnect(f"no server gave a client id ({'; '.join(failures)})")
 
-    async def ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], seconds: float) -> T:
+    async def ask(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]], seconds: float) -> T:
         """Ask the owner, retried for so long, also through a fail-over."""
         return await _patiently(
             lambda: self.ask_once(partition, what, call),
@@ -356,7 +358,7 @@ class Routes:
             partition,
         )
 
-    async def ask_once(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]]) -> T:
+    async def ask_once(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]]) -> T:
         place = await self.find(partition)
         assert place.address is not None
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from waltzd.cluster.documents import Document, Name, whole
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import Exhausted, GroupPlace, KeyedBy, Mode
+from waltzd.protocol.peers import AttendPort, ServerPort
 
 MS_MAX = 24 * 3600 * 1000
 HEADERS_MAX = 64
@@ -71,3 +72,23 @@ class GroupDescription:
     made_at: int
     places: tuple[GroupPlace, ...]
     """Where it has begun, or is at work."""
+
+
+@dataclass(frozen=True)
+class GroupList:
+    """The groups that one server knows."""
+
+    groups: tuple[GroupDescription, ...]
+    trouble: str = ""
+    """Why it knows nothing newer; empty: it knows all."""
+
+
+class GroupPort(ServerPort, Protocol):
+    """One server, as a client sees it, with what it does for durable groups."""
+
+    def attend(self) -> AttendPort: ...
+    async def make_group(self, meta: GroupMeta) -> MadeGroup:
+        """One that is there already with the same settings is answered as it is."""
+        ...
+
+    async def get_group(self, name: str) -> MadeGroup: ...

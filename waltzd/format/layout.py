@@ -34,6 +34,8 @@ VERSIONS = (VERSION, BATCHES)
 
 HEADER_BYTES = 128
 CONTROL_NAME = "waltz-storage.ctl"
+GROUPS_NAME = "waltz-groups.ctl"
+"""A control file for one partition: the group log, whose number is the one behind those of the first file."""
 IDENTITY_NAME = "waltz-storage.id"
 RESERVE_NAME = "waltz-storage.reserve"
 PROMISE_NAME = "promise"

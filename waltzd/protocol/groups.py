@@ -253,3 +253,11 @@ class ParkedTransaction:
     member: str
     """Which had it last."""
     reason: str
+
+
+@dataclass(frozen=True)
+class ParkedList:
+    parked: tuple[ParkedTransaction, ...]
+    """By partition and id."""
+    is_more: bool = False
+    """There are more behind them."""

@@ -75,6 +75,8 @@ _READERS = frozenset({Role.SERVER, Role.OPERATOR})
 _OPERATORS = frozenset({Role.OPERATOR})
 _LOOKING = frozenset({Role.OPERATOR, Role.OBSERVER})
 _APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
+_USERS = _APPLICATIONS | _SERVERS
+"""Of a log. Servers, of the group log alone."""
 
 RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/Open": _SERVERS,
@@ -102,10 +104,10 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.StorageAdmin/DeleteSetAside": _OPERATORS,
     "/waltz.v1.StorageAdmin/Audit": _OPERATORS,
     "/waltz.v1.Log/Locate": _APPLICATIONS | _LOOKING | _SERVERS,
-    "/waltz.v1.Log/Register": _APPLICATIONS,
-    "/waltz.v1.Log/Mount": _APPLICATIONS,
-    "/waltz.v1.Log/HighWaterMark": _APPLICATIONS | _LOOKING,
-    "/waltz.v1.Log/Fetch": _APPLICATIONS,
+    "/waltz.v1.Log/Register": _USERS,
+    "/waltz.v1.Log/Mount": _USERS,
+    "/waltz.v1.Log/HighWaterMark": _USERS | _LOOKING,
+    "/waltz.v1.Log/Fetch": _USERS,
     "/waltz.v1.Log/FindTime": _APPLICATIONS | _LOOKING,
     "/waltz.v1.Log/Attend": _APPLICATIONS,
     "/waltz.v1.Log/MakeGroup": _APPLICATIONS,

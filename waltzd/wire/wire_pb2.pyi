@@ -919,6 +919,7 @@ class StorageDescription(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SET_ASIDE_FIELD_NUMBER: _builtins.int
     FORMATS_FIELD_NUMBER: _builtins.int
+    KEEPS_GROUP_LOG_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -932,6 +933,8 @@ class StorageDescription(_message.Message):
     """With less than this it takes no appends."""
     name: _builtins.str
     """As its directory remembers it; empty until it was told."""
+    keeps_group_log: _builtins.bool
+    """It can hold the log with the state of all groups."""
     @_builtins.property
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDescription]: ...
     @_builtins.property
@@ -964,10 +967,11 @@ class StorageDescription(_message.Message):
         name: _builtins.str = ...,
         set_aside: _abc.Iterable[Global___SetAside] | None = ...,
         formats: _abc.Iterable[_builtins.int] | None = ...,
+        keeps_group_log: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "keeps_group_log", b"keeps_group_log", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1554,6 +1558,7 @@ class Topology(_message.Message):
     PLACES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     cluster_key: _builtins.bytes
     @_builtins.property
@@ -1566,6 +1571,12 @@ class Topology(_message.Message):
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Channel]:
         """Those that have a partition in which the caller may do something."""
 
+    @_builtins.property
+    def groups(self) -> Global___Place:
+        """Where the log with the state of all groups is, whose number is the one behind those of the partitions. Absent: the
+        cluster has none yet.
+        """
+
     def __init__(
         self,
         *,
@@ -1574,10 +1585,11 @@ class Topology(_message.Message):
         places: _abc.Iterable[Global___Place] | None = ...,
         servers: _abc.Iterable[Global___ServerAddress] | None = ...,
         channels: _abc.Iterable[Global___Channel] | None = ...,
+        groups: Global___Place | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "cluster", b"cluster", "cluster_key", b"cluster_key", "groups", b"groups", "places", b"places", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3283,6 +3295,7 @@ class ServerDescription(_message.Message):
     VITALS_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
     METADATA_BACKUP_FIELD_NUMBER: _builtins.int
+    KEEPS_GROUP_LOG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -3292,6 +3305,8 @@ class ServerDescription(_message.Message):
     """False: it goes on with what it has and starts nothing new."""
     draining: _builtins.bool
     is_leader: _builtins.bool
+    keeps_group_log: _builtins.bool
+    """It can own the log with the state of all groups."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedPartition]: ...
     @_builtins.property
@@ -3317,10 +3332,11 @@ class ServerDescription(_message.Message):
         vitals: Global___Vitals | None = ...,
         clients: Global___ClientTotals | None = ...,
         metadata_backup: Global___MetadataBackup | None = ...,
+        keeps_group_log: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "metadata_backup", b"metadata_backup", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "keeps_group_log", b"keeps_group_log", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__metadata_backup: _TypeAlias = _typing.Literal["metadata_backup"]  # noqa: Y015
     _WhichOneofArgType__metadata_backup: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup"]  # noqa: Y015

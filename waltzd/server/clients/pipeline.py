@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -223,6 +224,13 @@ class _Flight:
         return self.first_id + len(self.sequences) - 1
 
 
+class Follower(Protocol):
+    """What goes on beside the mounts of a pipeline, and is over with it. No call waits."""
+
+    def committed(self) -> None: ...
+    def end(self, error: WaltzError) -> None: ...
+
+
 class Pipeline:
     def __init__(
         self,
@@ -249,6 +257,7 @@ class Pipeline:
         self._flights: deque[_Flight] = deque()
         self._inflight_bytes = 0
         self._members: dict[int, Member] = {}
+        self._followers: dict[Follower, None] = {}
         self._epochs: dict[str, int] = {}
         """Of names of which only the newest instance may live: the highest that is known here."""
         self._loop = asyncio.get_running_loop()
@@ -280,6 +289,17 @@ class Pipeline:
         self._flights.clear()
         for member in list(self._members.values()):
             member.refuse(error)
+        for follower in list(self._followers):
+            follower.end(error)
+
+    def attach(self, follower: Follower) -> None:
+        """From now on it hears of every commit, and of the end."""
+        if self.ended is not None:
+            raise self.ended
+        self._followers[follower] = None
+
+    def detach(self, follower: Follower) -> None:
+        self._followers.pop(follower, None)
 
     def check(self) -> None:
         """What is true of the whole pipeline after every event."""
@@ -500,6 +520,8 @@ class Pipeline:
                 member.changed.set()
             else:
                 member.tell()  # nothing comes behind it that could travel with it
+        for follower in self._followers:
+            follower.committed()
         self._go_on()
 
     def _answer(self, mark: int) -> None:

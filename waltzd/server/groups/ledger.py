@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from waltzd.cluster.documents import decode, encode
@@ -129,10 +130,19 @@ class Ledger:
         """The id of the last entry about where it stands there; -1 before the first."""
         return self._newest.get(key, -1)
 
+    def places(self) -> Iterator[tuple[Key, State]]:
+        """Where groups stand, in each partition in which they have begun."""
+        return iter(self._states.items())
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, id: int, data: bytes) -> None:
-        """The next entry. `GroupStateDamaged` for one that cannot be: nothing after it can be believed."""
+    def pass_to(self, id: int) -> None:
+        """Up to it no more entries stand in the log than were read: where it begins, or what is none."""
+        self.reach = max(self.reach, id)
+
+    def read(self, id: int, data: bytes) -> Key:
+        """The next entry, and what it is about. `GroupStateDamaged` for one that cannot be: nothing after it can be
+        believed."""
         assert id > self.reach
         kind, key, rest = _parsed(data)
         if kind is _Kind.MADE:
@@ -150,6 +160,7 @@ class Ledger:
             self._live_bytes += len(data)
         while self._sizes and next(iter(self._sizes)) < self.floor:
             self.bytes -= self._sizes.popitem(last=False)[1]
+        return key
 
     def _make(self, id: int, key: Key, rest: bytes) -> Key:
         meta = decode(GroupMeta, rest, f"the group {key.name}", GroupStateDamaged)

@@ -162,6 +162,37 @@ class Table:
         self.cursor = max(self.cursor, last)
         return lost
 
+    @property
+    def waiting(self) -> int:
+        """How many were offered and are in nobody's hands."""
+        return self._turns.waiting
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the time of the delivery is over that is longest in somebody's hands."""
+        return next(iter(self._flights.values())).deadline if self._flights else None
+
+    def held(self, name: str) -> int:
+        """How many a member has in its hands."""
+        return len(self._members[name].flights) if name in self._members else 0
+
+    def room_of(self, name: str) -> int:
+        return self._members[name].room
+
+    def unsettled(self, name: str) -> int | None:
+        """The highest id that a member has acknowledged and that waits for those before it."""
+        flights = self._members[name].flights if name in self._members else {}
+        return max((id for id, flight in flights.items() if flight.is_done), default=None)
+
+    def is_out(self, delivery: Delivery) -> bool:
+        """Whether it is still in the hands that it was given to."""
+        flight = self._flights.get(delivery.id)
+        return flight is not None and flight.tag == delivery.tag
+
     # -- members -------------------------------------------------------------------------------------------------------
 
     def join(self, name: str, room: int | None = None) -> None:

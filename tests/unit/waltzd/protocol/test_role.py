@@ -34,10 +34,10 @@ StorageAdmin/DeleteSetAside        operator
 StorageAdmin/Restore               operator
 StorageAdmin/Audit                 operator
 Log/Locate                         server client operator observer
-Log/Register                       client operator
-Log/Mount                          client operator
-Log/HighWaterMark                  client operator observer
-Log/Fetch                          client operator
+Log/Register                       server client operator
+Log/Mount                          server client operator
+Log/HighWaterMark                  server client operator observer
+Log/Fetch                          server client operator
 Log/FindTime                       client operator observer
 Log/Attend                         client operator
 Log/MakeGroup                      client operator
