@@ -781,6 +781,15 @@ class OtherView(WaltzError):
     next_step = "give each view a name of its own"
 
 
+class OtherInbox(WaltzError):
+    """The application's database holds what members of another durable group have done under the name of this inbox. Two
+    groups under one name would each leave out what the other one has done, so nothing was done."""
+
+    code, exit_code = "W2337", EXIT_CONFLICT
+    not_done = "nothing was done"
+    next_step = "give the inbox of each group a name of its own, with `name=`"
+
+
 class NotApplied(WaltzError):
     """A view had not applied a transaction by the time that the caller could wait. The transaction is in the log, and the
     view will have it: nothing is lost. The process that applies is slow, stopped, or stands in front of a transaction that
