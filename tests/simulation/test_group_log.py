@@ -17,7 +17,6 @@ from waltzd.errors import Trimmed
 from waltzd.format.record import encode_payloads
 from waltzd.server.groups.ledger import GARBAGE, SLACK_BYTES, GroupMeta, Ledger, made, stands
 from waltzd.server.groups.state import State
-from waltzd.server.groups.turns import Mode
 from waltzd.server.session.owned import OwnedLog
 
 SESSION_BYTES = 8_000
