@@ -331,6 +331,25 @@ class NotInGroup(WaltzError):
     next_step = "`waltzctl group describe` shows its partitions; attend to those"
 
 
+class DeliveryLate(WaltzError):
+    """What a member said of a delivery came too late, or in another epoch than that of the delivery: its time was over, its
+    connection broke, the partition has another owner, the group was reset, or its subscription is closed. The transaction
+    is in other hands, or will be: it is done again, so what was done of it must bear that. The place of the group is as it
+    was."""
+
+    code, exit_code, status = "W2313", EXIT_CONFLICT, "FAILED_PRECONDITION"
+    not_done = "the group took no notice of this, and gives the transaction out again"
+    next_step = "go on; extend what takes longer than the group's ack_wait, and make work that can be done twice"
+
+
+class NotDelivered(DeliveryLate):
+    """A member spoke of a transaction that its group has never given out. The place of the group is as it was."""
+
+    code, exit_code, status = "W2314", EXIT_USAGE, "INVALID_ARGUMENT"
+    not_done = "the group took no notice of this"
+    next_step = "settle deliveries of this subscription only"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""
@@ -760,6 +779,15 @@ class OtherView(WaltzError):
     code, exit_code = "W2084", EXIT_CONFLICT
     not_done = "nothing was applied"
     next_step = "give each view a name of its own"
+
+
+class OtherInbox(WaltzError):
+    """The application's database holds what members of another durable group have done under the name of this inbox. Two
+    groups under one name would each leave out what the other one has done, so nothing was done."""
+
+    code, exit_code = "W2337", EXIT_CONFLICT
+    not_done = "nothing was done"
+    next_step = "give the inbox of each group a name of its own, with `name=`"
 
 
 class NotApplied(WaltzError):

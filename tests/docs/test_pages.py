@@ -136,7 +136,9 @@ def test_web_service(blocking_waltz_cluster: BlockingCluster, monkeypatch: pytes
             assert answers == {Rejected: 503, Unknown: 504, NotSent: 503}
         with ExitStack() as ends:  # a worker of Flask keeps its client until it ends; this process goes on
             make = shown.BlockingClient
-            monkeypatch.setattr(shown, "BlockingClient", lambda *how, **more: ends.enter_context(closing(make(*how, **more))))
+            monkeypatch.setattr(
+                shown, "BlockingClient", lambda *how, **more: ends.enter_context(closing(make(*how, **more)))
+            )
             flask = shown.serve(cluster.servers).test_client()
             assert [flask.put(f"/names/{name}").status_code for name in ("ada", "eve", "eve")] == [409, 201, 409]
 
