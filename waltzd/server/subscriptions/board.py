@@ -112,6 +112,8 @@ class Board:
                 async with aclosing(self.group_log.follow(self.ledger.reach)) as batches:
                     async for batch in batches:
                         self._read(batch)
+            except GroupStateDamaged:
+                return
             except WaltzError as error:
                 self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is away: {error.message}")
             await asyncio.sleep(LOOK_SECONDS)
@@ -332,6 +334,10 @@ class Board:
         return await place.change(change, ids)
 
     # -- what others see -----------------------------------------------------------------------------------------------
+
+    def needed_from(self) -> int:
+        """The first id of the group log that is needed: whoever reads from there on knows all that counts."""
+        return 0 if self.damage is not None else self.ledger.floor
 
     @property
     def places(self) -> Iterator[Place]:
