@@ -133,7 +133,7 @@ def test_in_an_ordered_group_a_failure_brings_back_what_lies_behind() -> None:
     async def test(cluster: LocalCluster, client: Client) -> None:
         await client.create_group("index", mode="ordered", deliver_max=3, back_off=[0])
         await fill(client, 6)
-        seen = []
+        seen: list[tuple[int, int]] = []
         async with client.subscribe("index") as subscription:
             while len(seen) < 8:
                 (one,) = await some(subscription, 1)
