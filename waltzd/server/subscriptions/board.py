@@ -333,6 +333,10 @@ class Board:
 
     # -- what others see -----------------------------------------------------------------------------------------------
 
+    def needed_from(self) -> int:
+        """The first id of the group log that is needed: whoever reads from there on knows all that counts."""
+        return 0 if self.damage is not None else self.ledger.floor
+
     @property
     def places(self) -> Iterator[Place]:
         return iter(self._places.values())
