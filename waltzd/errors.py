@@ -331,6 +331,25 @@ class NotInGroup(WaltzError):
     next_step = "`waltzctl group describe` shows its partitions; attend to those"
 
 
+class DeliveryLate(WaltzError):
+    """What a member said of a delivery came too late, or in another epoch than that of the delivery: its time was over, its
+    connection broke, the partition has another owner, the group was reset, or its subscription is closed. The transaction
+    is in other hands, or will be: it is done again, so what was done of it must bear that. The place of the group is as it
+    was."""
+
+    code, exit_code, status = "W2313", EXIT_CONFLICT, "FAILED_PRECONDITION"
+    not_done = "the group took no notice of this, and gives the transaction out again"
+    next_step = "go on; extend what takes longer than the group's ack_wait, and make work that can be done twice"
+
+
+class NotDelivered(DeliveryLate):
+    """A member spoke of a transaction that its group has never given out. The place of the group is as it was."""
+
+    code, exit_code, status = "W2314", EXIT_USAGE, "INVALID_ARGUMENT"
+    not_done = "the group took no notice of this"
+    next_step = "settle deliveries of this subscription only"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""
@@ -762,6 +781,15 @@ class OtherView(WaltzError):
     next_step = "give each view a name of its own"
 
 
+class OtherInbox(WaltzError):
+    """The application's database holds what members of another durable group have done under the name of this inbox. Two
+    groups under one name would each leave out what the other one has done, so nothing was done."""
+
+    code, exit_code = "W2337", EXIT_CONFLICT
+    not_done = "nothing was done"
+    next_step = "give the inbox of each group a name of its own, with `name=`"
+
+
 class NotApplied(WaltzError):
     """A view had not applied a transaction by the time that the caller could wait. The transaction is in the log, and the
     view will have it: nothing is lost. The process that applies is slow, stopped, or stands in front of a transaction that
@@ -1150,7 +1178,8 @@ class NoArchive(WaltzError):
 class Trimmed(WaltzError):
     """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
     removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
-    first id that replicas still have."""
+    first id that replicas still have. The group log is trimmed by itself: all that is said below its floor is said again
+    above it."""
 
     code, exit_code, retry, status = "W2267", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
     not_done = "nothing was returned"

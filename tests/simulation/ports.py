@@ -32,7 +32,6 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
 from waltzd.testing.server import LocalServer
-from waltzd.testing.server_port import group_calls
 
 T = TypeVar("T")
 H = TypeVar("H", StorageCalls, ServerCalls, LocalServer)
@@ -460,7 +459,7 @@ class SimServerPort(_Port[ServerCalls]):
     def attend(self) -> SimAttend:
         async def work(calls: ServerCalls, end: End) -> None:
             try:
-                await group_calls(calls).attend(_AttendLink(end, self._identity))
+                await calls.attend(_AttendLink(end, self._identity))
             except WaltzError:
                 return  # the member was told in the stream
 
@@ -468,11 +467,11 @@ class SimServerPort(_Port[ServerCalls]):
 
     async def make_group(self, meta: GroupMeta) -> MadeGroup:
         key = await self._known_key()
-        return await self._ask(lambda calls: group_calls(calls).make_group(key, meta, self._identity))
+        return await self._ask(lambda calls: calls.make_group(key, meta, self._identity))
 
     async def get_group(self, name: str) -> MadeGroup:
         key = await self._known_key()
-        return await self._ask(lambda calls: group_calls(calls).get_group(key, name, self._identity))
+        return await self._ask(lambda calls: calls.get_group(key, name, self._identity))
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         key = await self._known_key()

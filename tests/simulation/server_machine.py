@@ -95,7 +95,7 @@ class ServerMachine(Machine):
             is_alive=self._is_alive,
             dial=(lambda found: self._dial(life, found)) if "suspicion" in setup.faults else None,
             say=lambda sentence: world.say(self.name, sentence),
-            reach=(lambda address, key: self._server_port(life, address, key)) if setup.members else None,
+            reach=(lambda address, key: self._log_port(life, address, key)) if setup.members else None,
         )
         self.server = server
         if "suspicion" in setup.faults:
@@ -135,17 +135,17 @@ class ServerMachine(Machine):
             lingers="linger" in self.world.setup.faults,
         )
 
-    def _server_port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
-        """To itself and others, as a client of the group log."""
-        world, name = self.world, address.partition(":")[0]
+    def _log_port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
+        """As a client of the group log."""
+        name = address.partition(":")[0]
         return SimServerPort(
-            world.network,
+            self.world.network,
             life,
             name,
-            world.servers[name].serving,
-            key,
-            seconds=world.setup.storage_seconds,
-            identity=Identity(world.meta.key, Role.SERVER, self.name).uri,
+            self.world.servers[name].serving,
+            key=key,
+            seconds=self.world.setup.storage_seconds,
+            identity=Identity(self.world.meta.key, Role.SERVER, self.name).uri,
         )
 
     async def _is_alive(self, found: ServerMeta) -> bool:
@@ -190,6 +190,9 @@ class ServerMachine(Machine):
                 owned.check()
                 if owned._pipeline is not None:
                     owned._pipeline.check()
+            if self.server.groups is not None:
+                for place in self.server.groups.places:
+                    place.check()
 
     def stop(self) -> None:
         """In order: the partitions are given away first."""

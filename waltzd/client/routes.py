@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -24,11 +24,13 @@ from waltzd.errors import (
     CannotConnect,
     ClientClosed,
     ForeignCluster,
+    NoGroupLog,
     NotGranted,
     NotOwner,
     NotReady,
     Retry,
     TlsMismatch,
+    Trimmed,
     WaltzError,
     WrongPeer,
 )
@@ -45,6 +47,8 @@ _log = logging.getLogger("waltz.client")
 _PORT = re.compile(r"[0-9]{1,5}")
 NOWHERE = Place(generation=-1, server=None, address=None)
 PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
+REPLACED_SECONDS = 1.0
+"""How long an owner that was replaced has for its last word; one that hangs has none."""
 REFRESH_SECONDS = 1.0
 """How often a server is asked where everything is: an owner that hangs does not say that it was replaced."""
 
@@ -134,6 +138,23 @@ class Routes:
                 self._learned = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._learned)
         return self._places[partition]
+
+    async def unless_replaced(self, partition: int, place: Place, talk: Coroutine[Any, Any, None]) -> None:
+        """Talk to this owner until another server says that it was replaced: an owner that hangs would not say so."""
+        talking = asyncio.create_task(talk)
+        moving = asyncio.create_task(self.replaced(partition, place))
+        try:
+            await asyncio.wait((talking, moving), return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done():
+                await asyncio.wait((talking,), timeout=REPLACED_SECONDS)
+            if talking.done():
+                talking.result()
+            else:
+                raise NotOwner(f"partition {partition} has moved to {moving.result().address}")
+        finally:
+            talking.cancel()
+            moving.cancel()
+            await asyncio.gather(talking, moving, return_exceptions=True)
 
     # -- looking
 
@@ -336,18 +357,37 @@ class Routes:
 
     async def register_once(self) -> Registration:
         """From any server. An epoch that this client was given once stays its own."""
-        introduction, failures = self.introduction, []
+        introduction = self.introduction
+        found = await self.ask_any("Register", lambda port: port.register(introduction), "no server gave a client id")
+        self.introduction = replace(introduction, before=found if found.epoch else None)
+        return found
+
+    async def ask_any(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str) -> T:
+        """Ask one server after the other, until one answers; `failed`: that none did. Where each says that the cluster has
+        no group log yet, that is so."""
+        failures, no_log = list[str](), list[WaltzError]()
         for address in self._candidates():
             try:
                 async with self.at(address) as port:
-                    found = await self._in_time("Register", address, port.register(introduction))
-                self.introduction = replace(introduction, before=found if found.epoch else None)
-                return found
+                    return await self._in_time(what, address, call(port))
             except WaltzError as error:
                 if error.retry is Retry.NEVER:
                     raise
+                if isinstance(error, NoGroupLog):
+                    no_log.append(error)
                 failures.append(f"{address}: {error.message}")
-        raise CannotConnect(f"no server gave a client id ({'; '.join(failures)})")
+        if no_log and len(no_log) == len(failures):
+            raise no_log[0]
+        raise CannotConnect(f"{failed} ({'; '.join(failures)})")
+
+    async def ask_some(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str, seconds: float) -> T:
+        """The same, retried for so long."""
+        return await _patiently(
+            lambda: self.ask_any(what, call, failed),
+            seconds,
+            lambda last: f"{failed} in {seconds:g} seconds: {last}",
+            final=NoGroupLog,
+        )
 
     async def ask(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]], seconds: float) -> T:
         """Ask the owner, retried for so long, also through a fail-over."""
@@ -418,7 +458,7 @@ async def _patiently(
     seconds: float,
     failed: Callable[[str], str],
     *identity: int,
-    final: type[WaltzError] = BeyondLog,
+    final: type[WaltzError] | tuple[type[WaltzError], ...] = (BeyondLog, Trimmed),
 ) -> T:
     """Retry for so long, while that can help; `failed` makes the message of the error at the end. `final`: an error that
     is one, although it may be tried again elsewhere."""

@@ -24,7 +24,7 @@ import uvloop
 
 from waltzd.archive.place import open_store
 from waltzd.archive.reading import ArchiveReader, PieceCache
-from waltzd.client.client import Client
+from waltzd.client.group_log import GroupLogClient
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
@@ -65,7 +65,7 @@ from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
-from waltzd.server.subscriptions.group_log import ClientLog, LogClient
+from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import ReplicaClient
@@ -201,7 +201,7 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: T
     async def collect() -> metrics.Families:
         return metrics.of_server(
             daemon.describe(),
-            cluster_partitions=daemon.owner.meta.partitions,
+            cluster_partitions=daemon.owner.logs,
             unready=await daemon.unready(),
             commit=daemon.all_counters.commit(),
             certificate_seconds=daemon.expiry.seconds_left(),
@@ -359,14 +359,13 @@ class _Daemon:
         except BaseExceptionGroup as group:
             _end(group)
 
-    def _group_log_client(self) -> Client:
+    def _group_log_client(self) -> GroupLogClient[bytes]:
         """Of this server's own: whoever owns the group log."""
         addresses = [server.address for server in self.owner.topology().servers if server.address]
-        return LogClient(
+        return GroupLogClient(
             addresses or [self._server.listen],
-            partitions=(),
             connect=lambda address, key: ServerClient(address, key, seconds=GROUP_LOG_SECONDS, tls=self._tls),
-            settings=ClientSettings(instance=f"server {self._server.name}"),
+            settings=ClientSettings(instance=f"server {self._server.name}", close_seconds=STOP_SECONDS),
         )
 
     async def _watch_partitions(self) -> None:
@@ -421,16 +420,19 @@ class _Daemon:
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
     ) -> OwnedLog[Pipeline]:
         counters = self.all_counters.begin(partition)
+        settings, limits = self._session_settings, self._pipeline_settings
+        if partition == self._meta.partitions:
+            settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
 
         def make_pipeline(session: Log) -> Pipeline:
-            return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, counters=counters)
+            return Pipeline(session, limits, self._capacity, on_fatal=end_at_once, counters=counters)
 
         return OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._session_settings,
+            settings=settings,
             ticker=self._ticker,
             make_pipeline=make_pipeline,
             say=log.info,

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 from uuid import UUID
 
+from waltzd.client.group_log import GroupLogClient
 from waltzd.client.routes import Connect
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
@@ -25,11 +26,10 @@ from waltzd.server.lookout import Dial, Lookout
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
-from waltzd.server.subscriptions.group_log import ClientLog, LogClient
+from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.tasks import tell_failure
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
@@ -115,7 +115,7 @@ class LocalServer:
         settings = ClientSettings(instance=f"server {self.name}", close_seconds=LOG_CLOSE_SECONDS)
         return Board(
             ClientLog(
-                lambda: LogClient([self.meta.listen], partitions=(), connect=reach, settings=settings),
+                lambda: GroupLogClient([self.meta.listen], connect=reach, settings=settings),
                 lambda: self.owner.group_log,
             ),
             partitions=self.owner.meta.partitions,
@@ -162,14 +162,17 @@ class LocalServer:
     def _make_owned_log(
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
     ) -> OwnedLog[Pipeline]:
+        settings, limits = self._settings, self._pipeline
+        if partition == self.owner.meta.partitions:
+            settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
         owned: OwnedLog[Pipeline] = OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._settings,
+            settings=settings,
             ticker=self._ticker,
-            make_pipeline=self._make_pipeline,
+            make_pipeline=lambda session: Pipeline(session, limits, self._capacity, on_fatal=self._on_fatal),
             say=lambda sentence: self._say(f"partition {partition}: {sentence}"),
             previous_owner_alive=previous_owner_alive,
         )
@@ -178,6 +181,3 @@ class LocalServer:
 
     async def _ask_storage(self, storage: StorageMeta, numbers: Sequence[int]) -> Sequence[int]:
         return await self._connect(storage).quiet(numbers)
-
-    def _make_pipeline(self, session: Log) -> Pipeline:
-        return Pipeline(session, self._pipeline, self._capacity, on_fatal=self._on_fatal)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -35,7 +35,6 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.groups import DeliveryFrame, JoinRequest, MemberFrame
 from waltzd.protocol.locks import Mode, Reason
-from waltzd.protocol.peers import AttendLink
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 
@@ -43,18 +42,6 @@ Up = TypeVar("Up")
 Down = TypeVar("Down")
 MESSAGES_MAX = 4
 """How many messages are on their way, each way, before the sender waits."""
-
-
-class GroupCalls(Protocol):
-    """What a server does for durable groups."""
-
-    async def attend(self, link: AttendLink) -> None: ...
-    async def make_group(self, key: UUID, meta: GroupMeta, identity: str = "") -> MadeGroup: ...
-    async def get_group(self, key: UUID, name: str, identity: str = "") -> MadeGroup: ...
-
-
-def group_calls(calls: ServerCalls) -> GroupCalls:
-    return cast(GroupCalls, calls)
 
 
 @dataclass
@@ -160,10 +147,10 @@ class ServerPort:
         return DirectAttend(self._find, self._identity)
 
     async def make_group(self, meta: GroupMeta) -> MadeGroup:
-        return await group_calls(self._find().calls).make_group(self._known_key(), meta, self._identity)
+        return await self._find().calls.make_group(self._known_key(), meta, self._identity)
 
     async def get_group(self, name: str) -> MadeGroup:
-        return await group_calls(self._find().calls).get_group(self._known_key(), name, self._identity)
+        return await self._find().calls.get_group(self._known_key(), name, self._identity)
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         await asyncio.sleep(0)
@@ -271,7 +258,7 @@ class DirectAttend(DirectStream[MemberFrame, DeliveryFrame]):
     what = "the stream of a member"
 
     async def serve(self, calls: ServerCalls) -> None:
-        await group_calls(calls).attend(self.link)
+        await calls.attend(self.link)
 
 
 class DirectMount(DirectStream[ClientFrame, ServerFrame]):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol, TypeAlias
 
-from waltzd.client.client import Client
+from waltzd.client.group_log import GroupLogClient
 from waltzd.errors import GroupLogAway, NoGroupLog, WaltzError
 from waltzd.protocol.locks import AppendOutcome, Lock
 
@@ -41,35 +41,22 @@ class GroupLog(Protocol):
     async def close(self) -> None: ...
 
 
-class LogClient(Client[bytes]):
-    """A client of a server, for which the group log is a partition like others."""
-
-    @property
-    def partition_count(self) -> int:
-        return super().partition_count + 1
-
-
 class ClientLog:
     """The group log through a client of this server's own, which is opened when the log is there and is first used."""
 
-    def __init__(self, make_client: Callable[[], Client], number: Callable[[], int | None]) -> None:
+    def __init__(self, make_client: Callable[[], GroupLogClient[bytes]], number: Callable[[], int | None]) -> None:
         """`number`: of the group log; None while there is none."""
         self._make_client = make_client
         self._number = number
-        self._client: Client | None = None
+        self._client: GroupLogClient[bytes] | None = None
 
-    async def _open(self) -> tuple[Client, int]:
+    async def _open(self) -> tuple[GroupLogClient[bytes], int]:
         number = self._number()
         if number is None:
             raise NoGroupLog("the cluster has no group log yet")
         if self._client is None:
             client = self._make_client()
             await client.open(timeout=READ_SECONDS)
-            try:
-                await client.set_partitions([number], timeout=READ_SECONDS)
-            except BaseException:
-                await client.close()
-                raise
             if self._client is None:
                 self._client = client
             else:

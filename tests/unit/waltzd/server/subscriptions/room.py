@@ -17,16 +17,19 @@ from waltzd.protocol.groups import (
     Deliveries,
     DeliveryFrame,
     Dismissed,
+    GroupPlace,
     Joined,
     JoinRequest,
     Kept,
     Leave,
     Mode,
+    ParkedTransaction,
     Paused,
     Said,
     Verb,
 )
 from waltzd.protocol.peers import AttendPort
+from waltzd.server.groups.state import Parked
 from waltzd.server.subscriptions.board import Board
 from waltzd.testing import LocalCluster
 
@@ -217,7 +220,34 @@ class Room:
 
     async def make(self, name: str, **settings: Any) -> MadeGroup:
         meta = GroupMeta(name=name, **{"partitions": None, "mode": Mode.QUEUE, "back_off_ms": (), **settings})
-        return await self.again_and_again(lambda: self.board().make(meta))
+        found = await self.again_and_again(lambda: self.board().make(meta))
+        assert isinstance(found, MadeGroup)
+        return found
+
+    def parked(self, name: str) -> list[ParkedTransaction]:
+        return self.board().parked(name, None, None, 100)[0]
+
+    async def parked_in_log(self, name: str) -> list[Parked]:
+        """In partition 0, as another server would read it now."""
+        board = self.board()
+        await board.level()
+        state = board.ledger.state(name, 0)
+        assert state is not None
+        return [state.parked[id] for id in sorted(state.parked)]
+
+    def place(self, name: str) -> GroupPlace:
+        """In partition 0."""
+        return self.board().describe(name)[0].places[0]
+
+    async def write(self, name: str) -> None:
+        """What has changed is on disks afterwards."""
+        (place,) = (place for place in self.board().places if place.key.name == name)
+        await place.rewrite()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not is_so():
+                await asyncio.sleep(0.02)
 
     async def again_and_again(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Until no fail-over is in the way."""
@@ -231,8 +261,8 @@ class Room:
     @asynccontextmanager
     async def member(self, group: str, name: str, *, partition: int = 0, room: int | None = None) -> AsyncIterator[Hand]:
         async def join() -> Hand:
-            topology = await self.cluster.connect(self.cluster.servers[0], None).locate()
-            place = topology.places[partition]
+            owner = self.cluster._running(self.cluster.owner(partition))
+            place = owner.owner.topology().places[partition]
             if place.address is None:
                 raise NotReady("nobody owns it")
             hand = Hand(self.cluster.connect(place.address, self.cluster.meta.key).attend(), name)
