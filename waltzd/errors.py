@@ -253,6 +253,103 @@ class GroupStateDamaged(WaltzError):
     next_step = "bring all servers to the newest version; if it stays so, keep the log, and report it"
 
 
+class GroupLogClosed(WaltzError):
+    """The partition behind all others is the group log: it holds where every durable group stands, and only servers write
+    there. An application reads and writes partitions, and works in groups by the calls that are made for them. A server in
+    turn is a client of the group log alone, so its certificate opens no partition."""
+
+    code, exit_code, status = "W2302", EXIT_NOT_AUTHORISED, "PERMISSION_DENIED"
+    not_done = "nothing was read or written"
+    next_step = "name a partition of the cluster; `waltzctl cluster describe` says how many there are"
+
+
+class GroupLogRefused(WaltzError):
+    """The cluster cannot get its group log now, which holds where durable groups stand: a server or storage does not
+    answer, or its version is too old to hold that log. An old server would also stop to follow who owns what. Nothing was
+    changed."""
+
+    code, exit_code, retry = "W2303", EXIT_UNSAFE, Retry.LATER
+    not_done = "nothing was changed"
+    next_step = "start what is named, bring it to the newest version, or take it out of the cluster; then try again"
+
+
+class NoSuchGroup(WaltzError):
+    """The cluster has no durable group of this name: it was mistyped, removed, or never made; or the one that was meant is
+    gone, and another was made under its name. Nothing was done."""
+
+    code, exit_code, status = "W2306", EXIT_NOT_FOUND, "NOT_FOUND"
+    not_done = "nothing was done"
+    next_step = "`waltzctl group list` shows them; make it with `waltzctl group create` or `Client.create_group`"
+
+
+class GroupExists(WaltzError):
+    """A durable group of this name is there with other settings. To make it again with the same settings changes nothing;
+    with others it would silently change what members rely on, so it is refused. Its mode, its key and its partitions stay
+    what they are for as long as it lives."""
+
+    code, exit_code, status = "W2307", EXIT_CONFLICT, "ALREADY_EXISTS"
+    not_done = "the group stays as it is"
+    next_step = (
+        "look at it with `waltzctl group describe`; change its settings with `waltzctl group set`, or take another name"
+    )
+
+
+class NoGroupLog(WaltzError):
+    """The cluster has no group log yet: no durable group was ever made there, or this server has not heard of it. The first
+    `waltzctl group create` makes it, while the cluster runs."""
+
+    code, exit_code, retry, status = "W2308", EXIT_NOT_FOUND, Retry.LATER, "FAILED_PRECONDITION"
+    not_done = "nothing was done"
+    next_step = "an operator makes the first group with `waltzctl group create`"
+
+
+class GroupLogAway(WaltzError):
+    """The group log did not answer in time, so it is not known where durable groups stand: its owner, or a majority of its
+    replicas, is away. Groups that are at work go on for a while; what was not answered may have been written all the
+    same."""
+
+    code, exit_code, retry, status = "W2309", EXIT_TIMEOUT, Retry.LATER, "UNAVAILABLE"
+    not_done = "it is not known to be on the disks of a majority"
+    next_step = "look at the group log with `waltzctl doctor`; try again when it has an owner and a majority"
+
+
+class GroupBeyondLog(WaltzError):
+    """A durable group is to begin, or stands, behind an id that its partition has not given out. Going on would skip what
+    gets these ids later: the partition may have been restored to an earlier moment."""
+
+    code, exit_code, status = "W2310", EXIT_CONFLICT, "FAILED_PRECONDITION"
+    not_done = "nothing was given to a member"
+    next_step = "name an id of the log; a group that stands beyond it goes on after `waltzctl group reset`"
+
+
+class NotInGroup(WaltzError):
+    """The partition does not belong to this durable group: it names others, or a channel that it names was changed. A
+    member attends to the partitions of its group only."""
+
+    code, exit_code, status = "W2311", EXIT_NOT_FOUND, "NOT_FOUND"
+    not_done = "nothing was given to the member"
+    next_step = "`waltzctl group describe` shows its partitions; attend to those"
+
+
+class DeliveryLate(WaltzError):
+    """What a member said of a delivery came too late, or in another epoch than that of the delivery: its time was over, its
+    connection broke, the partition has another owner, the group was reset, or its subscription is closed. The transaction
+    is in other hands, or will be: it is done again, so what was done of it must bear that. The place of the group is as it
+    was."""
+
+    code, exit_code, status = "W2313", EXIT_CONFLICT, "FAILED_PRECONDITION"
+    not_done = "the group took no notice of this, and gives the transaction out again"
+    next_step = "go on; extend what takes longer than the group's ack_wait, and make work that can be done twice"
+
+
+class NotDelivered(DeliveryLate):
+    """A member spoke of a transaction that its group has never given out. The place of the group is as it was."""
+
+    code, exit_code, status = "W2314", EXIT_USAGE, "INVALID_ARGUMENT"
+    not_done = "the group took no notice of this"
+    next_step = "settle deliveries of this subscription only"
+
+
 class PartitionOffline(WaltzError):
     """An operator took this partition offline on this storage. Appends and session reads are refused until it is set
     available again; what is on disk stays as it is."""
@@ -684,6 +781,15 @@ class OtherView(WaltzError):
     next_step = "give each view a name of its own"
 
 
+class OtherInbox(WaltzError):
+    """The application's database holds what members of another durable group have done under the name of this inbox. Two
+    groups under one name would each leave out what the other one has done, so nothing was done."""
+
+    code, exit_code = "W2337", EXIT_CONFLICT
+    not_done = "nothing was done"
+    next_step = "give the inbox of each group a name of its own, with `name=`"
+
+
 class NotApplied(WaltzError):
     """A view had not applied a transaction by the time that the caller could wait. The transaction is in the log, and the
     view will have it: nothing is lost. The process that applies is slow, stopped, or stands in front of a transaction that
@@ -1072,7 +1178,8 @@ class NoArchive(WaltzError):
 class Trimmed(WaltzError):
     """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
     removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
-    first id that replicas still have."""
+    first id that replicas still have. The group log is trimmed by itself: all that is said below its floor is said again
+    above it."""
 
     code, exit_code, retry, status = "W2267", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
     not_done = "nothing was returned"

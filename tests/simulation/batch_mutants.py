@@ -83,7 +83,7 @@ def lets_time_fall_at_a_fail_over(patches: Patches) -> None:
     patches.wrap(HybridClock, "__init__", make)
 
 
-@mutant(5, 17, aim=SKEW)
+@mutant(17, 5, aim=SKEW)
 def trusts_a_clients_time(patches: Patches) -> None:
     """However far ahead the time is that a client passes on, it becomes that of the log."""
     patches.set(Pipeline, "check_seen", lambda self, seen: None)

@@ -14,7 +14,7 @@ from waltzd.server.clients import feed
 RESET = Aim(faults=("reset", "pause", "slow"), setup=BUSY)
 
 
-@mutant(0, 1, aim=RESET)
+@mutant(1, 0, aim=RESET)
 def sends_again_what_was_not_answered(patches: Patches) -> None:
     """What was on its way when the link was lost is sent once more, and nobody asks the log first."""
 
@@ -27,7 +27,7 @@ def sends_again_what_was_not_answered(patches: Patches) -> None:
     patches.set(Outbox, "link_lost", link_lost)
 
 
-@mutant(0, 1, aim=RESET)
+@mutant(0, aim=RESET)
 def takes_silence_for_a_refusal(patches: Patches) -> None:
     """What was on its way when the link was lost is said to be lost."""
 
@@ -41,7 +41,7 @@ def takes_silence_for_a_refusal(patches: Patches) -> None:
     patches.wrap(Outbox, "link_lost", make)
 
 
-@mutant(1, 5, aim=RESET)
+@mutant(5, 1, aim=RESET)
 def takes_outcomes_of_other_clients_for_its_own(patches: Patches) -> None:
     """An owner shows who asks the heads of all clients, and every one with a sequence number that fits is taken for the
     answer."""
@@ -75,7 +75,7 @@ def drops_a_frame_of_the_feed_after_a_new_mount(patches: Patches) -> None:
     patches.wrap(Line, "fed", make)
 
 
-@mutant(0, 1, aim=Aim(faults=("reset", "crash"), setup=BUSY))
+@mutant(0, aim=Aim(faults=("reset", "crash"), setup=BUSY))
 def hands_on_a_frame_of_the_feed_twice(patches: Patches) -> None:
     """The first records that come on a new mount reach the application two times."""
 

@@ -34,7 +34,7 @@ UNAWARE = _Unaware(
 )
 
 
-@mutant(0, 1, aim=REPLACED)
+@mutant(1, 0, aim=REPLACED)
 def takes_what_an_older_instance_appends(patches: Patches) -> None:
     """A newer instance has mounted the partition, and the mounts of older ones stay."""
 
@@ -44,13 +44,13 @@ def takes_what_an_older_instance_appends(patches: Patches) -> None:
     patches.set(Pipeline, "displace_older", displace_older)
 
 
-@mutant(0, 1, aim=REPLACED)
+@mutant(1, 0, aim=REPLACED)
 def lets_an_older_instance_mount_again(patches: Patches) -> None:
     """An owner forgets that there was a newer one."""
     patches.set(Pipeline, "check_epoch", lambda self, name, epoch: None)
 
 
-@mutant(1, 2, aim=UNKNOWING)
+@mutant(1, aim=UNKNOWING)
 def believes_the_first_instance_that_comes_to_a_new_owner(patches: Patches) -> None:
     """The coordinator is not asked which one is the newest."""
 
@@ -60,7 +60,7 @@ def believes_the_first_instance_that_comes_to_a_new_owner(patches: Patches) -> N
     patches.set(PartitionOwner, "newest_epoch", newest_epoch)
 
 
-@mutant(0, 1, aim=UNAWARE)
+@mutant(1, 0, aim=UNAWARE)
 def stands_at_an_owner_that_was_replaced(patches: Patches) -> None:
     """The storages are not asked whether the owner that has the mount is still one."""
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from tests.simulation.loop import Life
 from tests.simulation.network import End, Network, Stream
+from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.batch import Piece
@@ -25,6 +26,7 @@ from waltzd.protocol.descriptions import (
     ServerDescription,
     StorageDescription,
 )
+from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
@@ -404,6 +406,7 @@ class SimServerAdminPort(_Port[LocalServer]):
                 is_draining=False,
                 is_leader=False,
                 partitions=server.owner.describe(),
+                keeps_group_log=True,
             )
 
         return await self._ask(answer)
@@ -452,6 +455,23 @@ class SimServerPort(_Port[ServerCalls]):
                 return  # the client was told in the stream
 
         return SimMount(lambda: self._open(work), f"the mount at {self.name}")
+
+    def attend(self) -> SimAttend:
+        async def work(calls: ServerCalls, end: End) -> None:
+            try:
+                await calls.attend(_AttendLink(end, self._identity))
+            except WaltzError:
+                return  # the member was told in the stream
+
+        return SimAttend(lambda: self._open(work), f"the stream of a member at {self.name}")
+
+    async def make_group(self, meta: GroupMeta) -> MadeGroup:
+        key = await self._known_key()
+        return await self._ask(lambda calls: calls.make_group(key, meta, self._identity))
+
+    async def get_group(self, name: str) -> MadeGroup:
+        key = await self._known_key()
+        return await self._ask(lambda calls: calls.get_group(key, name, self._identity))
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         key = await self._known_key()
@@ -517,3 +537,24 @@ class _ServerLink:
 
     def post(self, frames: Sequence[ServerFrame]) -> None:
         self._end.post(list(frames))
+
+
+class SimAttend(_Lazy):
+    """The stream of a member of a durable group, as the member holds it."""
+
+    async def send(self, frames: Sequence[MemberFrame]) -> None:
+        await self.caller().send(list(frames))
+
+
+class _AttendLink:
+    def __init__(self, end: End, identity: str) -> None:
+        self.peer = end.other.life.name
+        self.identity = identity
+        self._end = end
+
+    async def receive(self) -> Sequence[MemberFrame] | None:
+        frames: Sequence[MemberFrame] | None = await self._end.receive()
+        return frames
+
+    async def send(self, frames: Sequence[DeliveryFrame]) -> None:
+        await self._end.send(list(frames))

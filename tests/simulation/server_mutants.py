@@ -48,7 +48,7 @@ LEASED = replace(READS, faults=(*(READS.faults or ()), "clock"), setup={**READS.
 # -- what counts -------------------------------------------------------------------------------------------------------
 
 
-@mutant(0, 4, aim=FAIL_OVER)
+@mutant(4, aim=FAIL_OVER)
 def commits_with_a_minority(patches: Patches) -> None:
     """The majority is one too small."""
 
@@ -73,7 +73,7 @@ def counts_members_that_have_not_joined(patches: Patches) -> None:
     patches.wrap(Marks, "__init__", make)
 
 
-@mutant(3, 6, aim=ROLL)
+@mutant(6, aim=ROLL)
 def does_not_save_who_joins(patches: Patches) -> None:
     """A member that becomes level later counts, and the document does not say so."""
 
@@ -104,7 +104,7 @@ def tells_storages_the_mark_of_a_minority(patches: Patches) -> None:
     patches.wrap(ReplicaLink, "_next", make)
 
 
-@mutant(2, 6, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
+@mutant(6, 2, aim=Aim(faults=("reset", "slow"), servers=1, storages=3, setup=BUSIER))
 def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> None:
     """A link that is connected again goes on behind what it had sent before, and counts that."""
 
@@ -120,7 +120,7 @@ def takes_what_it_sent_on_an_older_stream_for_acknowledged(patches: Patches) -> 
     patches.wrap(ReplicaLink, "_stream_tail", make)
 
 
-@mutant(0, 2, aim=TWO_OWNERS)
+@mutant(0, aim=TWO_OWNERS)
 def goes_on_in_a_session_that_is_over(patches: Patches) -> None:
     """A storage has promised itself to a newer session, and the owner tells all clients that everything is committed."""
 
@@ -175,7 +175,7 @@ def copies_from_sources_that_are_not_trusted(patches: Patches) -> None:
     patches.set(Recovery, "trusted", lambda self, name: self.held(name))
 
 
-@mutant(15, 20, aim=Aim(faults=("crash", "aim", "coordinator")))
+@mutant(20, aim=Aim(faults=("crash", "aim", "coordinator")))
 def does_not_save_what_it_decides(patches: Patches) -> None:
     """The closing mark is acted upon, and is not in the coordinator."""
 
@@ -191,7 +191,7 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
     patches.wrap(Session, "_save", make)
 
 
-@mutant(1, 5, aim=FORGET)
+@mutant(1, aim=FORGET)
 def ignores_incarnations(patches: Patches) -> None:
     """An old copy of a replica votes like the replica."""
 
@@ -204,7 +204,7 @@ def ignores_incarnations(patches: Patches) -> None:
     patches.set(Recovery, "is_faithful", is_faithful)
 
 
-@mutant(0, 1, aim=FORGET)
+@mutant(1, 0, aim=FORGET)
 def lets_a_wiped_disk_vote(patches: Patches) -> None:
     """A member that has forgotten votes with what it still holds."""
 
@@ -219,7 +219,7 @@ def lets_a_wiped_disk_vote(patches: Patches) -> None:
     patches.wrap(Recovery, "_bounds", make)
 
 
-@mutant(8, 12, aim=RESTORE)
+@mutant(12, 8, aim=RESTORE)
 def does_not_read_how_far_a_replica_had_acknowledged(patches: Patches) -> None:
     """A snapshot of a volume votes like the replica, although the document says that it had acknowledged more."""
 
@@ -243,7 +243,7 @@ def decides_without_those_who_are_silent(patches: Patches) -> None:
     patches.wrap(Recovery, "_bounds", make)
 
 
-@mutant(4, 6, aim=FAIL_OVER)
+@mutant(6, 4, aim=FAIL_OVER)
 def does_not_truncate_who_comes_back(patches: Patches) -> None:
     """A replica that holds more than the closing mark begins the session all the same."""
 
@@ -314,7 +314,7 @@ def marks_locks_when_they_are_committed(patches: Patches) -> None:
     patches.wrap(LockTable, "decide", make)
 
 
-@mutant(0, 7, aim=Aim(faults=("crash", "coordinator"), setup={**BUSY, "locks": 3}))
+@mutant(7, aim=Aim(faults=("crash", "coordinator"), setup={**BUSY, "locks": 3}))
 def begins_with_an_empty_lock_table(patches: Patches) -> None:
     """A new owner takes every lock for never marked."""
 
@@ -327,7 +327,7 @@ def begins_with_an_empty_lock_table(patches: Patches) -> None:
     patches.wrap(LockTable, "__init__", make)
 
 
-@mutant(1, 3, aim=Aim(faults=(), setup={**BUSY, "lock_table_size": 1}))
+@mutant(1, aim=Aim(faults=(), setup={**BUSY, "lock_table_size": 1}))
 def forgets_locks_that_it_evicts(patches: Patches) -> None:
     """The floor does not rise when there is no room for a lock."""
 
@@ -356,7 +356,7 @@ def feeds_what_is_not_committed(patches: Patches) -> None:
     patches.wrap(Cursor, "take", make)
 
 
-@mutant(0, 1, aim=REMOUNT)
+@mutant(1, 0, aim=REMOUNT)
 def executes_a_batch_again_after_a_new_mount(patches: Patches) -> None:
     """What the mount before had brought last is queued once more for the new one."""
 
@@ -382,7 +382,7 @@ def executes_a_batch_again_after_a_new_mount(patches: Patches) -> None:
     patches.wrap(Pipeline, "join", joining)
 
 
-@mutant(0, 1, aim=REMOUNT)
+@mutant(0, aim=REMOUNT)
 def names_a_barrier_that_is_too_low(patches: Patches) -> None:
     """A new mount is told to ask up to what is committed, not up to what has an id."""
 
@@ -396,7 +396,7 @@ def names_a_barrier_that_is_too_low(patches: Patches) -> None:
     patches.wrap(Pipeline, "join", make)
 
 
-@mutant(0, 2, aim=Aim(faults=(), setup={**BUSY, "callers": 3, "locks": 3}))
+@mutant(0, aim=Aim(faults=(), setup={**BUSY, "callers": 3, "locks": 3}))
 def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
     """Where some of a batch were refused, the ids of the others are told to the first ones."""
 
@@ -406,7 +406,7 @@ def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
     patches.set(Portion, "sequences", property(sequences))
 
 
-@mutant(0, 2, aim=RENEW)
+@mutant(2, 0, aim=RENEW)
 def sends_what_comes_after_the_closing_mark(patches: Patches) -> None:
     """While a session gives way, what comes goes to its replicas still."""
     patches.set(Log, "sendable", property(lambda self: self.tail.next_id - 1))

@@ -30,7 +30,7 @@ SMALL_SEGMENTS = {**BUSY, "segment_bytes": 1500}
 # -- flushes -----------------------------------------------------------------------------------------------------------
 
 
-@mutant(0, 1, aim=POWER)
+@mutant(1, 0, aim=POWER)
 def acknowledges_before_it_flushes(patches: Patches) -> None:
     """Appended records are acknowledged while only the cache knows them."""
 
@@ -40,7 +40,7 @@ def acknowledges_before_it_flushes(patches: Patches) -> None:
     patches.set(Segment, "flush", flush)
 
 
-@mutant(1, 12, aim=Aim(faults=("power", "disk"), setup=BUSY))
+@mutant(12, aim=Aim(faults=("power", "disk"), setup=BUSY))
 def ignores_a_flush_that_failed(patches: Patches) -> None:
     """An error of a data flush is swallowed, as if the next flush would bring the bytes."""
 
@@ -118,7 +118,7 @@ def does_not_flush_the_control_file(patches: Patches) -> None:
     _without_flush(patches, ControlFile, "_write_slot")
 
 
-@mutant(0, 1, aim=Aim(faults=("power", "coordinator"), setup=BUSY))
+@mutant(1, aim=Aim(faults=("power", "coordinator"), setup=BUSY))
 def does_not_flush_the_promise_file(patches: Patches) -> None:
     """A promise is answered before it is flushed."""
     _without_flush(patches, PromiseFile, "change")
@@ -137,7 +137,7 @@ def keeps_its_promises_in_memory(patches: Patches) -> None:
 # -- what is found at a start ------------------------------------------------------------------------------------------
 
 
-@mutant(0, 1, aim=POWER)
+@mutant(1, 0, aim=POWER)
 def believes_the_index_behind_its_checkpoint(patches: Patches) -> None:
     """At a start the records are counted by the index, and the data is not read."""
 
@@ -148,7 +148,7 @@ def believes_the_index_behind_its_checkpoint(patches: Patches) -> None:
     patches.set(_Opening, "_survey_end", survey_end)
 
 
-@mutant(4, 15, aim=Aim(faults=("aim",), setup=BUSY))
+@mutant(15, 4, aim=Aim(faults=("aim",), setup=BUSY))
 def leaves_a_torn_tail_where_it_is(patches: Patches) -> None:
     """What a crash left of a write is not cut, and the next record is written behind it."""
 
@@ -231,7 +231,7 @@ def takes_what_it_holds_for_committed(patches: Patches) -> None:
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
 
-@mutant(21, 25, aim=Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY))
+@mutant(21, aim=Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY))
 def cuts_one_record_too_many(patches: Patches) -> None:
     """A truncation takes the last record that should stay as well, and says that it did not."""
 
@@ -244,7 +244,7 @@ def cuts_one_record_too_many(patches: Patches) -> None:
     patches.wrap(Partition, "_cut", make)
 
 
-@mutant(4, 10, aim=FAIL_OVER)
+@mutant(10, 4, aim=FAIL_OVER)
 def cuts_one_record_too_few(patches: Patches) -> None:
     """A truncation leaves one more record in the file than it says."""
 
@@ -264,7 +264,7 @@ def cuts_one_record_too_few(patches: Patches) -> None:
 # -- owners ------------------------------------------------------------------------------------------------------------
 
 
-@mutant(0, 1, aim=Aim(faults=("forge",), setup=BUSY))
+@mutant(1, 0, aim=Aim(faults=("forge",), setup=BUSY))
 def obeys_whoever_knows_the_session(patches: Patches) -> None:
     """A call of a session that does not show its owner's secret is served."""
     patches.set(Fence, "_is_shown", lambda self, secret: True)

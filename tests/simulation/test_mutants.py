@@ -38,6 +38,12 @@ QUICK = (
 """Edits that are run with every run of the tests; `./dev mutants` runs all."""
 
 
+LONG = {"truncates to one above the mark"}
+"""The plans that show it take half a minute; another one truncates to one below."""
+UNCAUGHT = {"", "TypeError", "AttributeError", "NameError"}
+"""Nothing was wrong, or the mutant itself is broken."""
+
+
 def _has_test(node: str) -> bool:
     file, *names = node.partition("[")[0].split("::")
     path = ROOT / file
@@ -67,13 +73,17 @@ def test_what_a_mutant_changes_is_there(name: str) -> None:
         assert MUTANTS[name].seeds, "the seeds that catch it are not stored beside it"
 
 
-@pytest.mark.parametrize("name", sorted(MUTANTS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in sorted(MUTANTS)]
+)
 def test_the_simulator_catches_an_engine_that(name: str) -> None:
     mutant = MUTANTS[name]
-    assert mutant.seeds, "the seeds that catch it are not stored beside it"
-    kinds = {mutant.run(seed).kind for seed in mutant.seeds} - {""}
-    assert kinds, f"seeds {mutant.seeds} find nothing wrong: {mutant.wrong}"
-    assert kinds - {"TypeError", "AttributeError", "NameError"}, "the mutant itself is broken, and that is what is caught"
+    kinds = set()
+    for seed in mutant.seeds:
+        kinds.add(mutant.run(seed).kind)
+        if kinds - UNCAUGHT:
+            return
+    pytest.fail(f"seeds {mutant.seeds} find nothing, or that the mutant itself is broken: {kinds}; {mutant.wrong}")
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -16,11 +17,13 @@ from tests.simulation.shrink import shrink
 from tests.simulation.world import Simulation, simulate
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
-CHUNKS, SEEDS = 10, 4
-"""As many in each run of the tests; `./dev simulate` runs as many as one likes."""
+SHORT, CHUNKS, SEEDS = 3, 10, 4
+"""As many in each run of the tests, more in a long one; `./dev simulate` runs as many as one likes."""
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk", [*range(SHORT), *(pytest.param(chunk, marks=pytest.mark.long) for chunk in range(SHORT, CHUNKS))]
+)
 def test_seeds_that_nobody_ran_before(chunk: int) -> None:
     first = int(os.environ["WALTZ_SEED"]) + chunk * SEEDS
     for seed in range(first, first + SEEDS):
@@ -41,7 +44,7 @@ def test_each_kind_of_fault_alone(fault: str) -> None:
     assert outcome.committed > 0
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_nothing_is_lost_when_partitions_are_handed_over_in_order(seed: int) -> None:
     """What the old owner had not taken goes to the new one; what it had taken is answered, or found."""
     plan = make_plan(seed, faults=("drain",), servers=2, storages=3, clients=2, seconds=2.0)
@@ -108,10 +111,17 @@ for seed in map(int, sys.argv[1:]):
 """
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
+@functools.cache
+def told_here(seed: int) -> str:
+    return hashlib.sha256("\n".join(simulate(make_plan(seed)).trace).encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "hash_seed", ["random", pytest.param("0", marks=pytest.mark.long), pytest.param("1", marks=pytest.mark.long)]
+)
 def test_a_seed_tells_the_same_story_in_every_process(hash_seed: str) -> None:
     seeds = [4, 7, 12]
-    here = [hashlib.sha256("\n".join(simulate(make_plan(seed)).trace).encode()).hexdigest() for seed in seeds]
+    here = [told_here(seed) for seed in seeds]
     there = subprocess.run(
         [sys.executable, "-c", TELL, *map(str, reversed(seeds))],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import numpy as np
 
+from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import (
     BadFrame,
     BeyondLog,
@@ -51,6 +52,7 @@ from waltzd.protocol.batches import (
     Topology,
 )
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.peers import AttendPort
 from waltzd.server.core.clock import HybridClock, check_seen
 
 KEY = UUID(int=7)
@@ -347,6 +349,15 @@ class FakeServer:
 
     def mount(self) -> FakeMount:
         return FakeMount(self.cluster, self.address)
+
+    def attend(self) -> AttendPort:
+        raise AssertionError("there are no groups here")
+
+    async def make_group(self, meta: GroupMeta) -> MadeGroup:
+        raise AssertionError("there are no groups here")
+
+    async def get_group(self, name: str) -> MadeGroup:
+        raise AssertionError("there are no groups here")
 
     async def _owned(self, number: int) -> FakePartition:
         await self._reach()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+from waltzd.protocol.groups import Exhausted, Mode
 from waltzd.server.groups.state import State
-from waltzd.server.groups.table import Delivery, Exhausted, GroupSettings
-from waltzd.server.groups.turns import Mode
+from waltzd.server.groups.table import Delivery, GroupSettings
 
 
 @dataclass

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
@@ -135,6 +136,7 @@ async def look(
                     generation=owner.generation,
                     replicas=sets.partitions.get(partition, {}),
                     said=owned.get((owner.server, partition)) if owner.server is not None else None,
+                    is_group_log=partition == meta.partitions,
                 )
                 for partition, owner in enumerate(assignment.owners)
             ),
@@ -167,6 +169,8 @@ async def look_without(
         for found in view.said.partitions if view.said is not None else ():
             if found.partition not in owned or owned[found.partition][1].generation < found.generation:
                 owned[found.partition] = view.meta.name, found
+    has_group_log = meta.partitions in owned or meta.partitions in replicas
+    numbers = range(meta.partitions + has_group_log)
     leaders = [view.meta.name for view in server_views if view.said is not None and view.said.is_leader]
     return Picture(
         meta=meta,
@@ -174,7 +178,12 @@ async def look_without(
         servers=tuple(server_views),
         storages=tuple(storage_views),
         partitions=compared(
-            (_unassigned(number, owned.get(number), replicas.get(number)) for number in range(meta.partitions)),
+            (
+                replace(
+                    _unassigned(number, owned.get(number), replicas.get(number)), is_group_log=number == meta.partitions
+                )
+                for number in numbers
+            ),
             storage_views,
         ),
     )

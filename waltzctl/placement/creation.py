@@ -364,7 +364,7 @@ def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -
 def _check_emptiness(descriptions: Mapping[str, StorageDescription]) -> None:
     """Without documents, whatever a storage holds belongs to a cluster whose documents were lost."""
     for name, description in sorted(descriptions.items()):
-        held = [found.partition for found in description.assigned if not _is_fresh(found)]
+        held = [found.partition for found in description.assigned if not is_fresh(found)]
         if held:
             raise MetadataMissing(
                 f"{name} has served partition {held[0]} before, and the coordinator knows of no cluster at this root",
@@ -372,7 +372,7 @@ def _check_emptiness(descriptions: Mapping[str, StorageDescription]) -> None:
             )
 
 
-def _is_fresh(found: PartitionDescription) -> bool:
+def is_fresh(found: PartitionDescription) -> bool:
     status = found.status
     return status is not None and status.is_sound and status.promised_session <= 0 and status.last_id < 0
 

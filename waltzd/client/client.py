@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 from uuid import UUID
 
+from waltzd.client.durable_groups import DurableGroups
 from waltzd.client.feeding import Arrivals, Feeding
 from waltzd.client.follower import Call, call_here, introduce
 from waltzd.client.instrument import Instrument, Instruments
@@ -25,6 +26,7 @@ from waltzd.client.routes import Connect, Partitions, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
 from waltzd.client.submits import Once, Submits, Wait, deadline_of, mark_of, own_position
+from waltzd.client.subscription import Subscription
 from waltzd.client.view import (
     Command,
     E,
@@ -48,7 +50,7 @@ from waltzd.wire.servers import ServerClient
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client(Feeding[E], Waiting, Generic[E]):
+class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     A `Client[E]` has values of the type E, which its serializer makes payloads of; a plain `Client` has bytes.
@@ -123,6 +125,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
         self._lines: dict[int, Line] = {}
         self._keys: dict[int, Keys] = {}
         self._feeds: dict[Line, Arrivals] = {}
+        self._subscriptions: dict[Subscription[Any], None] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
         self._registration: Registration | None = None
@@ -171,6 +174,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
         self._check_loop()
         reason = self._closed = ClientClosed("the client is closed")
         try:
+            await asyncio.gather(*[one.close() for one in list(self._subscriptions)])
             async with self._changing:
                 active, self._active = self._active, ()
                 for arrivals in self._feeds.values():  # or they would wait for who iterates
@@ -475,9 +479,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
         Read it *before* the view and give it to `append`: then locks are compared with what the view showed, even if it
         has moved on since.
 
-        Raises:
-            NotMounted, ClientClosed: This client does not have the partition, or is not open.
-        """
+        Raises NotMounted or ClientClosed: this client does not have the partition, or is not open."""
         return self._line(partition).position
 
     def append(
@@ -679,8 +681,6 @@ class Client(Feeding[E], Waiting, Generic[E]):
             raise BadArgument("name either the partition or the key of a transaction")
         return partition if partition is not None else self.partition_of(key_of(key, locks))
 
-    # -- inside
-
     async def _fetch(self, transaction: Transaction[Any]) -> bytes:
         return (await self.read(transaction.partition, transaction.id)).payload
 
@@ -689,8 +689,7 @@ class Client(Feeding[E], Waiting, Generic[E]):
     def status(self) -> ClientStatus:
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
-        states = [self._lines[partition].status() for partition in self._active]
-        return ClientStatus(states, is_open=self._closed is None)
+        return ClientStatus([self._lines[each].status() for each in self._active], is_open=self._closed is None)
 
 
 def _connect_with(tls: Tls | None) -> Connect:

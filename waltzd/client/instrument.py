@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from waltzd.client.follower import Call, Follower
 from waltzd.client.pending import Submission
 from waltzd.client.view import Transaction
+from waltzd.protocol.groups import Verb
 
 
 class Instrument(Protocol):
@@ -23,6 +24,12 @@ class Instrument(Protocol):
 
     def calling(self, partition: int, call: Call) -> Call:
         """How the functions of the view are called, instead of `call`. Asked when the partition is activated."""
+
+    def delivered(self, group: str, partition: int, count: int) -> None:
+        """A subscription hands out what a durable group has given it."""
+
+    def settled(self, group: str, partition: int, verb: Verb, count: int) -> None:
+        """The owner has heard what became of that."""
 
 
 Instruments: TypeAlias = Sequence[Instrument]

@@ -13,8 +13,8 @@ meet again (`FINAL`). What came and cannot be right counts as a broken link (`Ca
 the way. The same code in the server's own words means that it refuses what we sent, and that is final.
 
 **The last word is waited for.** A server that takes no more says why, and what it has not taken (`Refused.untaken`). So
-`_go_on` waits for `_read` when `_write` fails, and `_unless_replaced` for an owner that was replaced: requests that are
-known to be untaken go out again, all others have to be asked for.
+`_go_on` waits for `_read` when `_write` fails, and `Routes.unless_replaced` for an owner that was replaced: requests that
+are known to be untaken go out again, all others have to be asked for.
 
 **A waiter is always told.** Whatever ends a line (a final error, an application that parks, `deactivate`, a loop that ends)
 closes the budget, refuses what was not sent, gives what was sent `close_seconds` to be decided while the link is sound, and
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -52,19 +52,16 @@ from waltzd.errors import (
     ClockAhead,
     NotApplied,
     NotMounted,
-    NotOwner,
     NotSent,
     WaltzError,
 )
 from waltzd.format.record import Run
-from waltzd.protocol.batches import FeedMode, HeadFeed, Place, Registration
+from waltzd.protocol.batches import FeedMode, HeadFeed, Registration
 from waltzd.protocol.quorum import EMPTY
 from waltzd.wire.budget import Budget
 
 LOOK_SECONDS = 5.0
 """How often the owner is asked for the end of the log while the view is behind."""
-REPLACED_SECONDS = 1.0
-"""How long an owner that was replaced has for its last word; one that hangs has none."""
 LATE_SECONDS = 0.05
 """How much later than its deadline a caller may be told."""
 Fetch: TypeAlias = Callable[[Transaction], Awaitable[bytes]]
@@ -546,7 +543,7 @@ class Line:
                 while mount.state is State.MOUNTING:  # first to ask, if something is undecided, then to go on
                     talk = self._talk = Conversation(self, port.mount())
                     key = self._routes.topology.cluster_key
-                    await self._unless_replaced(place, talk.run(key, self._settings.call_seconds))
+                    await self._routes.unless_replaced(self.partition, place, talk.run(key, self._settings.call_seconds))
         except WaltzError as error:
             if isinstance(error, ClockAhead):
                 mount.refused_time()
@@ -555,23 +552,6 @@ class Line:
             if place is not None:
                 self._routes.failed(self.partition, place, error)
             raise
-
-    async def _unless_replaced(self, place: Place, talk: Coroutine[Any, Any, None]) -> None:
-        """Talk to this owner until another server says that it was replaced: an owner that hangs would not say so."""
-        talking = asyncio.create_task(talk)
-        moving = asyncio.create_task(self._routes.replaced(self.partition, place))
-        try:
-            await asyncio.wait((talking, moving), return_when=asyncio.FIRST_COMPLETED)
-            if not talking.done():
-                await asyncio.wait((talking,), timeout=REPLACED_SECONDS)
-            if talking.done():
-                talking.result()
-            else:
-                raise NotOwner(f"partition {self.partition} has moved to {moving.result().address}")
-        finally:
-            talking.cancel()
-            moving.cancel()
-            await asyncio.gather(talking, moving, return_exceptions=True)
 
     # -- told by the conversation
 

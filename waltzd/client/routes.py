@@ -10,33 +10,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
+from waltzd.cluster.groups import GroupPort
 from waltzd.errors import (
     BadArgument,
     BeyondLog,
     CannotConnect,
     ClientClosed,
     ForeignCluster,
+    NoGroupLog,
     NotGranted,
     NotOwner,
     NotReady,
     Retry,
     TlsMismatch,
+    Trimmed,
     WaltzError,
     WrongPeer,
 )
 from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, Topology
 from waltzd.protocol.channels import EVERYTHING, Ranges, named_in, numbers_of
-from waltzd.protocol.peers import ServerPort
 
 T = TypeVar("T")
-Connect: TypeAlias = Callable[[str, UUID | None], ServerPort]
+Connect: TypeAlias = Callable[[str, UUID | None], GroupPort]
 """A port to the server at an address, for a cluster key; None when it is not known yet."""
 Partitions: TypeAlias = str | Iterable[int | str]
 """`all`, numbers, and texts with numbers and channels: `[0, 3]`, `orders`, `0-3,orders`."""
@@ -45,6 +47,8 @@ _log = logging.getLogger("waltz.client")
 _PORT = re.compile(r"[0-9]{1,5}")
 NOWHERE = Place(generation=-1, server=None, address=None)
 PAUSE_MIN, PAUSE_MAX = 0.01, 0.5
+REPLACED_SECONDS = 1.0
+"""How long an owner that was replaced has for its last word; one that hangs has none."""
 REFRESH_SECONDS = 1.0
 """How often a server is asked where everything is: an owner that hangs does not say that it was replaced."""
 
@@ -57,7 +61,7 @@ def pause_seconds(attempt: int, *identity: int) -> float:
 
 @dataclass(eq=False)
 class _Held:
-    port: ServerPort
+    port: GroupPort
     users: int = 0
     is_good: bool = True
 
@@ -78,6 +82,7 @@ class Routes:
         self._call_seconds = call_seconds
         self._topology: Topology | None = None
         self._places: list[Place] = []
+        """Of all partitions, and of the group log, where it may be."""
         self._held: dict[str, _Held] = {}
         self._lookup: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
@@ -133,6 +138,23 @@ class Routes:
                 self._learned = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._learned)
         return self._places[partition]
+
+    async def unless_replaced(self, partition: int, place: Place, talk: Coroutine[Any, Any, None]) -> None:
+        """Talk to this owner until another server says that it was replaced: an owner that hangs would not say so."""
+        talking = asyncio.create_task(talk)
+        moving = asyncio.create_task(self.replaced(partition, place))
+        try:
+            await asyncio.wait((talking, moving), return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done():
+                await asyncio.wait((talking,), timeout=REPLACED_SECONDS)
+            if talking.done():
+                talking.result()
+            else:
+                raise NotOwner(f"partition {partition} has moved to {moving.result().address}")
+        finally:
+            talking.cancel()
+            moving.cancel()
+            await asyncio.gather(talking, moving, return_exceptions=True)
 
     # -- looking
 
@@ -266,15 +288,16 @@ class Routes:
                 f"this client to {known.cluster} ({known.cluster_key})"
             )
         if known is None:
-            self._places = [NOWHERE] * len(topology.places)
+            self._places = [NOWHERE] * (len(topology.places) + 1)
         elif len(known.places) != len(topology.places):
             raise ForeignCluster(
                 f"the server at {address} knows {len(topology.places)} partitions, this client {len(known.places)}"
             )
-        is_new = all(place.generation >= mine.generation for place, mine in zip(topology.places, self._places, strict=True))
+        places = (*topology.places, topology.groups or NOWHERE)
+        is_new = all(place.generation >= mine.generation for place, mine in zip(places, self._places, strict=True))
         if is_new or known is None:
             self._topology = topology
-        for partition, place in enumerate(topology.places):
+        for partition, place in enumerate(places):
             if place.generation >= self._places[partition].generation:
                 self._places[partition] = place
         if self._learned is not None and not self._learned.done():
@@ -293,7 +316,7 @@ class Routes:
     # -- talking
 
     @asynccontextmanager
-    async def at(self, address: str) -> AsyncIterator[ServerPort]:
+    async def at(self, address: str) -> AsyncIterator[GroupPort]:
         """The port to a server. A `CannotConnect` that passes through here is the end of that port."""
         held = self._held.get(address)
         if held is None:
@@ -334,20 +357,39 @@ class Routes:
 
     async def register_once(self) -> Registration:
         """From any server. An epoch that this client was given once stays its own."""
-        introduction, failures = self.introduction, []
+        introduction = self.introduction
+        found = await self.ask_any("Register", lambda port: port.register(introduction), "no server gave a client id")
+        self.introduction = replace(introduction, before=found if found.epoch else None)
+        return found
+
+    async def ask_any(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str) -> T:
+        """Ask one server after the other, until one answers; `failed`: that none did. Where each says that the cluster has
+        no group log yet, that is so."""
+        failures, no_log = list[str](), list[WaltzError]()
         for address in self._candidates():
             try:
                 async with self.at(address) as port:
-                    found = await self._in_time("Register", address, port.register(introduction))
-                self.introduction = replace(introduction, before=found if found.epoch else None)
-                return found
+                    return await self._in_time(what, address, call(port))
             except WaltzError as error:
                 if error.retry is Retry.NEVER:
                     raise
+                if isinstance(error, NoGroupLog):
+                    no_log.append(error)
                 failures.append(f"{address}: {error.message}")
-        raise CannotConnect(f"no server gave a client id ({'; '.join(failures)})")
+        if no_log and len(no_log) == len(failures):
+            raise no_log[0]
+        raise CannotConnect(f"{failed} ({'; '.join(failures)})")
 
-    async def ask(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]], seconds: float) -> T:
+    async def ask_some(self, what: str, call: Callable[[GroupPort], Awaitable[T]], failed: str, seconds: float) -> T:
+        """The same, retried for so long."""
+        return await _patiently(
+            lambda: self.ask_any(what, call, failed),
+            seconds,
+            lambda last: f"{failed} in {seconds:g} seconds: {last}",
+            final=NoGroupLog,
+        )
+
+    async def ask(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]], seconds: float) -> T:
         """Ask the owner, retried for so long, also through a fail-over."""
         return await _patiently(
             lambda: self.ask_once(partition, what, call),
@@ -356,7 +398,7 @@ class Routes:
             partition,
         )
 
-    async def ask_once(self, partition: int, what: str, call: Callable[[ServerPort], Awaitable[T]]) -> T:
+    async def ask_once(self, partition: int, what: str, call: Callable[[GroupPort], Awaitable[T]]) -> T:
         place = await self.find(partition)
         assert place.address is not None
         try:
@@ -416,7 +458,7 @@ async def _patiently(
     seconds: float,
     failed: Callable[[str], str],
     *identity: int,
-    final: type[WaltzError] = BeyondLog,
+    final: type[WaltzError] | tuple[type[WaltzError], ...] = (BeyondLog, Trimmed),
 ) -> T:
     """Retry for so long, while that can help; `failed` makes the message of the error at the end. `final`: an error that
     is one, although it may be tried again elsewhere."""

@@ -472,7 +472,7 @@ def decode(kind: type[D], data: bytes, path: str, refusal: type[WaltzError] = Ba
     except (ValueError, RecursionError) as error:
         raise refusal(f"{path} is not a JSON document: {error}", path=path) from error
     try:
-        schema = _reader(Annotated[int, whole(1)])(_member(_members(found, ""), "schema", ""), "schema")
+        schema = _schema(_member(_members(found, ""), "schema", ""), "schema")
         if schema != SCHEMA:
             what = f"{path} has schema {schema}; this version of Waltz knows schema {SCHEMA}"
             raise refusal(what, path=path, schema=schema)
@@ -561,6 +561,10 @@ def _leaf(kind: Callable[[Any], Any], rule: Rule) -> _Reader:
         return kind(value)
 
     return read
+
+
+_schema = _reader(Amount)
+"""Made once: a rule that is made anew each time would be remembered anew each time."""
 
 
 def _optional(reader: _Reader) -> _Reader:

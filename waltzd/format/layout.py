@@ -34,6 +34,8 @@ VERSIONS = (VERSION, BATCHES)
 
 HEADER_BYTES = 128
 CONTROL_NAME = "waltz-storage.ctl"
+GROUPS_NAME = "waltz-groups.ctl"
+"""A control file for one partition: the group log, whose number is the one behind those of the first file."""
 IDENTITY_NAME = "waltz-storage.id"
 RESERVE_NAME = "waltz-storage.reserve"
 PROMISE_NAME = "promise"
@@ -198,6 +200,8 @@ CONTROL_STRUCT_BYTES = 36
 CONTROL_INFO_BYTES = 4 + 2 * CONTROL_STRUCT_BYTES
 FLAG_AVAILABLE = 0x1
 FLAG_ASSIGNED = 0x4
+GROUP_SEGMENT_BYTES = 1 << 20
+"""Of the group log: what is not needed any more goes in whole segments."""
 PARTITIONS_MAX = 1 << 16
 """Far above any real cluster; a control file that claims more is damaged."""
 

@@ -282,7 +282,21 @@ class Topology:
     cluster: str
     cluster_key: UUID
     places: tuple[Place, ...]
-    """One for each partition."""
+    """One for each partition. The group log is not among them."""
     servers: tuple[ServerAddress, ...]
     """All servers that are up."""
     channels: tuple[Channel, ...] = ()
+    groups: Place | None = None
+    """Of the group log, which holds the state of all groups. None: the cluster has none yet, or it is not told."""
+
+    @property
+    def group_log(self) -> int:
+        """The number that the group log has, where there is one: the one behind those of the partitions."""
+        return len(self.places)
+
+    def place(self, number: int) -> Place:
+        """Of a partition, or of the group log where there is one."""
+        if number != self.group_log:
+            return self.places[number]
+        assert self.groups is not None
+        return self.groups

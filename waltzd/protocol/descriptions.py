@@ -175,6 +175,8 @@ class StorageDescription:
     set_aside: tuple[SetAside, ...] = ()
     formats: tuple[int, ...] = (0,)
     """Of the segments that it can write."""
+    keeps_group_log: bool = False
+    """Whether it can hold a replica of the group log. An older version cannot."""
 
     def is_same_as(self, other: StorageDescription) -> bool:
         """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""
@@ -448,3 +450,5 @@ class ServerDescription:
     clients: ClientTotals = field(default_factory=ClientTotals)
     metadata_backup: MetadataBackup | None = None
     """Only of the leader, where storages archive."""
+    keeps_group_log: bool = False
+    """Whether it can own the group log. An older version would stop to follow who owns what."""

@@ -22,6 +22,7 @@ from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
+from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -277,6 +278,34 @@ class MountPort(Protocol):
 
     def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
         """Frames may go to `taker` when they come, in place of being received; `receive` raises what `taker` raises."""
+        ...
+
+    def cancel(self) -> None: ...
+
+
+class AttendLink(Protocol):
+    """The server's end of the stream of a member of a durable group. Frames that stand together travel together."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def identity(self) -> str:
+        """What the member's certificate says that it is; empty without one."""
+        ...
+
+    async def receive(self) -> Sequence[MemberFrame] | None:
+        """None when the member has no more to say."""
+        ...
+
+    async def send(self, frames: Sequence[DeliveryFrame]) -> None: ...
+
+
+class AttendPort(Protocol):
+    """The member's end of it."""
+
+    async def send(self, frames: Sequence[MemberFrame]) -> None: ...
+    async def receive(self) -> Sequence[DeliveryFrame] | None:
+        """None when the server ended the stream without a word."""
         ...
 
     def cancel(self) -> None: ...

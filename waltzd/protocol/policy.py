@@ -86,6 +86,8 @@ class Grant:
     quotas: Quotas | None = None
     one_instance: bool = False
     """Of each name only one instance is live at a time: a newer one displaces the older."""
+    groups: tuple[Pattern, ...] | None = None
+    """Durable groups that they may make and work in, where they may subscribe; None: none."""
 
 
 # -- what a person writes ----------------------------------------------------------------------------------------------
@@ -93,6 +95,11 @@ class Grant:
 
 def is_pattern(text: str) -> bool:
     return _PATTERN.fullmatch(text) is not None
+
+
+def matches(patterns: Iterable[Pattern], name: str) -> bool:
+    """Whether one of them stands for the name."""
+    return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in patterns)
 
 
 def is_prefix(text: str) -> bool:
@@ -139,6 +146,8 @@ class Rights:
     _subscribe: int = ALL
     _locks: tuple[tuple[int, tuple[Prefix, ...] | None], ...] = ((ALL, None),)
     """Partitions, and the locks that appends to them may have."""
+    _groups: tuple[tuple[int, tuple[Pattern, ...]], ...] = ((ALL, (Pattern("*"),)),)
+    """Partitions, and the durable groups that it may work in there."""
     _spaces: dict[int, Spaces | None] = field(default_factory=dict)
 
     @property
@@ -167,6 +176,13 @@ class Rights:
         """Where it is, and how far its log has come: with any right to it."""
         return _has(self._append | self._read | self._subscribe, partition)
 
+    def may_attend(self, partition: int, group: str) -> bool:
+        """Make a durable group that has the partition, or work in it there."""
+        return any(_has(bits, partition) and matches(patterns, group) for bits, patterns in self._groups)
+
+    def may_see_group(self, group: str) -> bool:
+        return any(bits != 0 and matches(patterns, group) for bits, patterns in self._groups)
+
     def locks(self, partition: int) -> Spaces | None:
         """What appends to the partition may lock; None: everything."""
         if partition not in self._spaces:
@@ -187,7 +203,7 @@ def everything(name: str) -> Rights:
 
 
 def nothing(name: str) -> Rights:
-    return Rights(name, _append=0, _read=0, _subscribe=0, _locks=())
+    return Rights(name, _append=0, _read=0, _subscribe=0, _locks=(), _groups=())
 
 
 def first_denied(spaces: Spaces, locks: NDArray[np.uint64]) -> int | None:
@@ -250,6 +266,11 @@ def _sum(name: str, grants: Sequence[Grant], channels: Channels) -> Rights:
         _read=bits[Verb.READ],
         _subscribe=bits[Verb.SUBSCRIBE],
         _locks=tuple((where, prefixes) for prefixes, where in locks.items()),
+        _groups=tuple(
+            (_bits(grant.partitions, channels), grant.groups)
+            for grant in grants
+            if grant.groups and not {Verb.READ, Verb.SUBSCRIBE}.isdisjoint(grant.may)
+        ),
     )
 
 

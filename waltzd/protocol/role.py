@@ -75,6 +75,8 @@ _READERS = frozenset({Role.SERVER, Role.OPERATOR})
 _OPERATORS = frozenset({Role.OPERATOR})
 _LOOKING = frozenset({Role.OPERATOR, Role.OBSERVER})
 _APPLICATIONS = frozenset({Role.CLIENT, Role.OPERATOR})
+_USERS = _APPLICATIONS | _SERVERS
+"""Of a log. Servers, of the group log alone."""
 
 RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/Open": _SERVERS,
@@ -102,11 +104,14 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.StorageAdmin/DeleteSetAside": _OPERATORS,
     "/waltz.v1.StorageAdmin/Audit": _OPERATORS,
     "/waltz.v1.Log/Locate": _APPLICATIONS | _LOOKING | _SERVERS,
-    "/waltz.v1.Log/Register": _APPLICATIONS,
-    "/waltz.v1.Log/Mount": _APPLICATIONS,
-    "/waltz.v1.Log/HighWaterMark": _APPLICATIONS | _LOOKING,
-    "/waltz.v1.Log/Fetch": _APPLICATIONS,
+    "/waltz.v1.Log/Register": _USERS,
+    "/waltz.v1.Log/Mount": _USERS,
+    "/waltz.v1.Log/HighWaterMark": _USERS | _LOOKING,
+    "/waltz.v1.Log/Fetch": _USERS,
     "/waltz.v1.Log/FindTime": _APPLICATIONS | _LOOKING,
+    "/waltz.v1.Log/Attend": _APPLICATIONS,
+    "/waltz.v1.Log/MakeGroup": _APPLICATIONS,
+    "/waltz.v1.Log/GetGroup": _APPLICATIONS | _LOOKING,
     "/waltz.v1.ServerAdmin/Describe": _LOOKING | _SERVERS,
     "/waltz.v1.ServerAdmin/Drain": _OPERATORS,
     "/waltz.v1.ServerAdmin/ExplainLock": _LOOKING,
@@ -114,6 +119,11 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.ServerAdmin/Audit": _OPERATORS,
     "/waltz.v1.ServerAdmin/ListClients": _LOOKING,
     "/waltz.v1.ServerAdmin/DisconnectClient": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ListGroups": _LOOKING,
+    "/waltz.v1.ServerAdmin/ListParked": _LOOKING,
+    "/waltz.v1.ServerAdmin/SetGroup": _OPERATORS,
+    "/waltz.v1.ServerAdmin/RemoveGroup": _OPERATORS,
+    "/waltz.v1.ServerAdmin/ChangeGroup": _OPERATORS,
 }
 """Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage
 refuses a call of theirs that carries a session. Observers see no payload and no digest of one."""

@@ -8,18 +8,21 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from waltzd.cluster.groups import GroupMeta
 from waltzd.daemon import logs
 from waltzd.daemon.audit import AuditLog
 from waltzd.daemon.health_service import add_health, add_reflection
 from waltzd.daemon.process import vitals
 from waltzd.daemon.readiness import Unready
-from waltzd.errors import ForeignCluster, WaltzError
+from waltzd.errors import BadArgument, ForeignCluster, WaltzError
 from waltzd.protocol.descriptions import ServerDescription
+from waltzd.protocol.groups import Change
 from waltzd.protocol.locks import LockExplanation
 from waltzd.server.clients.registry import Registry
 from waltzd.server.registration import Registration
+from waltzd.server.subscriptions.board import Board
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import key_of, to_message
+from waltzd.wire.codec import key_of, to_message, to_value
 from waltzd.wire.grpc import Server, abort
 from waltzd.wire.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
 
@@ -37,7 +40,9 @@ class ServerAdminService(ServerAdminServicer):
         explain: Explain,
         clients: Registry,
         audit: AuditLog,
+        groups: Board,
     ) -> None:
+        self._groups = groups
         self._clients = clients
         self._audit = audit
         self._describe = describe
@@ -79,6 +84,52 @@ class ServerAdminService(ServerAdminServicer):
         instance = request.instance if request.HasField("instance") else None
         return wire.DisconnectReply(mounts=self._clients.disconnect(request.name, instance))
 
+    # -- durable groups
+
+    async def ListGroups(self, request: wire.ListGroupsRequest, context: Context) -> wire.GroupList:
+        try:
+            found = self._groups.describe(request.name if request.HasField("name") else None)
+            groups = [to_message(wire.GroupDescription, one) for one in found]
+            return wire.GroupList(groups=groups, trouble=self._groups.trouble)
+        except WaltzError as error:
+            await abort(context, error)
+
+    async def ListParked(self, request: wire.ListParkedRequest, context: Context) -> wire.ParkedList:
+        try:
+            partition = request.partition if request.HasField("partition") else None
+            found, is_more = self._groups.parked(request.name, partition, request.after, request.count)
+            return wire.ParkedList(parked=[to_message(wire.ParkedTransaction, one) for one in found], more=is_more)
+        except WaltzError as error:
+            await abort(context, error)
+
+    async def SetGroup(self, request: wire.SetGroupRequest, context: Context) -> wire.MadeGroup:
+        try:
+            self._check_key(request.cluster_key)
+            found = await self._groups.set(to_value(GroupMeta, request.meta), request.made_at)
+            return to_message(wire.MadeGroup, found)
+        except WaltzError as error:
+            await abort(context, error)
+
+    async def RemoveGroup(self, request: wire.RemoveGroupRequest, context: Context) -> wire.RemoveGroupReply:
+        try:
+            self._check_key(request.cluster_key)
+            await self._groups.remove(request.name, request.made_at)
+            return wire.RemoveGroupReply()
+        except WaltzError as error:
+            await abort(context, error)
+
+    async def ChangeGroup(self, request: wire.ChangeGroupRequest, context: Context) -> wire.GroupChanged:
+        try:
+            self._check_key(request.cluster_key)
+            try:
+                change = Change(request.change)
+            except ValueError:
+                raise BadArgument(f"this version knows no change {request.change} of a group") from None
+            found = await self._groups.change(request.name, request.made_at, request.partition, change, list(request.ids))
+            return to_message(wire.GroupChanged, found)
+        except WaltzError as error:
+            await abort(context, error)
+
     def _check_key(self, raw: bytes) -> None:
         key, ours = key_of(raw), self._describe().cluster_key
         if key != ours:
@@ -93,7 +144,8 @@ def add_admin_service(
     clients: Registry,
     unready: Unready,
     audit: AuditLog,
+    groups: Board,
 ) -> None:
-    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, clients, audit), server)
+    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, clients, audit, groups), server)
     add_health(server, {SERVICE: False}, unready)
     add_reflection(server, [SERVICE])

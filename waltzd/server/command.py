@@ -24,6 +24,8 @@ import uvloop
 
 from waltzd.archive.place import open_store
 from waltzd.archive.reading import ArchiveReader, PieceCache
+from waltzd.client.group_log import GroupLogClient
+from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
@@ -62,8 +64,10 @@ from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
+from waltzd.server.subscriptions.board import Board
+from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
-from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls, tls_for
 
@@ -71,6 +75,8 @@ ALIVE_SECONDS = 2.0
 """How long a process that has our name may take to answer before it is taken for dead."""
 STOP_SECONDS = 2.0
 """How long calls that are under way may take when the partitions are closed already."""
+GROUP_LOG_SECONDS = 5.0
+"""The deadline of one call to the owner of the group log."""
 OPEN_SHOWN = 3
 ARCHIVE_THREADS = 4
 """So many segments are brought from the archive at a time, and so many readers are served from those that are here."""
@@ -128,7 +134,14 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         )
         await operators.start(
             lambda server: add_admin_service(
-                server, daemon.describe, daemon.registration, daemon.explain, daemon.clients, daemon.unready, audit
+                server,
+                daemon.describe,
+                daemon.registration,
+                daemon.explain,
+                daemon.clients,
+                daemon.unready,
+                audit,
+                daemon.groups,
             ),
             on_fatal=end_at_once,
         )
@@ -188,7 +201,7 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: T
     async def collect() -> metrics.Families:
         return metrics.of_server(
             daemon.describe(),
-            cluster_partitions=daemon.owner.meta.partitions,
+            cluster_partitions=daemon.owner.logs,
             unready=await daemon.unready(),
             commit=daemon.all_counters.commit(),
             certificate_seconds=daemon.expiry.seconds_left(),
@@ -287,7 +300,15 @@ class _Daemon:
             names=self._names,
         )
         self.clients = Registry()
-        self.calls = ServerCalls(self.owner, self.access, self.clients)
+        self.groups = Board(
+            ClientLog(self._group_log_client, lambda: self.owner.group_log),
+            partitions=meta.partitions,
+            find_pipeline=self.owner.pipeline,
+            channels=lambda: self.access.all_channels,
+            is_keeper=lambda: self.owner.group_log in self.owner.owned,
+            on_fatal=end_at_once,
+        )
+        self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
         self._saver = MetadataSaver(
             cluster,
             self._connect,
@@ -320,6 +341,7 @@ class _Daemon:
                     tasks.create_task(self._policy.reconciler.run(), name="policy"),
                     tasks.create_task(self.expiry.run(), name="certificate"),
                     tasks.create_task(self._watch_partitions(), name="alarms"),
+                    tasks.create_task(self.groups.run(), name="groups"),
                 ]
                 tasks.create_task(self.owner.run(), name="ownership")
                 print(
@@ -336,6 +358,15 @@ class _Daemon:
                     task.cancel()
         except BaseExceptionGroup as group:
             _end(group)
+
+    def _group_log_client(self) -> GroupLogClient[bytes]:
+        """Of this server's own: whoever owns the group log."""
+        addresses = [server.address for server in self.owner.topology().servers if server.address]
+        return GroupLogClient(
+            addresses or [self._server.listen],
+            connect=lambda address, key: ServerClient(address, key, seconds=GROUP_LOG_SECONDS, tls=self._tls),
+            settings=ClientSettings(instance=f"server {self._server.name}", close_seconds=STOP_SECONDS),
+        )
 
     async def _watch_partitions(self) -> None:
         alarms = alarm.Alarms()
@@ -375,6 +406,7 @@ class _Daemon:
             partitions=self.owner.describe(),
             clients=self.clients.totals(),
             metadata_backup=self._saver.describe(),
+            keeps_group_log=True,
         )
 
     async def unready(self) -> list[str]:
@@ -388,16 +420,19 @@ class _Daemon:
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
     ) -> OwnedLog[Pipeline]:
         counters = self.all_counters.begin(partition)
+        settings, limits = self._session_settings, self._pipeline_settings
+        if partition == self._meta.partitions:
+            settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
 
         def make_pipeline(session: Log) -> Pipeline:
-            return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, counters=counters)
+            return Pipeline(session, limits, self._capacity, on_fatal=end_at_once, counters=counters)
 
         return OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._session_settings,
+            settings=settings,
             ticker=self._ticker,
             make_pipeline=make_pipeline,
             say=log.info,

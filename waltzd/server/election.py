@@ -116,7 +116,7 @@ class Election:
         preferences = await self._read_preferences()
         current, version = await self._cluster.assignment()
         check_length(current, self._partitions)
-        wanted = plan(current, servers, self._partitions, preferences)
+        wanted = plan(current, servers, len(current.owners), preferences)
         why = _difference(self._known, servers)
         if self._known is not None and preferences != self._preferences:
             why = ", ".join(filter(None, (why, "operators prefer other owners")))
@@ -145,7 +145,8 @@ class Election:
 
 
 def check_length(assignment: Assignment, partitions: int) -> None:
-    if len(assignment.owners) != partitions:
+    """The group log, once there is one, comes behind the partitions."""
+    if len(assignment.owners) not in (partitions, partitions + 1):
         raise BadMetadata(
             f"{ASSIGNMENT}: it has {len(assignment.owners)} partitions; the cluster has {partitions}",
             path=ASSIGNMENT,

@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from typing import NoReturn
 
-from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.assignment import UNOWNED, spell_numbers
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, ServerMeta
@@ -77,6 +78,8 @@ class PartitionOwner:
         self._registration = registration
         self._make_owned_log = make_owned_log
         self._close_seconds = close_seconds
+        self.needed_from: Callable[[], int] = lambda: 0
+        """The first id of the group log that is needed, as whoever reads it here knows. Until then, all of it."""
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None
@@ -143,6 +146,11 @@ class PartitionOwner:
         """The partitions that are here, also those that are being opened or handed over."""
         return sorted(self._tenancies)
 
+    @property
+    def logs(self) -> int:
+        """How many the cluster has: the partitions, and the group log where there is one."""
+        return self.meta.partitions if self._assignment is None else len(self._assignment.owners)
+
     def describe(self) -> tuple[OwnedPartition, ...]:
         owned_logs = [self._tenancies[partition].owned for partition in self.owned]
         return tuple(owned.describe() for owned in owned_logs if owned is not None)
@@ -151,6 +159,11 @@ class PartitionOwner:
         if self._topology is None:
             raise NotReady(f"server {self.name} has just started and does not know yet who owns what")
         return self._topology
+
+    @property
+    def group_log(self) -> int | None:
+        """The number of the group log; None while there is none."""
+        return None if self._topology is None or self._topology.groups is None else self._topology.group_log
 
     @property
     def client_secret(self) -> bytes:
@@ -174,11 +187,13 @@ class PartitionOwner:
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
         """Of a partition that this server owns, under this generation if one is given."""
-        if not 0 <= partition < self.meta.partitions:
+        topology = self.topology()
+        is_group_log = partition == self.meta.partitions and topology.groups is not None
+        if not 0 <= partition < self.meta.partitions and not is_group_log:
             raise NoSuchPartition(
                 f"there is no partition {partition}: the cluster has {self.meta.partitions}", partition=partition
             )
-        place = self.topology().places[partition]
+        place = topology.place(partition)
         tenancy = self._tenancies.get(partition)
         if tenancy is None or tenancy.wanted is None:
             self._refuse(partition, place)
@@ -249,25 +264,28 @@ class PartitionOwner:
     def _place(self) -> None:
         if self._assignment is None:
             return
-        servers = self._servers
+        servers, number = self._servers, self.meta.partitions
+        places = tuple(
+            Place(
+                generation=ownership.generation,
+                server=ownership.server,
+                address=servers[ownership.server].listen if ownership.server in servers else None,
+            )
+            for ownership in self._assignment.owners
+        )
         self._topology = Topology(
             cluster=self.meta.name,
             cluster_key=self.meta.key,
-            places=tuple(
-                Place(
-                    generation=ownership.generation,
-                    server=ownership.server,
-                    address=servers[ownership.server].listen if ownership.server in servers else None,
-                )
-                for ownership in self._assignment.owners
-            ),
+            places=places[:number],
+            groups=next(iter(places[number:]), None),
             servers=tuple(ServerAddress(name, server.listen, server.streams or "") for name, server in servers.items()),
         )
 
     def _follow(self, before: Assignment | None, after: Assignment) -> None:
         assert self._tasks is not None, "`run` follows"
-        for partition, ownership in enumerate(after.owners):
-            wanted = ownership.generation if ownership.server == self.name else None
+        known = () if before is None else before.owners
+        for partition, (was, now) in enumerate(zip_longest(known, after.owners, fillvalue=UNOWNED)):
+            wanted = now.generation if now.server == self.name else None
             tenancy = self._tenancies.get(partition)
             if wanted is None and tenancy is None:
                 continue
@@ -275,9 +293,8 @@ class PartitionOwner:
                 tenancy = self._tenancies[partition] = _Tenancy()
                 self._tasks.create_task(self._hold(partition, tenancy), name=f"tenancy of partition {partition}")
             if tenancy.wanted != wanted:
-                previous = before.owners[partition].server if before is not None else None
-                known = None if previous is None or previous == self.name else self._servers.get(previous)
-                tenancy.want(wanted, previous_owner_alive=partial(self._is_alive, known))
+                previous = None if was.server is None or was.server == self.name else self._servers.get(was.server)
+                tenancy.want(wanted, previous_owner_alive=partial(self._is_alive, previous))
 
     def _is_alive(self, server: ServerMeta | None) -> bool:
         return server is not None and not self._is_gone(server)

@@ -110,6 +110,7 @@ class StorageCalls:
         """The newest segment file on its way to each partition."""
         self._proving = asyncio.Semaphore(max(1, config.flush_threads // 2))
         self._started_ns = monotonic_ns()
+        self._version = version("waltzd")  # of what runs, also when the package has been replaced since
         self._aside_since = {one.name: self._started_ns for one in directory.aside()}
         """Since when it is known of each directory that it was set aside."""
         self.answered, self.streamed = Statistics(), Statistics()
@@ -220,7 +221,7 @@ class StorageCalls:
     def quiet(self, numbers: Sequence[int]) -> list[int]:
         """Those that are here and have no append stream at the moment. A server asks about another one that it takes for
         dead."""
-        if len(numbers) > self._directory.control.header.partitions:
+        if len(numbers) > self._directory.control.header.partitions + 1:  # and the group log
             raise TooLarge(f"{len(numbers)} partitions were named; the cluster has fewer")
         found = {number: self._lanes.get(number) for number in numbers}
         return [
@@ -662,7 +663,7 @@ class StorageCalls:
             cluster_key=header.key,
             partitions=header.partitions,
             directory=directory.path,
-            version=version("waltzd"),
+            version=self._version,
             free_bytes=self._disk.free_bytes(directory.path),
             uptime_ms=(monotonic_ns() - self._started_ns) // 1_000_000,
             is_draining=self.is_draining,
@@ -673,6 +674,7 @@ class StorageCalls:
             name=directory.name,
             set_aside=self._aside(),
             formats=VERSIONS,
+            keeps_group_log=True,
         )
 
     def _aside(self) -> tuple[SetAside, ...]:

@@ -66,7 +66,7 @@ class Restorer:
             raise BadArgument(f"{order} is no order that can be carried out")
         if number in self._underway:
             raise TooManyCallers(f"partition {number} is being restored on this storage already")
-        if home.directory.control.info(number).is_assigned:
+        if home.directory.control.is_assigned(number):
             yield Restoring(bytes=0, bytes_total=0, status=self._same(order))
             return
         self._underway.add(number)

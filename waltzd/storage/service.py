@@ -295,7 +295,7 @@ class StorageAdminService(_Service, StorageAdminServicer):
     ) -> wire.PartitionsReply:
         """Each partition by itself: one that fails does not keep the others from being done."""
         self._check(key, context)
-        if len(partitions) > self._calls.directory.control.header.partitions:
+        if len(partitions) > self._calls.directory.control.header.partitions + 1:  # and the group log
             raise TooLarge(f"{len(partitions)} partitions were named; the cluster has fewer")
         results: list[wire.PartitionResult] = []
         for number in partitions:

@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 from waltzd.client.client import Client
 from waltzd.client.routes import Connect
 from waltzd.client.view import E, Serializer, View, checked_time
+from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import (
     SCHEMA,
@@ -31,14 +32,14 @@ from waltzd.cluster.documents import (
     decode,
     whole_grant,
 )
+from waltzd.cluster.groups import GroupPort
 from waltzd.cluster.memory import MemoryTree
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import BadArgument, CannotConnect, NotOwner, NotReady
+from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, NotOwner, NotReady
 from waltzd.format.record import Record, Run
 from waltzd.protocol.channels import NO_CHANNELS
 from waltzd.protocol.peers import SECRET_BYTES
-from waltzd.protocol.peers import ServerPort as ClientPort
 from waltzd.protocol.policy import Policy
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseconds
@@ -85,6 +86,7 @@ class LocalCluster:
         storages: int = 3,
         storage_seconds: float = 5.0,
         format: int = 1,
+        groups: bool = False,
     ) -> None:
         """Every storage holds every partition.
 
@@ -94,6 +96,7 @@ class LocalCluster:
             storages: How many; a majority of them commits.
             storage_seconds: How long a server waits for a storage that is paused.
             format: Of the files: 1 also keeps times, locks and groups of transactions.
+            groups: Whether it begins with the log that durable groups need (see `make_group_log`).
 
         Raises:
             BadArgument: A number is below 1.
@@ -103,6 +106,8 @@ class LocalCluster:
                 raise BadArgument(f"{name} must be at least 1, not {value}")
         self.meta = ClusterMeta(name="local", key=uuid4(), partitions=partitions, created="in a test", format=format)
         self.storage_seconds = storage_seconds
+        self._has_groups = False
+        self._begins_with_groups = groups
         self.luck = Luck()
         self._time: int | None = None
         """What the clocks of all servers show; None: that of this machine."""
@@ -143,9 +148,27 @@ class LocalCluster:
             replicas=ReplicaSets(partitions=everywhere),
         )
         await coordinator.close()
+        if self._begins_with_groups:
+            await self._make_group_log()
         for name in self._servers:
             await self.start_server(name)
         await self.wait_until_ready()
+
+    async def make_group_log(self) -> None:
+        """Give the cluster the log in which it keeps where durable groups stand, if it has none, and wait until that is
+        open."""
+        await self._make_group_log()
+        await self.wait_until_ready()
+
+    async def _make_group_log(self) -> None:
+        if self._has_groups:
+            return
+        for door in self._storages.values():
+            await door.calls.create_partition(self.meta.partitions)
+        coordinator = self.tree.connect()
+        await group_log.begin(Cluster(coordinator), self.meta, dict.fromkeys(self._storage_names, Membership.MEMBER))
+        await coordinator.close()
+        self._has_groups = True
 
     async def close(self) -> None:
         """End in order. Raises a bug of Waltz itself that showed up meanwhile."""
@@ -209,8 +232,8 @@ class LocalCluster:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every partition has an owner that takes transactions."""
-        return all(self._is_open(partition) for partition in range(self.meta.partitions))
+        """Whether every partition has an owner that takes transactions, and the group log where there is one."""
+        return all(self._is_open(partition) for partition in range(self.meta.partitions + self._has_groups))
 
     def _is_open(self, partition: int) -> bool:
         try:
@@ -253,11 +276,11 @@ class LocalCluster:
         """The addresses of all servers; only `connect` understands them."""
         return tuple(_address(name) for name in self._servers)
 
-    def connect(self, address: str, key: UUID | None) -> ClientPort:
+    def connect(self, address: str, key: UUID | None) -> GroupPort:
         """What a `Client` takes as its `connect`, on whichever event loop the client lives."""
         return self._port(address, key)
 
-    def _port(self, address: str, key: UUID | None = None, identity: str = "") -> ClientPort:
+    def _port(self, address: str, key: UUID | None = None, identity: str = "") -> GroupPort:
         port = ServerPort(lambda: self._door(address), key, identity)
         return port if self.loop is asyncio.get_running_loop() else LoopPort(port, self.loop)
 
@@ -341,7 +364,7 @@ class LocalCluster:
         for server in self._living():
             try:
                 return server, server.owner.pipeline(partition, None)
-            except (NotOwner, NotReady):
+            except (NotOwner, NotReady, NoSuchPartition):
                 continue
         raise NotReady(f"no server has partition {partition} open: {self.story()}")
 
@@ -495,6 +518,7 @@ class _Server(LocalServer):
             ),
             on_fatal=local._on_fatal,
             pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
+            reach=lambda address, key: local._port(address, key, Identity(local.meta.key, Role.SERVER, name).uri),
         )
         self.access.adopt(local._policy, local._channels)
         self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Generic
 
+from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.format.record import Run
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
-from waltzd.testing.server_port import DirectMount, ServerPort
+from waltzd.protocol.groups import DeliveryFrame, MemberFrame
+from waltzd.testing.server_port import DirectStream, Down, ServerPort, Up
 from waltzd.wire.tasks import on_loop
 
 
@@ -27,6 +30,15 @@ class LoopPort:
 
     def mount(self) -> LoopMount:
         return LoopMount(self._port.mount(), self._loop)
+
+    def attend(self) -> LoopAttend:
+        return LoopAttend(self._port.attend(), self._loop)
+
+    async def make_group(self, meta: GroupMeta) -> MadeGroup:
+        return await on_loop(self._loop, self._port.make_group(meta))
+
+    async def get_group(self, name: str) -> MadeGroup:
+        return await on_loop(self._loop, self._port.get_group(name))
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         return await on_loop(self._loop, self._port.high_water_mark(partition, confirmed=confirmed))
@@ -56,14 +68,25 @@ async def _close(runs: AsyncGenerator[Run, None]) -> None:
     await runs.aclose()
 
 
-class LoopMount:
-    def __init__(self, mount: DirectMount, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._mount = mount
+class _LoopStream(Generic[Up, Down]):
+    def __init__(self, stream: DirectStream[Up, Down], loop: asyncio.AbstractEventLoop | None) -> None:
+        self._stream = stream
         self._loop = loop
 
-    async def send(self, frames: Sequence[ClientFrame]) -> None:
-        await on_loop(self._loop, self._mount.send(frames))
+    async def send(self, frames: Sequence[Up]) -> None:
+        await on_loop(self._loop, self._stream.send(frames))
 
+    async def receive(self) -> Sequence[Down] | None:
+        return await on_loop(self._loop, self._stream.receive())
+
+    def cancel(self) -> None:
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            self._stream.cancel()
+        else:
+            self._loop.call_soon_threadsafe(self._stream.cancel)
+
+
+class LoopMount(_LoopStream[ClientFrame, ServerFrame]):
     @property
     def may_post(self) -> bool:
         return False  # the other loop has to have its turn
@@ -74,11 +97,6 @@ class LoopMount:
     def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
         """All of them are received."""
 
-    async def receive(self) -> Sequence[ServerFrame] | None:
-        return await on_loop(self._loop, self._mount.receive())
 
-    def cancel(self) -> None:
-        if self._loop is None or self._loop is asyncio.get_running_loop():
-            self._mount.cancel()
-        else:
-            self._loop.call_soon_threadsafe(self._mount.cancel)
+class LoopAttend(_LoopStream[MemberFrame, DeliveryFrame]):
+    """The stream of a member."""

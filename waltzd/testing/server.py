@@ -8,6 +8,9 @@ from importlib.metadata import version
 from typing import Any
 from uuid import UUID
 
+from waltzd.client.group_log import GroupLogClient
+from waltzd.client.routes import Connect
+from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
@@ -23,13 +26,16 @@ from waltzd.server.lookout import Dial, Lookout
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
+from waltzd.server.subscriptions.board import Board
+from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.tasks import tell_failure
 
 LIMITS = Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20)
 MOUNTS_MAX = 10_000
+LOG_CLOSE_SECONDS = 0.5
+"""How long a server that ends waits for its last entries in the group log."""
 
 
 async def _never_alive(server: ServerMeta) -> bool:
@@ -53,8 +59,10 @@ class LocalServer:
         is_alive: Callable[[ServerMeta], Awaitable[bool]] = _never_alive,
         dial: Dial | None = None,
         say: Callable[[str], None] = lambda sentence: None,
+        reach: Connect | None = None,
     ) -> None:
-        """Without `dial` it does not look out for servers that have died."""
+        """Without `dial` it does not look out for servers that have died. `reach`: how it is a client of the group log;
+        without it there are no groups."""
         self.name = name
         self.meta = ServerMeta(
             name=name, listen=address, admin_listen=f"{name} admin", instance=instance, version=version("waltzd")
@@ -85,7 +93,8 @@ class LocalServer:
         )
         self.access = Access.free()
         self.clients = Registry()
-        self.calls = ServerCalls(self.owner, self.access, self.clients)
+        self.groups: Board | None = None if reach is None else self._make_board(reach)
+        self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None
 
@@ -96,9 +105,26 @@ class LocalServer:
             self._task(self._registration.reconciler.run(), "registration"),
             self._task(self._election.reconciler.run(), "election"),
         ]
+        if self.groups is not None:
+            self._tasks.append(self._task(self.groups.run(), "groups"))
         if self._lookout is not None:
             self._tasks.append(self._task(self._lookout.run(), "lookout"))
         self._hosting = self._task(self.owner.run(), "ownership")
+
+    def _make_board(self, reach: Connect) -> Board:
+        settings = ClientSettings(instance=f"server {self.name}", close_seconds=LOG_CLOSE_SECONDS)
+        return Board(
+            ClientLog(
+                lambda: GroupLogClient([self.meta.listen], connect=reach, settings=settings),
+                lambda: self.owner.group_log,
+            ),
+            partitions=self.owner.meta.partitions,
+            find_pipeline=self.owner.pipeline,
+            channels=lambda: self.access.all_channels,
+            is_keeper=lambda: self.owner.group_log in self.owner.owned,
+            on_fatal=self._on_fatal,
+            say=self._say,
+        )
 
     def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"{what} of {self.name}")
@@ -136,14 +162,17 @@ class LocalServer:
     def _make_owned_log(
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
     ) -> OwnedLog[Pipeline]:
+        settings, limits = self._settings, self._pipeline
+        if partition == self.owner.meta.partitions:
+            settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
         owned: OwnedLog[Pipeline] = OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._settings,
+            settings=settings,
             ticker=self._ticker,
-            make_pipeline=self._make_pipeline,
+            make_pipeline=lambda session: Pipeline(session, limits, self._capacity, on_fatal=self._on_fatal),
             say=lambda sentence: self._say(f"partition {partition}: {sentence}"),
             previous_owner_alive=previous_owner_alive,
         )
@@ -152,6 +181,3 @@ class LocalServer:
 
     async def _ask_storage(self, storage: StorageMeta, numbers: Sequence[int]) -> Sequence[int]:
         return await self._connect(storage).quiet(numbers)
-
-    def _make_pipeline(self, session: Log) -> Pipeline:
-        return Pipeline(session, self._pipeline, self._capacity, on_fatal=self._on_fatal)

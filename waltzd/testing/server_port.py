@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import numpy as np
 
+from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.batches import (
@@ -31,10 +33,13 @@ from waltzd.protocol.batches import (
     ServerFrame,
     Topology,
 )
+from waltzd.protocol.groups import DeliveryFrame, JoinRequest, MemberFrame
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 
+Up = TypeVar("Up")
+Down = TypeVar("Down")
 MESSAGES_MAX = 4
 """How many messages are on their way, each way, before the sender waits."""
 
@@ -64,7 +69,7 @@ class ServerDoor:
         self.is_shut = False
         self._calls = calls
         self._on_fatal = on_fatal
-        self._mounts: dict[DirectMount, asyncio.Task[None]] = {}
+        self._streams: dict[DirectStream[Any, Any], asyncio.Task[None]] = {}
 
     @property
     def calls(self) -> ServerCalls:
@@ -72,39 +77,39 @@ class ServerDoor:
             raise CannotConnect(f"no server listens at {self.address}")
         return self._calls
 
-    def serve(self, mount: DirectMount) -> None:
-        task = asyncio.create_task(self._serve(mount), name=f"mount at {self.address}")
-        self._mounts[mount] = task
-        task.add_done_callback(lambda _: self._mounts.pop(mount))
+    def serve(self, stream: DirectStream[Any, Any]) -> None:
+        task = asyncio.create_task(self._serve(stream), name=f"{stream.what} at {self.address}")
+        self._streams[stream] = task
+        task.add_done_callback(lambda _: self._streams.pop(stream))
 
-    async def _serve(self, mount: DirectMount) -> None:
+    async def _serve(self, stream: DirectStream[Any, Any]) -> None:
         try:
-            await self.calls.mount(mount.link)
+            await stream.serve(self.calls)
         except WaltzError:
             return  # the client was told in the stream
         except Exception as error:
             self._on_fatal(error)
             raise
         finally:
-            mount.link.end()
+            stream.link.end()
 
-    def give_up(self, mount: DirectMount) -> None:
-        if mount in self._mounts:
-            self._mounts[mount].cancel()
+    def give_up(self, stream: DirectStream[Any, Any]) -> None:
+        if stream in self._streams:
+            self._streams[stream].cancel()
 
     def look(self) -> None:
         """The luck has changed."""
-        for mount in self._mounts:
-            mount.link.bell.ring()
+        for stream in self._streams:
+            stream.link.bell.ring()
 
     def break_connections(self, partition: int | None = None) -> None:
-        for mount in list(self._mounts):
-            if partition is None or mount.partition == partition:
-                mount.break_off()
+        for stream in list(self._streams):
+            if partition is None or stream.partition == partition:
+                stream.break_off()
 
     async def slam(self) -> None:
         self.is_shut = True
-        tasks = list(self._mounts.values())
+        tasks = list(self._streams.values())
         self.break_connections()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -138,6 +143,15 @@ class ServerPort:
     def mount(self) -> DirectMount:
         return DirectMount(self._find, self._identity)
 
+    def attend(self) -> DirectAttend:
+        return DirectAttend(self._find, self._identity)
+
+    async def make_group(self, meta: GroupMeta) -> MadeGroup:
+        return await self._find().calls.make_group(self._known_key(), meta, self._identity)
+
+    async def get_group(self, name: str) -> MadeGroup:
+        return await self._find().calls.get_group(self._known_key(), name, self._identity)
+
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         await asyncio.sleep(0)
         calls, key = self._find().calls, self._known_key()
@@ -159,21 +173,25 @@ class ServerPort:
         await asyncio.sleep(0)
 
 
-class DirectMount:
-    """One mount, as the client holds it. `link` is the server's end."""
+class DirectStream(Generic[Up, Down]):
+    """One stream, as the client holds it. `link` is the server's end."""
+
+    what = "a stream"
 
     def __init__(self, find: Callable[[], ServerDoor], identity: str = "") -> None:
         self.partition = -1
-        self.link = _MountLink(identity)
+        self.link: _Link[Up, Down] = _Link(identity)
         self._find = find
         self._door: ServerDoor | None = None
-        self._held: deque[ServerFrame] = deque()
-        """Feed that is held back; the credit of the client bounds it."""
         self._broken: WaltzError | None = None
+
+    async def serve(self, calls: ServerCalls) -> None:
+        """The server's side of it."""
+        raise AssertionError("a stream is of some kind")
 
     # -- as the client uses it
 
-    async def send(self, frames: Sequence[ClientFrame]) -> None:
+    async def send(self, frames: Sequence[Up]) -> None:
         if self._broken is not None:
             raise self._broken
         if self._door is None:
@@ -181,31 +199,22 @@ class DirectMount:
         for message in self._unlucky(frames):
             await self.link.put(message)
 
-    @property
-    def may_post(self) -> bool:
-        return False
-
-    def post(self, frames: Sequence[ClientFrame]) -> None:
-        raise AssertionError("it takes nothing without waiting")
-
-    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
-        """All frames are received."""
-
-    def _begin(self, frames: Sequence[ClientFrame]) -> None:
+    def _begin(self, frames: Sequence[Up]) -> None:
         match frames:
-            case [MountRequest(partition=partition)]:
+            case [MountRequest(partition=partition) | JoinRequest(partition=partition)]:
                 self.partition = partition
         door = self._find()
         door.calls.locate(self.link.identity)  # raises when no server is there
         self._door = door
         door.serve(self)
 
-    async def receive(self) -> Sequence[ServerFrame] | None:
+    async def receive(self) -> Sequence[Down] | None:
         while True:
             if self._broken is not None:
                 raise self._broken
-            if self._held and not self._is_suspended:
-                return [self._held.popleft()]
+            held = self._released()
+            if held:
+                return held
             message = self.link.next_message()
             if message is None:
                 if self.link.is_over:
@@ -217,16 +226,12 @@ class DirectMount:
                 return frames
 
     def cancel(self) -> None:
-        self._broken = self._broken or CannotConnect("the mount was given up here")
+        self._broken = self._broken or CannotConnect(f"{self.what} was given up here")
         self.link.end()
         if self._door is not None:
             self._door.give_up(self)
 
     # -- bad luck
-
-    @property
-    def _is_suspended(self) -> bool:
-        return self._door is not None and self._door.luck.is_feed_suspended
 
     def break_off(self) -> None:
         """As when a cable is cut: what is on its way is lost, both ways."""
@@ -234,6 +239,57 @@ class DirectMount:
         self._broken = CannotConnect(f"the connection to {self._door.address} was lost")
         self.link.end()
         self._door.give_up(self)
+
+    def _released(self) -> Sequence[Down]:
+        """What was held back, and may go on now."""
+        return ()
+
+    def _what_arrives(self, message: Sequence[Down]) -> Sequence[Down]:
+        return message
+
+    def _unlucky(self, frames: Sequence[Up]) -> Iterable[Sequence[Up]]:
+        """What arrives at the server of what was sent together."""
+        return (frames,)
+
+
+class DirectAttend(DirectStream[MemberFrame, DeliveryFrame]):
+    """The stream of a member of a durable group."""
+
+    what = "the stream of a member"
+
+    async def serve(self, calls: ServerCalls) -> None:
+        await calls.attend(self.link)
+
+
+class DirectMount(DirectStream[ClientFrame, ServerFrame]):
+    """One mount."""
+
+    what = "the mount"
+
+    def __init__(self, find: Callable[[], ServerDoor], identity: str = "") -> None:
+        super().__init__(find, identity)
+        self._held: deque[ServerFrame] = deque()
+        """Feed that is held back; the credit of the client bounds it."""
+
+    async def serve(self, calls: ServerCalls) -> None:
+        await calls.mount(self.link)
+
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        raise AssertionError("it takes nothing without waiting")
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """All frames are received."""
+
+    @property
+    def _is_suspended(self) -> bool:
+        return self._door is not None and self._door.luck.is_feed_suspended
+
+    def _released(self) -> Sequence[ServerFrame]:
+        return [self._held.popleft()] if self._held and not self._is_suspended else ()
 
     def _what_arrives(self, message: Sequence[ServerFrame]) -> list[ServerFrame]:
         assert self._door is not None
@@ -269,8 +325,8 @@ class DirectMount:
         yield frames
 
 
-class _MountLink:
-    """The server's end of a mount, and what is between the two ends."""
+class _Link(Generic[Up, Down]):
+    """The server's end of a stream, and what is between the two ends."""
 
     def __init__(self, identity: str) -> None:
         self.peer = "a client in this process"
@@ -278,10 +334,10 @@ class _MountLink:
         self.quiet_seconds = None
         self.bell = Bell()
         self.is_over = False
-        self._up: deque[Sequence[ClientFrame]] = deque()
-        self._down: deque[Sequence[ServerFrame]] = deque()
+        self._up: deque[Sequence[Up]] = deque()
+        self._down: deque[Sequence[Down]] = deque()
 
-    async def receive(self) -> Sequence[ClientFrame] | None:
+    async def receive(self) -> Sequence[Up] | None:
         while not self._up:
             if self.is_over:
                 return None
@@ -290,7 +346,7 @@ class _MountLink:
         self.bell.ring()
         return message
 
-    async def send(self, frames: Sequence[ServerFrame]) -> None:
+    async def send(self, frames: Sequence[Down]) -> None:
         while len(self._down) >= MESSAGES_MAX and not self.is_over:
             await self.bell.wait(self.bell.rings)
         if self.is_over:
@@ -301,24 +357,24 @@ class _MountLink:
     def may_post(self) -> bool:
         return len(self._down) < MESSAGES_MAX and not self.is_over
 
-    def post(self, frames: Sequence[ServerFrame]) -> None:
+    def post(self, frames: Sequence[Down]) -> None:
         self._down.append(list(frames))
         self.bell.ring()
 
-    async def put(self, message: Sequence[ClientFrame]) -> None:
+    async def put(self, message: Sequence[Up]) -> None:
         while len(self._up) >= MESSAGES_MAX and not self.is_over:
             await self.bell.wait(self.bell.rings)
         if self.is_over:
-            raise CannotConnect("the server has ended the mount")
+            raise CannotConnect("the server has ended the stream")
         self._up.append(message)
         self.bell.ring()
 
-    def answer(self, frame: ServerFrame) -> None:
+    def answer(self, frame: Down) -> None:
         """Put in a frame that the server did not send."""
         self._down.append([frame])
         self.bell.ring()
 
-    def next_message(self) -> Sequence[ServerFrame] | None:
+    def next_message(self) -> Sequence[Down] | None:
         if not self._down:
             return None
         message = self._down.popleft()

@@ -161,6 +161,7 @@ def _fields(kind: type[Any], message: type[Message]) -> Iterator[_Field]:
 
 def _converters(hint: Any, field: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """From a value's attribute to a message's field, and back."""
+    hint = getattr(hint, "__supertype__", hint)
     if get_origin(hint) is tuple:
         pack, unpack = _converters(get_args(hint)[0], field)
         return lambda values: [pack(value) for value in values], lambda raws: tuple(unpack(raw) for raw in raws)
@@ -202,34 +203,34 @@ class _Column:
     held: np.dtype[Any]
 
 
-def _column(name: str, sent: str, held: type[np.generic]) -> _Column:
+def column(name: str, sent: str, held: type[np.generic] | str) -> _Column:
     return _Column(name, np.dtype(sent), np.dtype(held))
 
 
 _ROWS = (
-    _column("marks", ">i8", np.int64),
-    _column("headers", ">i4", np.int32),
-    _column("lengths", ">u4", np.int64),
-    _column("data_crcs", ">u4", np.uint32),
+    column("marks", ">i8", np.int64),
+    column("headers", ">i4", np.int32),
+    column("lengths", ">u4", np.int64),
+    column("data_crcs", ">u4", np.uint32),
 )
-_LOCK_COUNTS = _column("lock_counts", ">u4", np.int64)
-_LOCKS = (_column("lock_ids", ">u8", np.uint64), _column("lock_modes", "u1", np.uint8))
-_TIMES = (_column("time_counts", ">u4", np.int64), _column("times", ">i8", np.int64))
-_COMMITTALS = (_column("sequences", ">i4", np.int64), _column("ids", ">i8", np.int64))
+_LOCK_COUNTS = column("lock_counts", ">u4", np.int64)
+_LOCKS = (column("lock_ids", ">u8", np.uint64), column("lock_modes", "u1", np.uint8))
+_TIMES = (column("time_counts", ">u4", np.int64), column("times", ">i8", np.int64))
+_COMMITTALS = (column("sequences", ">i4", np.int64), column("ids", ">i8", np.int64))
 _REFUSALS = (
-    _column("sequences", ">i4", np.int64),
-    _column("reasons", "u1", np.uint8),
-    _column("conflict_ids", ">i8", np.int64),
-    _column("locks", ">u8", np.uint64),
+    column("sequences", ">i4", np.int64),
+    column("reasons", "u1", np.uint8),
+    column("conflict_ids", ">i8", np.int64),
+    column("locks", ">u8", np.uint64),
 )
 
 
-def _fill(message: Any, frame: Any, *columns: _Column) -> None:
+def fill(message: Any, frame: Any, *columns: _Column) -> None:
     for column in columns:
         setattr(message, column.name, getattr(frame, column.name).astype(column.sent).tobytes())
 
 
-def _taken(message: Any, *columns: _Column) -> dict[str, NDArray[Any]]:
+def taken(message: Any, *columns: _Column) -> dict[str, NDArray[Any]]:
     """Columns that belong together: one row for each of the same things."""
     found: dict[str, NDArray[Any]] = {}
     sizes: set[int] = set()
@@ -284,17 +285,17 @@ def client_frames(message: wire.ClientFrame) -> list[ClientFrame]:
 def _fill_batch(message: wire.AppendBatch, batch: AppendBatch) -> None:
     """In place: a message that is made first and put in then would copy all payloads once more."""
     message.first_sequence = batch.first_sequence
-    _fill(message, batch, *_ROWS)
+    fill(message, batch, *_ROWS)
     if len(batch.lock_ids):
-        _fill(message, batch, _LOCK_COUNTS, *_LOCKS)
+        fill(message, batch, _LOCK_COUNTS, *_LOCKS)
     message.payloads = batch.payloads if isinstance(batch.payloads, bytes) else bytes(batch.payloads)
     message.follows, message.seen_time = encode_groups(batch.follows), batch.seen_time
 
 
 def _batch_of(message: wire.AppendBatch) -> AppendBatch:
-    rows = _taken(message, *_ROWS, *([_LOCK_COUNTS] if message.lock_counts else []))
+    rows = taken(message, *_ROWS, *([_LOCK_COUNTS] if message.lock_counts else []))
     rows.setdefault("lock_counts", np.zeros(len(rows["marks"]), np.int64))
-    locks, count = _taken(message, *_LOCKS), len(rows["marks"])
+    locks, count = taken(message, *_LOCKS), len(rows["marks"])
     if len(message.follows) not in (0, (count + 7) // 8):
         raise BadFrame(f"a batch of {count} transactions has {len(message.follows)} bytes for their groups")
     return AppendBatch(
@@ -318,10 +319,10 @@ def server_message(frames: Sequence[ServerFrame]) -> wire.ServerFrame:
             case Mounted():
                 message.mounted.CopyFrom(to_message(wire.Mounted, frame))
             case Committals():
-                _fill(message.committals, frame, *_COMMITTALS)
+                fill(message.committals, frame, *_COMMITTALS)
                 message.committals.time = frame.time
             case Refusals():
-                _fill(message.refusals, frame, *_REFUSALS)
+                fill(message.refusals, frame, *_REFUSALS)
             case Feed():
                 _fill_run(message.feed, frame.run)
             case HeadFeed():
@@ -340,7 +341,7 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
     if message.HasField("mounted"):
         frames.append(to_value(Mounted, message.mounted))
     if message.HasField("committals"):
-        frames.append(Committals(**_taken(message.committals, *_COMMITTALS), time=message.committals.time))
+        frames.append(Committals(**taken(message.committals, *_COMMITTALS), time=message.committals.time))
     if message.HasField("refusals"):
         frames.append(_refusals_of(message.refusals))
     if message.HasField("feed"):
@@ -357,7 +358,7 @@ def server_frames(message: wire.ServerFrame) -> list[ServerFrame]:
 
 
 def _refusals_of(message: wire.Refusals) -> Refusals:
-    found = Refusals(**_taken(message, *_REFUSALS))
+    found = Refusals(**taken(message, *_REFUSALS))
     if len(found.reasons) and not (min(Reason) <= int(found.reasons.min()) and int(found.reasons.max()) <= max(Reason)):
         raise BadFrame("a refusal has a reason that this version does not know")
     return found
@@ -396,7 +397,7 @@ def _fill_beside(message: wire.RunFrame, frame: Run | HeadFeed) -> None:
 
 
 def _beside_of(message: wire.RunFrame, count: int) -> tuple[I64 | None, Flags | None, bool]:
-    found = _taken(message, *_TIMES)
+    found = taken(message, *_TIMES)
     times = np.repeat(found["times"], found["time_counts"]) if len(found["times"]) else None
     if times is not None and len(times) != count:
         raise BadFrame(f"a frame of {count} transactions has the times of {len(times)}")

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import grpc.aio
 
+from waltzd.cluster.groups import GroupList, GroupMeta, MadeGroup
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, TlsMismatch, WaltzError, WrongPeer
 from waltzd.format.record import Run
@@ -23,8 +24,9 @@ from waltzd.protocol.address import parse_address
 from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
+from waltzd.protocol.groups import Change, Changed, DeliveryFrame, Dismissed, MemberFrame, ParkedList
 from waltzd.protocol.locks import LockExplanation
-from waltzd.protocol.peers import MountPort
+from waltzd.protocol.peers import AttendPort, MountPort
 from waltzd.protocol.role import Role
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
@@ -38,12 +40,15 @@ from waltzd.wire.codec import (
     unpacked_server_frames,
 )
 from waltzd.wire.frames import Connection, Kind, connect
+from waltzd.wire.groups import delivery_frames, member_message
 from waltzd.wire.grpc import MESSAGE_BYTES_MAX, Caller, error_of
 from waltzd.wire.stranger import port_behind, stranger_at
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import LogStub, ServerAdminStub
 
 T = TypeVar("T")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 _log = logging.getLogger("waltz.client")
 STRANGE_SECONDS = 1.0
 """After so long without a first answer, what is at the address is looked at."""
@@ -172,6 +177,21 @@ class ServerClient(Caller):
     async def _begin_mount(self) -> Any:
         await self._channel.prove(self._seconds)
         return self._stub.Mount()
+
+    def attend(self) -> AttendPort:
+        return AttendStream(self._begin_attend, self.address)
+
+    async def _begin_attend(self) -> Any:
+        await self._channel.prove(self._seconds)
+        return self._stub.Attend()
+
+    async def make_group(self, meta: GroupMeta) -> MadeGroup:
+        request = wire.MakeGroupRequest(cluster_key=await self._known_key(), meta=to_message(wire.GroupMeta, meta))
+        return to_value(MadeGroup, await self._call(self._stub.MakeGroup, request))
+
+    async def get_group(self, name: str) -> MadeGroup:
+        request = wire.GetGroupRequest(cluster_key=await self._known_key(), name=name)
+        return to_value(MadeGroup, await self._call(self._stub.GetGroup, request))
 
     async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
         request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition, confirmed=confirmed)
@@ -336,36 +356,41 @@ class FramedMount:
             self._connection.lose(self._over)
 
 
-class MountStream:
-    """The client's end of a mount. There is no deadline in here: how long to wait for what is known to the client only."""
+class GrpcStream(Generic[Sent, Received]):
+    """The caller's end of a stream of frames, both ways. There is no deadline in here: how long to wait for what is known
+    to the client only."""
 
-    def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Awaitable[Any]],
+        address: str,
+        what: str,
+        *,
+        pack: Callable[[Sequence[Sent]], Any],
+        unpack: Callable[[Any], Sequence[Received]],
+        ending: Callable[[Received], WaltzError | None],
+    ) -> None:
+        """`ending`: the error that a frame tells of, if it is the last one."""
         self._begin = begin
         self._call: Any = None
         """Begun by the first thing that is asked of it: the other side's certificate is looked at before."""
         self._address = address
+        self._what = what
+        self._pack = pack
+        self._unpack = unpack
+        self._ending = ending
         self._over: WaltzError | None = None
         """Why this end knows that there is nothing more to say."""
 
-    async def send(self, frames: Sequence[ClientFrame]) -> None:
+    async def send(self, frames: Sequence[Sent]) -> None:
         """Waits only while the connection is full."""
         if self._over is not None:
             raise self._over
         await self._started()
         try:
-            await self._ours(self._call.write(client_message(frames)))
+            await self._ours(self._call.write(self._pack(frames)))
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:  # the server has ended the stream
             raise await self._end() from error
-
-    @property
-    def may_post(self) -> bool:
-        return False
-
-    def post(self, frames: Sequence[ClientFrame]) -> None:
-        raise AssertionError("gRPC takes nothing without waiting")
-
-    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
-        """All frames are received."""
 
     async def _started(self) -> None:
         if self._call is None:
@@ -374,8 +399,8 @@ class MountStream:
                 self._call.cancel()
                 raise self._over
 
-    async def receive(self) -> Sequence[ServerFrame] | None:
-        """The next frames; None when there are no more: behind a refusal, or when the server ended without a word."""
+    async def receive(self) -> Sequence[Received] | None:
+        """The next frames; None when there are no more: behind the server's last word, or when it ended without one."""
         if self._over is not None:
             return None
         await self._started()
@@ -383,20 +408,20 @@ class MountStream:
         if message is grpc.aio.EOF:
             return None
         try:
-            frames = server_frames(message)
+            frames = self._unpack(message)
         except WaltzError as error:
             self._over = error
             self._call.cancel()
             raise
-        last = frames[-1]
-        if isinstance(last, Refused):
-            self._over = last.error
+        last = self._ending(frames[-1]) if frames else None
+        if last is not None:
+            self._over = last
             self._call.cancel()
         return frames
 
     def cancel(self) -> None:
         if self._over is None:
-            self._over = CannotConnect(f"the mount at {self._address} was given up here")
+            self._over = CannotConnect(f"{self._what} at {self._address} was given up here")
         if self._call is not None:
             self._call.cancel()
 
@@ -416,6 +441,44 @@ class MountStream:
         call = self._call
         metadata = (await call.initial_metadata(), await call.trailing_metadata())
         return error_of(grpc.aio.AioRpcError(await call.code(), *metadata, await call.details()))
+
+
+class MountStream(GrpcStream[ClientFrame, ServerFrame]):
+    """The client's end of a mount."""
+
+    def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
+        super().__init__(
+            begin,
+            address,
+            "the mount",
+            pack=client_message,
+            unpack=server_frames,
+            ending=lambda frame: frame.error if isinstance(frame, Refused) else None,
+        )
+
+    @property
+    def may_post(self) -> bool:
+        return False
+
+    def post(self, frames: Sequence[ClientFrame]) -> None:
+        raise AssertionError("gRPC takes nothing without waiting")
+
+    def hear(self, taker: Callable[[Sequence[ServerFrame]], None]) -> None:
+        """All frames are received."""
+
+
+class AttendStream(GrpcStream[MemberFrame, DeliveryFrame]):
+    """A member's end of its stream in one partition."""
+
+    def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
+        super().__init__(
+            begin,
+            address,
+            "the stream of a member",
+            pack=member_message,
+            unpack=delivery_frames,
+            ending=lambda frame: frame.error if isinstance(frame, Dismissed) else None,
+        )
 
 
 ADMIN_SECONDS = 30.0
@@ -462,3 +525,29 @@ class ServerAdminClient(Caller):
         """What its table says of a lock, by its 64 bits; only the owner of the partition knows."""
         request = wire.ExplainLockRequest(cluster_key=self._key.bytes, partition=partition, lock=lock)
         return to_value(LockExplanation, await self._call(self._stub.ExplainLock, request))
+
+    async def groups(self, name: str | None = None) -> GroupList:
+        """The durable groups as this server knows them, or the one of this name."""
+        return to_value(GroupList, await self._call(self._stub.ListGroups, wire.ListGroupsRequest(name=name)))
+
+    async def parked(self, name: str, partition: int | None = None, *, after: int = -1, count: int = 1000) -> ParkedList:
+        """What a group has put aside. `after`: with a partition, only ids above this one."""
+        request = wire.ListParkedRequest(name=name, partition=partition, after=after, count=count)
+        return to_value(ParkedList, await self._call(self._stub.ListParked, request))
+
+    async def set_group(self, meta: GroupMeta, made_at: int) -> MadeGroup:
+        """Other settings for a group that goes on."""
+        request = wire.SetGroupRequest(cluster_key=self._key.bytes, meta=to_message(wire.GroupMeta, meta), made_at=made_at)
+        return to_value(MadeGroup, await self._call(self._stub.SetGroup, request))
+
+    async def remove_group(self, name: str, made_at: int) -> None:
+        request = wire.RemoveGroupRequest(cluster_key=self._key.bytes, name=name, made_at=made_at)
+        await self._call(self._stub.RemoveGroup, request)
+
+    async def change_group(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
+        """What an operator does to a group in a partition that this server owns. `ids`: what it is done to; for a skip and
+        a reset the one to which the group goes; none for all that are parked."""
+        request = wire.ChangeGroupRequest(
+            cluster_key=self._key.bytes, name=name, made_at=made_at, partition=partition, change=change, ids=ids
+        )
+        return to_value(Changed, await self._call(self._stub.ChangeGroup, request))

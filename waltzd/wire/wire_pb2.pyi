@@ -919,6 +919,7 @@ class StorageDescription(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SET_ASIDE_FIELD_NUMBER: _builtins.int
     FORMATS_FIELD_NUMBER: _builtins.int
+    KEEPS_GROUP_LOG_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -932,6 +933,8 @@ class StorageDescription(_message.Message):
     """With less than this it takes no appends."""
     name: _builtins.str
     """As its directory remembers it; empty until it was told."""
+    keeps_group_log: _builtins.bool
+    """It can hold the log with the state of all groups."""
     @_builtins.property
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDescription]: ...
     @_builtins.property
@@ -964,10 +967,11 @@ class StorageDescription(_message.Message):
         name: _builtins.str = ...,
         set_aside: _abc.Iterable[Global___SetAside] | None = ...,
         formats: _abc.Iterable[_builtins.int] | None = ...,
+        keeps_group_log: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "keeps_group_log", b"keeps_group_log", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1554,6 +1558,7 @@ class Topology(_message.Message):
     PLACES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     cluster_key: _builtins.bytes
     @_builtins.property
@@ -1566,6 +1571,12 @@ class Topology(_message.Message):
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Channel]:
         """Those that have a partition in which the caller may do something."""
 
+    @_builtins.property
+    def groups(self) -> Global___Place:
+        """Where the log with the state of all groups is, whose number is the one behind those of the partitions. Absent: the
+        cluster has none yet.
+        """
+
     def __init__(
         self,
         *,
@@ -1574,10 +1585,11 @@ class Topology(_message.Message):
         places: _abc.Iterable[Global___Place] | None = ...,
         servers: _abc.Iterable[Global___ServerAddress] | None = ...,
         channels: _abc.Iterable[Global___Channel] | None = ...,
+        groups: Global___Place | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "cluster", b"cluster", "cluster_key", b"cluster_key", "places", b"places", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "cluster", b"cluster", "cluster_key", b"cluster_key", "groups", b"groups", "places", b"places", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2178,6 +2190,848 @@ class Refusals(_message.Message):
 Global___Refusals: _TypeAlias = Refusals  # noqa: Y015
 
 @_typing.final
+class GroupMeta(_message.Message):
+    """-- durable groups ------------------------------------------------------------------------------------------------------"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    ACK_WAIT_MS_FIELD_NUMBER: _builtins.int
+    MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    DELIVER_MAX_FIELD_NUMBER: _builtins.int
+    BACK_OFF_MS_FIELD_NUMBER: _builtins.int
+    EXHAUSTED_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    partitions: _builtins.str
+    """As in 0-3,orders. Absent: all of them."""
+    mode: _builtins.str
+    """ordered, queue, keyed"""
+    ack_wait_ms: _builtins.int
+    max_in_flight: _builtins.int
+    """Of each member."""
+    deliver_max: _builtins.int
+    exhausted: _builtins.str
+    """park, stop"""
+    key: _builtins.str
+    """header, lock"""
+    @_builtins.property
+    def back_off_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def headers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: all."""
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStart]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partitions: _builtins.str | None = ...,
+        mode: _builtins.str = ...,
+        ack_wait_ms: _builtins.int = ...,
+        max_in_flight: _builtins.int = ...,
+        deliver_max: _builtins.int = ...,
+        back_off_ms: _abc.Iterable[_builtins.int] | None = ...,
+        exhausted: _builtins.str = ...,
+        key: _builtins.str = ...,
+        headers: _abc.Iterable[_builtins.int] | None = ...,
+        starts: _abc.Iterable[Global___GroupStart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partitions", b"_partitions", "partitions", b"partitions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partitions", b"_partitions", "ack_wait_ms", b"ack_wait_ms", "back_off_ms", b"back_off_ms", "deliver_max", b"deliver_max", "exhausted", b"exhausted", "headers", b"headers", "key", b"key", "max_in_flight", b"max_in_flight", "mode", b"mode", "name", b"name", "partitions", b"partitions", "starts", b"starts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__partitions: _TypeAlias = _typing.Literal["partitions"]  # noqa: Y015
+    _WhichOneofArgType__partitions: _TypeAlias = _typing.Literal["_partitions", b"_partitions"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partitions) -> _WhichOneofReturnType__partitions | None: ...
+
+Global___GroupMeta: _TypeAlias = GroupMeta  # noqa: Y015
+
+@_typing.final
+class GroupStart(_message.Message):
+    """A group begins behind this id in a partition; in one that is not named, at the first id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    after: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupStart: _TypeAlias = GroupStart  # noqa: Y015
+
+@_typing.final
+class MadeGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    META_FIELD_NUMBER: _builtins.int
+    MADE_AT_FIELD_NUMBER: _builtins.int
+    NEW_FIELD_NUMBER: _builtins.int
+    made_at: _builtins.int
+    """The id of the entry that made it, in the group log."""
+    new: _builtins.bool
+    @_builtins.property
+    def meta(self) -> Global___GroupMeta: ...
+    def __init__(
+        self,
+        *,
+        meta: Global___GroupMeta | None = ...,
+        made_at: _builtins.int = ...,
+        new: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made_at", b"made_at", "meta", b"meta", "new", b"new"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadeGroup: _TypeAlias = MadeGroup  # noqa: Y015
+
+@_typing.final
+class MakeGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    @_builtins.property
+    def meta(self) -> Global___GroupMeta: ...
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        meta: Global___GroupMeta | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "meta", b"meta"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MakeGroupRequest: _TypeAlias = MakeGroupRequest  # noqa: Y015
+
+@_typing.final
+class GetGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGroupRequest: _TypeAlias = GetGroupRequest  # noqa: Y015
+
+@_typing.final
+class MemberFrame(_message.Message):
+    """Any of the parts may be there; they are taken in this order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOIN_FIELD_NUMBER: _builtins.int
+    SAID_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
+    leaves: _builtins.bool
+    """It goes, and has failed in nothing."""
+    @_builtins.property
+    def join(self) -> Global___JoinRequest:
+        """First, and only first."""
+
+    @_builtins.property
+    def said(self) -> _containers.RepeatedCompositeFieldContainer[Global___Said]: ...
+    def __init__(
+        self,
+        *,
+        join: Global___JoinRequest | None = ...,
+        said: _abc.Iterable[Global___Said] | None = ...,
+        leaves: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["join", b"join"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["join", b"join", "leaves", b"leaves", "said", b"said"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberFrame: _TypeAlias = MemberFrame  # noqa: Y015
+
+@_typing.final
+class JoinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    partition: _builtins.int
+    generation: _builtins.int
+    group: _builtins.str
+    member: _builtins.str
+    """A newer stream with the same name displaces the older."""
+    room: _builtins.int
+    """Absent: as many deliveries at a time as the group permits."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        group: _builtins.str = ...,
+        member: _builtins.str = ...,
+        room: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "room", b"room"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "cluster_key", b"cluster_key", "generation", b"generation", "group", b"group", "member", b"member", "partition", b"partition", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__room: _TypeAlias = _typing.Literal["room"]  # noqa: Y015
+    _WhichOneofArgType__room: _TypeAlias = _typing.Literal["_room", b"_room"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__room) -> _WhichOneofReturnType__room | None: ...
+
+Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
+
+@_typing.final
+class Said(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    FIRSTS_FIELD_NUMBER: _builtins.int
+    LASTS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Rises with each on a stream, from 1 on."""
+    verb: _builtins.int
+    """1 acknowledge, 2 refuse, 3 reject, 4 extend"""
+    epoch: _builtins.int
+    tag: _builtins.int
+    """The highest of the deliveries that it speaks of."""
+    firsts: _builtins.bytes
+    """int64: stretches of ids."""
+    lasts: _builtins.bytes
+    delay_ms: _builtins.int
+    """Before the next try. Absent: the pause of the group."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        verb: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        tag: _builtins.int = ...,
+        firsts: _builtins.bytes = ...,
+        lasts: _builtins.bytes = ...,
+        delay_ms: _builtins.int | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "epoch", b"epoch", "firsts", b"firsts", "lasts", b"lasts", "number", b"number", "reason", b"reason", "tag", b"tag", "verb", b"verb"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+
+Global___Said: _TypeAlias = Said  # noqa: Y015
+
+@_typing.final
+class DeliveryFrame(_message.Message):
+    """Any of the parts may be there; they are taken in this order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOINED_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    DISMISSED_FIELD_NUMBER: _builtins.int
+    kept: _builtins.int
+    """What was said up to this number is on the disks of a majority."""
+    paused: _builtins.str
+    """Why nothing is given out; empty: it goes on."""
+    @_builtins.property
+    def joined(self) -> Global___Joined: ...
+    @_builtins.property
+    def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Deliveries]: ...
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]: ...
+    @_builtins.property
+    def dismissed(self) -> Global___ErrorDetail:
+        """The last of a stream."""
+
+    def __init__(
+        self,
+        *,
+        joined: Global___Joined | None = ...,
+        deliveries: _abc.Iterable[Global___Deliveries] | None = ...,
+        answers: _abc.Iterable[Global___Answer] | None = ...,
+        kept: _builtins.int | None = ...,
+        paused: _builtins.str | None = ...,
+        dismissed: Global___ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "_paused", b"_paused", "dismissed", b"dismissed", "joined", b"joined", "kept", b"kept", "paused", b"paused"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "_paused", b"_paused", "answers", b"answers", "deliveries", b"deliveries", "dismissed", b"dismissed", "joined", b"joined", "kept", b"kept", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kept: _TypeAlias = _typing.Literal["kept"]  # noqa: Y015
+    _WhichOneofArgType__kept: _TypeAlias = _typing.Literal["_kept", b"_kept"]  # noqa: Y015
+    _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
+    _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept) -> _WhichOneofReturnType__kept | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
+
+Global___DeliveryFrame: _TypeAlias = DeliveryFrame  # noqa: Y015
+
+@_typing.final
+class Joined(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MADE_AT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    ACK_WAIT_MS_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    made_at: _builtins.int
+    epoch: _builtins.int
+    mode: _builtins.str
+    ack_wait_ms: _builtins.int
+    room: _builtins.int
+    def __init__(
+        self,
+        *,
+        made_at: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        mode: _builtins.str = ...,
+        ack_wait_ms: _builtins.int = ...,
+        room: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "made_at", b"made_at", "mode", b"mode", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Joined: _TypeAlias = Joined  # noqa: Y015
+
+@_typing.final
+class Deliveries(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    DATA_CRCS_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    tag: _builtins.int
+    ids: _builtins.bytes
+    """int64"""
+    attempts: _builtins.bytes
+    """int32, from 1 on"""
+    headers: _builtins.bytes
+    """int32"""
+    times: _builtins.bytes
+    """int64, microseconds since 1970; -1: none"""
+    lengths: _builtins.bytes
+    """uint32"""
+    data_crcs: _builtins.bytes
+    """uint32: CRC-32 of each payload."""
+    payloads: _builtins.bytes
+    """Back to back."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        tag: _builtins.int = ...,
+        ids: _builtins.bytes = ...,
+        attempts: _builtins.bytes = ...,
+        headers: _builtins.bytes = ...,
+        times: _builtins.bytes = ...,
+        lengths: _builtins.bytes = ...,
+        data_crcs: _builtins.bytes = ...,
+        payloads: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "data_crcs", b"data_crcs", "epoch", b"epoch", "headers", b"headers", "ids", b"ids", "lengths", b"lengths", "payloads", b"payloads", "tag", b"tag", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Deliveries: _TypeAlias = Deliveries  # noqa: Y015
+
+@_typing.final
+class Answer(_message.Message):
+    """How many of the ids that a member spoke of were what."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    OLD_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    taken: _builtins.int
+    done: _builtins.int
+    late: _builtins.int
+    unknown: _builtins.int
+    old: _builtins.bool
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        taken: _builtins.int = ...,
+        done: _builtins.int = ...,
+        late: _builtins.int = ...,
+        unknown: _builtins.int = ...,
+        old: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "late", b"late", "number", b"number", "old", b"old", "taken", b"taken", "unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
+class ListGroupsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Absent: all of them."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+
+Global___ListGroupsRequest: _TypeAlias = ListGroupsRequest  # noqa: Y015
+
+@_typing.final
+class GroupList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    trouble: _builtins.str
+    """Why this server knows nothing newer; empty: it knows all."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupDescription]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___GroupDescription] | None = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupList: _TypeAlias = GroupList  # noqa: Y015
+
+@_typing.final
+class GroupDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    META_FIELD_NUMBER: _builtins.int
+    MADE_AT_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    made_at: _builtins.int
+    @_builtins.property
+    def meta(self) -> Global___GroupMeta: ...
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupPlace]: ...
+    def __init__(
+        self,
+        *,
+        meta: Global___GroupMeta | None = ...,
+        made_at: _builtins.int = ...,
+        places: _abc.Iterable[Global___GroupPlace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made_at", b"made_at", "meta", b"meta", "places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupDescription: _TypeAlias = GroupDescription  # noqa: Y015
+
+@_typing.final
+class GroupPlace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
+    AT_WORK_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    UNWRITTEN_FIELD_NUMBER: _builtins.int
+    OLDEST_MS_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    epoch: _builtins.int
+    reach: _builtins.int
+    floor: _builtins.int
+    open: _builtins.int
+    parked: _builtins.int
+    stopped: _builtins.str
+    at_work: _builtins.bool
+    paused: _builtins.str
+    in_flight: _builtins.int
+    unwritten: _builtins.int
+    oldest_ms: _builtins.int
+    delivered: _builtins.int
+    acknowledged: _builtins.int
+    failed: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        reach: _builtins.int = ...,
+        floor: _builtins.int = ...,
+        open: _builtins.int = ...,
+        parked: _builtins.int = ...,
+        stopped: _builtins.str = ...,
+        at_work: _builtins.bool = ...,
+        paused: _builtins.str = ...,
+        in_flight: _builtins.int = ...,
+        unwritten: _builtins.int = ...,
+        oldest_ms: _builtins.int = ...,
+        delivered: _builtins.int = ...,
+        acknowledged: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        members: _abc.Iterable[Global___GroupMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "at_work", b"at_work", "delivered", b"delivered", "epoch", b"epoch", "failed", b"failed", "floor", b"floor", "in_flight", b"in_flight", "members", b"members", "oldest_ms", b"oldest_ms", "open", b"open", "parked", b"parked", "partition", b"partition", "paused", b"paused", "reach", b"reach", "stopped", b"stopped", "unwritten", b"unwritten"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupPlace: _TypeAlias = GroupPlace  # noqa: Y015
+
+@_typing.final
+class GroupMember(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    who: _builtins.str
+    peer: _builtins.str
+    in_flight: _builtins.int
+    room: _builtins.int
+    delivered: _builtins.int
+    acknowledged: _builtins.int
+    failed: _builtins.int
+    age_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        who: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        in_flight: _builtins.int = ...,
+        room: _builtins.int = ...,
+        delivered: _builtins.int = ...,
+        acknowledged: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "age_ms", b"age_ms", "delivered", b"delivered", "failed", b"failed", "in_flight", b"in_flight", "name", b"name", "peer", b"peer", "room", b"room", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupMember: _TypeAlias = GroupMember  # noqa: Y015
+
+@_typing.final
+class ListParkedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    partition: _builtins.int
+    """Absent: all of them."""
+    after: _builtins.int
+    """With a partition: only ids above this one."""
+    count: _builtins.int
+    """At most so many."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
+        after: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "after", b"after", "count", b"count", "name", b"name", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___ListParkedRequest: _TypeAlias = ListParkedRequest  # noqa: Y015
+
+@_typing.final
+class ParkedList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARKED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """There are more."""
+    @_builtins.property
+    def parked(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedTransaction]: ...
+    def __init__(
+        self,
+        *,
+        parked: _abc.Iterable[Global___ParkedTransaction] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "parked", b"parked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkedList: _TypeAlias = ParkedList  # noqa: Y015
+
+@_typing.final
+class ParkedTransaction(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    id: _builtins.int
+    failures: _builtins.int
+    member: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        id: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        member: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "id", b"id", "member", b"member", "partition", b"partition", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkedTransaction: _TypeAlias = ParkedTransaction  # noqa: Y015
+
+@_typing.final
+class SetGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
+    MADE_AT_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    made_at: _builtins.int
+    @_builtins.property
+    def meta(self) -> Global___GroupMeta: ...
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        meta: Global___GroupMeta | None = ...,
+        made_at: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "made_at", b"made_at", "meta", b"meta"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGroupRequest: _TypeAlias = SetGroupRequest  # noqa: Y015
+
+@_typing.final
+class RemoveGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    MADE_AT_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    name: _builtins.str
+    made_at: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        name: _builtins.str = ...,
+        made_at: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "made_at", b"made_at", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveGroupRequest: _TypeAlias = RemoveGroupRequest  # noqa: Y015
+
+@_typing.final
+class RemoveGroupReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveGroupReply: _TypeAlias = RemoveGroupReply  # noqa: Y015
+
+@_typing.final
+class ChangeGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    MADE_AT_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    name: _builtins.str
+    made_at: _builtins.int
+    partition: _builtins.int
+    change: _builtins.int
+    """1 replay, 2 discard, 3 skip, 4 reset, 5 go on"""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Replay, discard: of these ids; none: of all that are parked. Skip: up to the only one. Reset: behind the only one, which may be -1."""
+
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        name: _builtins.str = ...,
+        made_at: _builtins.int = ...,
+        partition: _builtins.int = ...,
+        change: _builtins.int = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "cluster_key", b"cluster_key", "ids", b"ids", "made_at", b"made_at", "name", b"name", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeGroupRequest: _TypeAlias = ChangeGroupRequest  # noqa: Y015
+
+@_typing.final
+class GroupChanged(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    epoch: _builtins.int
+    floor: _builtins.int
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        floor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "epoch", b"epoch", "floor", b"floor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupChanged: _TypeAlias = GroupChanged  # noqa: Y015
+
+@_typing.final
 class ClientTotals(_message.Message):
     """Of all applications since the server started."""
 
@@ -2441,6 +3295,7 @@ class ServerDescription(_message.Message):
     VITALS_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
     METADATA_BACKUP_FIELD_NUMBER: _builtins.int
+    KEEPS_GROUP_LOG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -2450,6 +3305,8 @@ class ServerDescription(_message.Message):
     """False: it goes on with what it has and starts nothing new."""
     draining: _builtins.bool
     is_leader: _builtins.bool
+    keeps_group_log: _builtins.bool
+    """It can own the log with the state of all groups."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedPartition]: ...
     @_builtins.property
@@ -2475,10 +3332,11 @@ class ServerDescription(_message.Message):
         vitals: Global___Vitals | None = ...,
         clients: Global___ClientTotals | None = ...,
         metadata_backup: Global___MetadataBackup | None = ...,
+        keeps_group_log: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "metadata_backup", b"metadata_backup", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "keeps_group_log", b"keeps_group_log", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__metadata_backup: _TypeAlias = _typing.Literal["metadata_backup"]  # noqa: Y015
     _WhichOneofArgType__metadata_backup: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup"]  # noqa: Y015

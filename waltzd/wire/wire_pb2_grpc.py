@@ -1184,6 +1184,21 @@ class LogStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.FindTimeRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.FromString,
                 _registered_method=True)
+        self.Attend = channel.stream_stream(
+                '/waltz.v1.Log/Attend',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.MemberFrame.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.DeliveryFrame.FromString,
+                _registered_method=True)
+        self.MakeGroup = channel.unary_unary(
+                '/waltz.v1.Log/MakeGroup',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.MakeGroupRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MadeGroup.FromString,
+                _registered_method=True)
+        self.GetGroup = channel.unary_unary(
+                '/waltz.v1.Log/GetGroup',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.GetGroupRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MadeGroup.FromString,
+                _registered_method=True)
 
 
 class LogServicer:
@@ -1234,6 +1249,26 @@ class LogServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request_iterator, context):
+        """One member of a durable group in one partition: deliveries out, acknowledgements in.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MakeGroup(self, request, context):
+        """Make a durable group. One that is there already with the same settings is answered as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1266,6 +1301,21 @@ def add_LogServicer_to_server(servicer, server):
                     servicer.FindTime,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.FindTimeRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.MarkReply.SerializeToString,
+            ),
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.MemberFrame.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.DeliveryFrame.SerializeToString,
+            ),
+            'MakeGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.MakeGroup,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.MakeGroupRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MadeGroup.SerializeToString,
+            ),
+            'GetGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGroup,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.GetGroupRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MadeGroup.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1444,6 +1494,87 @@ class Log:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/waltz.v1.Log/Attend',
+            waltzd_dot_wire_dot_wire__pb2.MemberFrame.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.DeliveryFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MakeGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Log/MakeGroup',
+            waltzd_dot_wire_dot_wire__pb2.MakeGroupRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MadeGroup.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Log/GetGroup',
+            waltzd_dot_wire_dot_wire__pb2.GetGroupRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MadeGroup.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class ServerAdminStub:
     """-- a server, seen by an operator ------------------------------------------------------------------------------------
@@ -1490,6 +1621,31 @@ class ServerAdminStub:
                 '/waltz.v1.ServerAdmin/DisconnectClient',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.DisconnectRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.DisconnectReply.FromString,
+                _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/ListGroups',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.GroupList.FromString,
+                _registered_method=True)
+        self.ListParked = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/ListParked',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.ListParkedRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ParkedList.FromString,
+                _registered_method=True)
+        self.SetGroup = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/SetGroup',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.SetGroupRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.MadeGroup.FromString,
+                _registered_method=True)
+        self.RemoveGroup = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/RemoveGroup',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupReply.FromString,
+                _registered_method=True)
+        self.ChangeGroup = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/ChangeGroup',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.ChangeGroupRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.GroupChanged.FromString,
                 _registered_method=True)
 
 
@@ -1546,6 +1702,39 @@ class ServerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGroups(self, request, context):
+        """The durable groups, as this server knows them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListParked(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetGroup(self, request, context):
+        """Other settings for a group that goes on; its mode, its key and its partitions stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeGroup(self, request, context):
+        """What is done to a group in one partition: ask the owner of the partition.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1583,6 +1772,31 @@ def add_ServerAdminServicer_to_server(servicer, server):
                     servicer.DisconnectClient,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.DisconnectRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.DisconnectReply.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.ListGroupsRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.GroupList.SerializeToString,
+            ),
+            'ListParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListParked,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.ListParkedRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ParkedList.SerializeToString,
+            ),
+            'SetGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGroup,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.SetGroupRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.MadeGroup.SerializeToString,
+            ),
+            'RemoveGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveGroup,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupReply.SerializeToString,
+            ),
+            'ChangeGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeGroup,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.ChangeGroupRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.GroupChanged.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1776,6 +1990,141 @@ class ServerAdmin:
             '/waltz.v1.ServerAdmin/DisconnectClient',
             waltzd_dot_wire_dot_wire__pb2.DisconnectRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.DisconnectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/ListGroups',
+            waltzd_dot_wire_dot_wire__pb2.ListGroupsRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.GroupList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/ListParked',
+            waltzd_dot_wire_dot_wire__pb2.ListParkedRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ParkedList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/SetGroup',
+            waltzd_dot_wire_dot_wire__pb2.SetGroupRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.MadeGroup.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/RemoveGroup',
+            waltzd_dot_wire_dot_wire__pb2.RemoveGroupRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.RemoveGroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/ChangeGroup',
+            waltzd_dot_wire_dot_wire__pb2.ChangeGroupRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.GroupChanged.FromString,
             options,
             channel_credentials,
             insecure,

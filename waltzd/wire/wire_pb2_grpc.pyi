@@ -365,6 +365,11 @@ class LogStub:
     """Committed records by id."""
     FindTime: _grpc.UnaryUnaryMultiCallable[_wire_pb2.FindTimeRequest, _wire_pb2.MarkReply]
     """The highest id in front of the first committed transaction of that time or later."""
+    Attend: _grpc.StreamStreamMultiCallable[_wire_pb2.MemberFrame, _wire_pb2.DeliveryFrame]
+    """One member of a durable group in one partition: deliveries out, acknowledgements in."""
+    MakeGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MakeGroupRequest, _wire_pb2.MadeGroup]
+    """Make a durable group. One that is there already with the same settings is answered as it is."""
+    GetGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.GetGroupRequest, _wire_pb2.MadeGroup]
 
 @_typing.type_check_only
 class LogAsyncStub(LogStub):
@@ -385,6 +390,11 @@ class LogAsyncStub(LogStub):
     """Committed records by id."""
     FindTime: _aio.UnaryUnaryMultiCallable[_wire_pb2.FindTimeRequest, _wire_pb2.MarkReply]  # type: ignore[assignment]
     """The highest id in front of the first committed transaction of that time or later."""
+    Attend: _aio.StreamStreamMultiCallable[_wire_pb2.MemberFrame, _wire_pb2.DeliveryFrame]  # type: ignore[assignment]
+    """One member of a durable group in one partition: deliveries out, acknowledgements in."""
+    MakeGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.MakeGroupRequest, _wire_pb2.MadeGroup]  # type: ignore[assignment]
+    """Make a durable group. One that is there already with the same settings is answered as it is."""
+    GetGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.GetGroupRequest, _wire_pb2.MadeGroup]  # type: ignore[assignment]
 
 class LogServicer(metaclass=_abc_1.ABCMeta):
     """-- the log, seen by applications ------------------------------------------------------------------------------------
@@ -439,6 +449,29 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_wire_pb2.MarkReply, _abc.Awaitable[_wire_pb2.MarkReply]]:
         """The highest id in front of the first committed transaction of that time or later."""
 
+    @_abc_1.abstractmethod
+    def Attend(
+        self,
+        request_iterator: _MaybeAsyncIterator[_wire_pb2.MemberFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_wire_pb2.DeliveryFrame], _abc.AsyncIterator[_wire_pb2.DeliveryFrame]]:
+        """One member of a durable group in one partition: deliveries out, acknowledgements in."""
+
+    @_abc_1.abstractmethod
+    def MakeGroup(
+        self,
+        request: _wire_pb2.MakeGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MadeGroup, _abc.Awaitable[_wire_pb2.MadeGroup]]:
+        """Make a durable group. One that is there already with the same settings is answered as it is."""
+
+    @_abc_1.abstractmethod
+    def GetGroup(
+        self,
+        request: _wire_pb2.GetGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MadeGroup, _abc.Awaitable[_wire_pb2.MadeGroup]]: ...
+
 def add_LogServicer_to_server(servicer: LogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ServerAdminStub:
@@ -461,6 +494,14 @@ class ServerAdminStub:
     """Which applications are connected to it, or were lately."""
     DisconnectClient: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DisconnectRequest, _wire_pb2.DisconnectReply]
     """End the mounts of a name, or of one of its instances."""
+    ListGroups: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ListGroupsRequest, _wire_pb2.GroupList]
+    """The durable groups, as this server knows them."""
+    ListParked: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ListParkedRequest, _wire_pb2.ParkedList]
+    SetGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SetGroupRequest, _wire_pb2.MadeGroup]
+    """Other settings for a group that goes on; its mode, its key and its partitions stay."""
+    RemoveGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.RemoveGroupRequest, _wire_pb2.RemoveGroupReply]
+    ChangeGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ChangeGroupRequest, _wire_pb2.GroupChanged]
+    """What is done to a group in one partition: ask the owner of the partition."""
 
 @_typing.type_check_only
 class ServerAdminAsyncStub(ServerAdminStub):
@@ -480,6 +521,14 @@ class ServerAdminAsyncStub(ServerAdminStub):
     """Which applications are connected to it, or were lately."""
     DisconnectClient: _aio.UnaryUnaryMultiCallable[_wire_pb2.DisconnectRequest, _wire_pb2.DisconnectReply]  # type: ignore[assignment]
     """End the mounts of a name, or of one of its instances."""
+    ListGroups: _aio.UnaryUnaryMultiCallable[_wire_pb2.ListGroupsRequest, _wire_pb2.GroupList]  # type: ignore[assignment]
+    """The durable groups, as this server knows them."""
+    ListParked: _aio.UnaryUnaryMultiCallable[_wire_pb2.ListParkedRequest, _wire_pb2.ParkedList]  # type: ignore[assignment]
+    SetGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.SetGroupRequest, _wire_pb2.MadeGroup]  # type: ignore[assignment]
+    """Other settings for a group that goes on; its mode, its key and its partitions stay."""
+    RemoveGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.RemoveGroupRequest, _wire_pb2.RemoveGroupReply]  # type: ignore[assignment]
+    ChangeGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.ChangeGroupRequest, _wire_pb2.GroupChanged]  # type: ignore[assignment]
+    """What is done to a group in one partition: ask the owner of the partition."""
 
 class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
     """-- a server, seen by an operator ------------------------------------------------------------------------------------"""
@@ -538,5 +587,43 @@ class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.DisconnectReply, _abc.Awaitable[_wire_pb2.DisconnectReply]]:
         """End the mounts of a name, or of one of its instances."""
+
+    @_abc_1.abstractmethod
+    def ListGroups(
+        self,
+        request: _wire_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.GroupList, _abc.Awaitable[_wire_pb2.GroupList]]:
+        """The durable groups, as this server knows them."""
+
+    @_abc_1.abstractmethod
+    def ListParked(
+        self,
+        request: _wire_pb2.ListParkedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ParkedList, _abc.Awaitable[_wire_pb2.ParkedList]]: ...
+
+    @_abc_1.abstractmethod
+    def SetGroup(
+        self,
+        request: _wire_pb2.SetGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.MadeGroup, _abc.Awaitable[_wire_pb2.MadeGroup]]:
+        """Other settings for a group that goes on; its mode, its key and its partitions stay."""
+
+    @_abc_1.abstractmethod
+    def RemoveGroup(
+        self,
+        request: _wire_pb2.RemoveGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.RemoveGroupReply, _abc.Awaitable[_wire_pb2.RemoveGroupReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeGroup(
+        self,
+        request: _wire_pb2.ChangeGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.GroupChanged, _abc.Awaitable[_wire_pb2.GroupChanged]]:
+        """What is done to a group in one partition: ask the owner of the partition."""
 
 def add_ServerAdminServicer_to_server(servicer: ServerAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

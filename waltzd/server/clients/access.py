@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Protocol
 
-from waltzd.errors import NotGranted, PolicyUnreadable
+from waltzd.errors import GroupLogClosed, NotGranted, PolicyUnreadable
 from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, numbers_of
 from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything
 from waltzd.protocol.role import Identity, Role
@@ -68,6 +68,18 @@ class Access:
             raise PolicyUnreadable(f"this server lets only operators in: {self._why_closed}")
         return everything(name) if self._policy is None else self._policy.rights_of(name)
 
+    def rights_in(self, identity: str, partition: int, *, group_log: int) -> Rights:
+        """The same, in one partition. The group log is closed to applications, and all else to servers. Without
+        certificates nobody can be told apart, so everybody is let in there."""
+        role = role_of(identity)
+        if partition != group_log:
+            if role is Role.SERVER:
+                raise GroupLogClosed(f"servers are clients of the group log alone, and {identity} asks for {partition}")
+            return self.rights(identity)
+        if role is Role.CLIENT:
+            raise GroupLogClosed(f"{identity} asks for partition {partition}, which is the group log")
+        return everything(_who(identity)[0])
+
     def channels(self, rights: Rights) -> tuple[Channel, ...]:
         """Those that have a partition in which this caller may do something."""
         return tuple(
@@ -75,6 +87,11 @@ class Access:
             for name, ranges in self._channels.items()
             if rights.sees_everything or any(map(rights.may_see, numbers_of(ranges)))
         )
+
+    @property
+    def all_channels(self) -> Channels:
+        """As they are at this moment."""
+        return self._channels
 
     @contextmanager
     def reviewing(self, mount: Reviewed, identity: str) -> Iterator[None]:
@@ -84,6 +101,12 @@ class Access:
             yield
         finally:
             del self._reviewed[mount]
+
+
+def role_of(identity: str) -> Role | None:
+    """None: the caller has no certificate."""
+    found = Identity.among((identity,))
+    return None if found is None else found.role
 
 
 @lru_cache(maxsize=4096)
@@ -112,6 +135,18 @@ def check_read(rights: Rights, partition: int) -> None:
 def check_subscribe(rights: Rights, partition: int) -> None:
     if not rights.may_subscribe(partition):
         raise denied(rights, "subscribe to", partition)
+
+
+def check_attend(rights: Rights, partition: int, group: str) -> None:
+    if not (rights.may_subscribe(partition) and rights.may_attend(partition, group)):
+        raise NotGranted(
+            f"{rights.name} may not work in group {group} in partition {partition}: no grant of the policy that lets it "
+            "subscribe there names the group",
+            next_step=next_step(rights.name, partition),
+            name=rights.name,
+            partition=partition,
+            group=group,
+        )
 
 
 def check_see(rights: Rights, partition: int) -> None:

@@ -15,22 +15,44 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
-from waltzd.errors import BadFrame, ForeignCluster, NotPermitted, Superseded, WaltzError
+from waltzd.cluster.groups import GroupMeta, MadeGroup
+from waltzd.errors import (
+    BadArgument,
+    BadFrame,
+    ForeignCluster,
+    NoGroupLog,
+    NotGranted,
+    NotPermitted,
+    Superseded,
+    WaltzError,
+)
 from waltzd.format.record import Run
+from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
-from waltzd.protocol.peers import MountLink
+from waltzd.protocol.groups import Dismissed, JoinRequest
+from waltzd.protocol.peers import AttendLink, MountLink
 from waltzd.protocol.policy import Rights
 from waltzd.protocol.role import Role
-from waltzd.server.clients.access import Access, check_append, check_read, check_see, check_subscribe, denied_all
-from waltzd.server.clients.mounts import Mount, check_request, refuse
+from waltzd.server.clients.access import (
+    Access,
+    Reviewed,
+    check_append,
+    check_attend,
+    check_read,
+    check_see,
+    check_subscribe,
+    denied_all,
+    role_of,
+)
+from waltzd.server.clients.mounts import REFUSED_SECONDS, TEXT_MAX, Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.clients.registry import Registry, Who, who_is
+from waltzd.server.clients.registry import Registry, Use, Who, who_is
 
 REQUEST_SECONDS = 10.0
 """How long a client may take to say what it wants to mount."""
@@ -62,21 +84,62 @@ class Owner(Protocol):
         ...
 
 
+class Attending(Reviewed, Protocol):
+    """A member of a durable group that has joined."""
+
+    async def serve(self) -> None:
+        """To its end; raises what ended it, after the member was told."""
+        ...
+
+
+class Groups(Protocol):
+    """The durable groups, as this server knows them."""
+
+    async def make(self, meta: GroupMeta) -> MadeGroup: ...
+    async def find(self, name: str) -> MadeGroup: ...
+    def partitions_of(self, meta: GroupMeta) -> Sequence[int]: ...
+    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
+        """`admit` is asked when nothing more is waited for, and raises why not."""
+        ...
+
+
+class NoGroups:
+    """Of a server that was made without any."""
+
+    async def make(self, meta: GroupMeta) -> MadeGroup:
+        raise NoGroupLog("this server keeps no groups")
+
+    async def find(self, name: str) -> MadeGroup:
+        raise NoGroupLog("this server keeps no groups")
+
+    def partitions_of(self, meta: GroupMeta) -> Sequence[int]:
+        return ()
+
+    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
+        raise NoGroupLog("this server keeps no groups")
+
+
 class ServerCalls:
-    def __init__(self, owner: Owner, access: Access, registry: Registry) -> None:
+    def __init__(self, owner: Owner, access: Access, registry: Registry, groups: Groups | None = None) -> None:
         self._owner = owner
         self._access = access
         self._registry = registry
+        self._groups: Groups = groups or NoGroups()
 
     def _check_key(self, key: UUID) -> None:
         ours = self._owner.topology().cluster_key
         if key != ours:
             raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
 
+    def _rights(self, identity: str, partition: int) -> Rights:
+        return self._access.rights_in(identity, partition, group_log=self._owner.topology().group_log)
+
     def locate(self, identity: str = "") -> Topology:
         """`identity`, here and below: what the caller's certificate says; empty without one."""
         rights = self._access.rights(identity)
         topology = replace(self._owner.topology(), channels=self._access.channels(rights))
+        if role_of(identity) is Role.CLIENT:
+            topology = replace(topology, groups=None)
         if rights.sees_everything:
             return topology
         hidden = (
@@ -123,7 +186,7 @@ class ServerCalls:
         let in is known. And a majority of the storages says, after that is written down here, that nobody has replaced this
         owner: whoever does opens later, and asks the coordinator later. So from now on no owner takes anything of an older
         instance. What one took before has an id up to the barrier of this mount, or never gets one."""
-        name, one_instance = who_is(identity).name, self._access.rights(identity).one_instance
+        name, one_instance = who_is(identity).name, self._rights(identity, request.partition).one_instance
         if request.epoch == 0:
             if one_instance:
                 raise Superseded(
@@ -141,7 +204,7 @@ class ServerCalls:
         """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
         partition may ask: it is where appends without a view stand."""
         self._check_key(key)
-        check_see(self._access.rights(identity), partition)
+        check_see(self._rights(identity, partition), partition)
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
@@ -150,7 +213,7 @@ class ServerCalls:
     async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
-        check_read(self._access.rights(identity), partition)
+        check_read(self._rights(identity, partition), partition)
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
@@ -166,12 +229,12 @@ class ServerCalls:
         """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end. The
         right is asked for again with each piece: a log may be read for hours."""
         self._check_key(key)
-        rights = self._access.rights(identity)
+        rights = self._rights(identity, partition)
         check_read(rights, partition)
         pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
         async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
-                check_read(self._access.rights(identity), partition)
+                check_read(self._rights(identity, partition), partition)
                 yield run
 
     async def mount(self, link: MountLink) -> None:
@@ -183,10 +246,11 @@ class ServerCalls:
             self._check_key(request.cluster_key)
             check_request(request)
             self._check_token(request.client, request.token, link.identity, request.epoch)
-            _check_rights(self._access.rights(link.identity), request)  # first: errors of owners say where they are
+            # first: errors of owners say where they are
+            _check_rights(self._rights(link.identity, request.partition), request)
             pipeline = self._owner.pipeline(request.partition, request.generation)
             await self._displace_older(pipeline, request, link.identity)
-            who, rights = who_is(link.identity), self._access.rights(link.identity)
+            who, rights = who_is(link.identity), self._rights(link.identity, request.partition)
             _check_rights(rights, request)
             mount = Mount(link, request, pipeline, rights, self._registry.use_of(who, rights.quotas))
             mount.join()
@@ -194,8 +258,66 @@ class ServerCalls:
             await refuse(link, error)
             raise
         # nothing was waited for since it was asked for its rights
-        with self._access.reviewing(mount, link.identity), self._registry.present(who, request, link) as presence:
+        is_hidden = request.partition == self._owner.topology().group_log
+        reviewing = nullcontext() if is_hidden else self._access.reviewing(mount, link.identity)
+        with reviewing, self._registry.present(who, request, link) as presence:
             await mount.serve(presence)
+
+    # -- durable groups
+
+    async def make_group(self, key: UUID, meta: GroupMeta, identity: str = "") -> MadeGroup:
+        """On the disks of a majority. One that is there already with the same settings is left as it is."""
+        self._check_key(key)
+        rights = self._access.rights(identity)
+        for partition in self._groups.partitions_of(meta):
+            check_attend(rights, partition, meta.name)
+        return await self._groups.make(meta)
+
+    async def get_group(self, key: UUID, name: str, identity: str = "") -> MadeGroup:
+        """Also for a name that may work in it in some partition only."""
+        self._check_key(key)
+        rights = self._access.rights(identity)
+        if not rights.may_see_group(name):
+            raise NotGranted(f"{rights.name} may do nothing in group {name}", name=rights.name, group=name)
+        return await self._groups.find(name)
+
+    async def attend(self, link: AttendLink) -> None:
+        """Serve one member of a durable group to its end. Raises what ended it, after the member was told."""
+
+        def admit() -> Use:
+            rights = self._access.rights(link.identity)
+            check_attend(rights, request.partition, request.group)
+            return self._registry.use_of(who_is(link.identity), rights.quotas)
+
+        try:
+            found = await self._join_request(link)
+            if found is None:
+                return
+            request = found
+            self._check_key(request.cluster_key)
+            check_join(request)
+            admit()  # first: errors of owners say where they are
+            member = await self._groups.join(link, request, admit)
+        except WaltzError as error:
+            await _dismiss(link, error)
+            raise
+        # nothing was waited for since it was asked for its rights
+        with self._access.reviewing(member, link.identity):
+            await member.serve()
+
+    @staticmethod
+    async def _join_request(link: AttendLink) -> JoinRequest | None:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                frames = await link.receive()
+        except TimeoutError:
+            raise BadFrame(f"a member said nothing for {REQUEST_SECONDS:.0f} seconds") from None
+        if frames is None:
+            return None
+        match list(frames):
+            case [JoinRequest() as request]:
+                return request
+        raise BadFrame("the first frame of a member must be a join request, and nothing else before its answer")
 
     @staticmethod
     async def _request(link: MountLink) -> MountRequest | None:
@@ -218,6 +340,27 @@ def _check_rights(rights: Rights, request: MountRequest) -> None:
         check_append(rights, request.partition)
     else:
         check_subscribe(rights, request.partition)
+
+
+def check_join(request: JoinRequest) -> None:
+    """What a member says first is not believed."""
+    if not is_name(request.group):
+        raise BadArgument(f"{request.group[:TEXT_MAX]!a} is no name of a group", not_done="nothing was given out")
+    if not 0 < len(request.member) <= TEXT_MAX or not request.member.isprintable():
+        raise BadFrame(f"a member calls itself {request.member[:TEXT_MAX]!a}")
+    if request.room is not None and request.room < 0:
+        raise BadFrame(f"a member has room for {request.room} deliveries")
+
+
+async def _dismiss(link: AttendLink, error: WaltzError) -> None:
+    """The answer to a member that was not let in: why, and some time to notice."""
+    try:
+        async with asyncio.timeout(REFUSED_SECONDS):
+            await link.send([Dismissed(error)])
+            while await link.receive() is not None:
+                pass
+    except (TimeoutError, WaltzError):
+        return
 
 
 def token_of(secret: bytes, client: int, identity: str, epoch: int = 0) -> bytes:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
+from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
 from waltzd.protocol.locks import LockExplanation, Reason
@@ -83,6 +85,9 @@ class PipelineSettings:
     segment_bytes_max: int = 64 << 20
     """In format 1."""
     clock: Callable[[], int] = microseconds
+
+    def of_group_log(self) -> PipelineSettings:
+        return replace(self, segment_bytes_max=min(self.segment_bytes_max, GROUP_SEGMENT_BYTES))
 
 
 class Capacity:
@@ -223,6 +228,13 @@ class _Flight:
         return self.first_id + len(self.sequences) - 1
 
 
+class Follower(Protocol):
+    """What goes on beside the mounts of a pipeline, and is over with it. No call waits."""
+
+    def committed(self) -> None: ...
+    def end(self, error: WaltzError) -> None: ...
+
+
 class Pipeline:
     def __init__(
         self,
@@ -249,6 +261,7 @@ class Pipeline:
         self._flights: deque[_Flight] = deque()
         self._inflight_bytes = 0
         self._members: dict[int, Member] = {}
+        self._followers: dict[Follower, None] = {}
         self._epochs: dict[str, int] = {}
         """Of names of which only the newest instance may live: the highest that is known here."""
         self._loop = asyncio.get_running_loop()
@@ -280,6 +293,17 @@ class Pipeline:
         self._flights.clear()
         for member in list(self._members.values()):
             member.refuse(error)
+        for follower in list(self._followers):
+            follower.end(error)
+
+    def attach(self, follower: Follower) -> None:
+        """From now on it hears of every commit, and of the end."""
+        if self.ended is not None:
+            raise self.ended
+        self._followers[follower] = None
+
+    def detach(self, follower: Follower) -> None:
+        self._followers.pop(follower, None)
 
     def check(self) -> None:
         """What is true of the whole pipeline after every event."""
@@ -500,6 +524,8 @@ class Pipeline:
                 member.changed.set()
             else:
                 member.tell()  # nothing comes behind it that could travel with it
+        for follower in self._followers:
+            follower.committed()
         self._go_on()
 
     def _answer(self, mark: int) -> None:

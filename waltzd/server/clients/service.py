@@ -9,15 +9,18 @@ from urllib.parse import unquote
 
 import grpc.aio
 
+from waltzd.cluster.groups import GroupMeta
 from waltzd.daemon.health_service import add_health
 from waltzd.daemon.readiness import Unready
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.audit import DEAF, Auditor
 from waltzd.protocol.batches import ClientFrame, Introduction, ServerFrame
+from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.evidence import MountEvidence
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message, to_value
+from waltzd.wire.groups import delivery_message, member_frames
 from waltzd.wire.grpc import Server, abort, caller_of, peer_of
 from waltzd.wire.listener import first_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
@@ -69,6 +72,36 @@ class _GrpcLink:
 
     def post(self, frames: Sequence[ServerFrame]) -> None:
         raise AssertionError("gRPC takes nothing without waiting")
+
+
+class _AttendLink:
+    """The stream of one member of a durable group."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_first = True
+
+    @property
+    def peer(self) -> str:
+        return unquote(str(self._context.peer()).removeprefix("ipv4:").removeprefix("ipv6:"))
+
+    @property
+    def identity(self) -> str:
+        return _identity(self._context)
+
+    async def receive(self) -> Sequence[MemberFrame] | None:
+        is_first, self._is_first = self._is_first, False
+        try:
+            message = await (first_message(self._context) if is_first else self._context.read())
+        except grpc.aio.BaseError as error:
+            raise CannotConnect(f"{self.peer} has gone") from error
+        if message is grpc.aio.EOF:
+            return None
+        assert isinstance(message, wire.MemberFrame)
+        return member_frames(message)
+
+    async def send(self, frames: Sequence[DeliveryFrame]) -> None:
+        await _write(self._context, delivery_message(frames))
 
 
 class LogService(LogServicer):
@@ -134,6 +167,27 @@ class LogService(LogServicer):
             await _abort(context, error)
         finally:
             evidence.ended()
+
+    async def Attend(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]
+        try:
+            await self._calls.attend(_AttendLink(context))
+        except WaltzError as error:
+            await _abort(context, error)
+
+    async def MakeGroup(self, request: wire.MakeGroupRequest, context: Context) -> wire.MadeGroup:
+        try:
+            meta = to_value(GroupMeta, request.meta)
+            found = await self._calls.make_group(key_of(request.cluster_key), meta, _identity(context))
+            return to_message(wire.MadeGroup, found)
+        except WaltzError as error:
+            await abort(context, error)
+
+    async def GetGroup(self, request: wire.GetGroupRequest, context: Context) -> wire.MadeGroup:
+        try:
+            found = await self._calls.get_group(key_of(request.cluster_key), request.name, _identity(context))
+            return to_message(wire.MadeGroup, found)
+        except WaltzError as error:
+            await abort(context, error)
 
 
 def _identity(context: Context) -> str:

@@ -72,9 +72,36 @@ class Keeper:
         return self._changes
 
     @property
+    def changes(self) -> int:
+        """The number of the newest change: what is said now is kept when `kept` has come so far."""
+        return self._changes
+
+    @property
+    def unwritten(self) -> int:
+        """How many changes are not known to be committed."""
+        return self._changes - self.kept
+
+    @property
+    def is_writing(self) -> bool:
+        """An entry was given out, and what became of it is not told yet."""
+        return self._pending is not None
+
+    def rewrite(self, now: float) -> int:
+        """Write all of it once more, as `changed`: the log becomes shorter by that."""
+        self._is_whole = True
+        return self.changed(now)
+
+    def reset(self, state: State, now: float) -> int:
+        """From here on the group stands elsewhere, in another epoch: as `changed`. No entry may be on its way."""
+        assert self._pending is None
+        assert state.epoch > self.state.epoch
+        self.state, self._is_whole = state, True
+        return self.changed(now)
+
+    @property
     def must_pause(self) -> bool:
         """Too much of what members said is only here."""
-        return self._changes - self.kept >= UNWRITTEN_MAX
+        return self.unwritten >= UNWRITTEN_MAX
 
     def wake(self) -> float | None:
         """When something is to be written, if nothing else happens before."""

@@ -15,17 +15,16 @@ from __future__ import annotations
 import enum
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from waltzd.cluster.documents import Document, Name, decode, encode, whole
+from waltzd.cluster.documents import decode, encode
+from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import GroupStateDamaged
 from waltzd.protocol.address import is_name
-from waltzd.protocol.channels import Parts
 from waltzd.protocol.locks import Lock, write_lock
 from waltzd.server.groups.state import State
-from waltzd.server.groups.table import Exhausted, GroupSettings
-from waltzd.server.groups.turns import Mode
+from waltzd.server.groups.table import GroupSettings
 
 PREFIX = "waltz-group"
 """Of the names of the locks."""
@@ -37,7 +36,6 @@ WHOLE_GROUP = -1
 """In the place of a partition: an entry that is about the group itself."""
 ITSELF = -1
 """In the place of the id of the entry that made a group: this entry does."""
-MS_MAX = 24 * 3600 * 1000
 _HEAD = struct.Struct(">BBHqq")
 """Kind, version, length of the name, partition, and the id of the entry that made the group."""
 _VERSION = 1
@@ -58,30 +56,15 @@ class _Kind(enum.IntEnum):
     STATE = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupMeta(Document):
-    """A group as it was made."""
-
-    name: Name
-    partitions: Parts | None
-    """None: all of them."""
-    mode: Mode
-    ack_wait_ms: Annotated[int, whole(1, MS_MAX)] = 30_000
-    max_in_flight: Annotated[int, whole(1, 100_000)] = 100
-    deliver_max: Annotated[int, whole(1, 1000)] = 5
-    back_off_ms: tuple[Annotated[int, whole(0, MS_MAX)], ...] = (1000, 5000, 30_000)
-    exhausted: Exhausted = Exhausted.PARK
-
-    @property
-    def settings(self) -> GroupSettings:
-        return GroupSettings(
-            mode=self.mode,
-            ack_wait=self.ack_wait_ms / 1000,
-            max_in_flight=self.max_in_flight,
-            deliver_max=self.deliver_max,
-            back_off=tuple(pause / 1000 for pause in self.back_off_ms),
-            exhausted=self.exhausted,
-        )
+def settings_of(meta: GroupMeta) -> GroupSettings:
+    return GroupSettings(
+        mode=meta.mode,
+        ack_wait=meta.ack_wait_ms / 1000,
+        max_in_flight=meta.max_in_flight,
+        deliver_max=meta.deliver_max,
+        back_off=tuple(pause / 1000 for pause in meta.back_off_ms),
+        exhausted=meta.exhausted,
+    )
 
 
 def lock_of(name: str, partition: int = WHOLE_GROUP) -> Lock:
@@ -147,10 +130,19 @@ class Ledger:
         """The id of the last entry about where it stands there; -1 before the first."""
         return self._newest.get(key, -1)
 
+    def places(self) -> Iterator[tuple[Key, State]]:
+        """Where groups stand, in each partition in which they have begun."""
+        return iter(self._states.items())
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, id: int, data: bytes) -> None:
-        """The next entry. `GroupStateDamaged` for one that cannot be: nothing after it can be believed."""
+    def pass_to(self, id: int) -> None:
+        """Up to it no more entries stand in the log than were read: where it begins, or what is none."""
+        self.reach = max(self.reach, id)
+
+    def read(self, id: int, data: bytes) -> Key:
+        """The next entry, and what it is about. `GroupStateDamaged` for one that cannot be: nothing after it can be
+        believed."""
         assert id > self.reach
         kind, key, rest = _parsed(data)
         if kind is _Kind.MADE:
@@ -168,6 +160,7 @@ class Ledger:
             self._live_bytes += len(data)
         while self._sizes and next(iter(self._sizes)) < self.floor:
             self.bytes -= self._sizes.popitem(last=False)[1]
+        return key
 
     def _make(self, id: int, key: Key, rest: bytes) -> Key:
         meta = decode(GroupMeta, rest, f"the group {key.name}", GroupStateDamaged)

@@ -13,30 +13,21 @@ count, not deliveries: a change of owner is nobody's failure.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple
 
+from waltzd.protocol.groups import Exhausted, Mode
 from waltzd.server.groups.state import PARKED_MAX, State
-from waltzd.server.groups.turns import Mode, turns_of
+from waltzd.server.groups.turns import turns_of
 
 INTERVALS_MAX = 10_000
 """With more of them open, a group takes no new work until some is done."""
 AHEAD_MAX = 4096
 """So many transactions wait here; the others wait in the log. Of a keyed group that is also how many may stand behind one
 key before other keys have to wait, too."""
-
-
-class Exhausted(enum.StrEnum):
-    """What happens to a transaction whose tries are used up."""
-
-    PARK = "park"
-    """It is put aside, and the group goes on."""
-    STOP = "stop"
-    """The group gives nothing more out in this partition, until an operator says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +161,37 @@ class Table:
             self.state.jump_to(last)
         self.cursor = max(self.cursor, last)
         return lost
+
+    @property
+    def waiting(self) -> int:
+        """How many were offered and are in nobody's hands."""
+        return self._turns.waiting
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the time of the delivery is over that is longest in somebody's hands."""
+        return next(iter(self._flights.values())).deadline if self._flights else None
+
+    def held(self, name: str) -> int:
+        """How many a member has in its hands."""
+        return len(self._members[name].flights) if name in self._members else 0
+
+    def room_of(self, name: str) -> int:
+        return self._members[name].room
+
+    def unsettled(self, name: str) -> int | None:
+        """The highest id that a member has acknowledged and that waits for those before it."""
+        flights = self._members[name].flights if name in self._members else {}
+        return max((id for id, flight in flights.items() if flight.is_done), default=None)
+
+    def is_out(self, delivery: Delivery) -> bool:
+        """Whether it is still in the hands that it was given to."""
+        flight = self._flights.get(delivery.id)
+        return flight is not None and flight.tag == delivery.tag
 
     # -- members -------------------------------------------------------------------------------------------------------
 

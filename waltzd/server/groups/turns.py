@@ -6,21 +6,13 @@ order, but for those that were parked and are to be done again: of their key, th
 
 from __future__ import annotations
 
-import enum
 from bisect import insort
 from collections import deque
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from typing import Protocol
 
-
-class Mode(enum.StrEnum):
-    ORDERED = "ordered"
-    """One member has the partition, and everything is done in the order of the log."""
-    QUEUE = "queue"
-    """Members share the partition, and acknowledge one by one."""
-    KEYED = "keyed"
-    """As a queue, but the transactions of one key are done one after the other, in the order of the log."""
+from waltzd.protocol.groups import Mode
 
 
 class Turns(Protocol):

@@ -26,6 +26,7 @@ from waltzd.format.layout import (
     CONTROL_INFO_BYTES,
     CONTROL_NAME,
     CONTROL_STRUCT_BYTES,
+    GROUPS_NAME,
     HEADER_BYTES,
     IDENTITY_BYTES,
     IDENTITY_NAME,
@@ -150,7 +151,12 @@ class _Enough(Exception):
 def dump(disk: Disk, path: str, sink: Sink, *, first_id: int = 0, last_id: int | None = None) -> None:
     """Everything in the file, as items; records and index entries only from `first_id` to `last_id`."""
     name = path.rpartition("/")[2]
-    small = {CONTROL_NAME: _dump_control, IDENTITY_NAME: _dump_identity, PROMISE_NAME: _dump_promise}.get(name)
+    small = {
+        CONTROL_NAME: _dump_control,
+        GROUPS_NAME: _dump_control,
+        IDENTITY_NAME: _dump_identity,
+        PROMISE_NAME: _dump_promise,
+    }.get(name)
     with closing(disk.open(path)) as file, suppress(_Enough):
         if name.endswith(SEGMENT_SUFFIX):
             _dump_segment(disk, file, sink, first_id, last_id)

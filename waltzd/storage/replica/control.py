@@ -4,6 +4,9 @@ Each partition has two structs; a change writes the one that is not current, flu
 whose two structs are both damaged is refused by name, and the others go on. The file is made once, whole, by a rename.
 Where it is missing or short beside existing data it is never made anew, because it holds the promises of this storage.
 
+The group log, which a cluster gets when its first group is made, has the number behind all others. Its record stands in a
+second control file, for one partition, so that the first one keeps the size that the number of partitions gives it.
+
 The daemon stops at the first finding (`ControlFile`, `check_identity`); the tools for stopped storages read on and list all
 findings (`read_ledger`).
 """
@@ -24,12 +27,14 @@ from waltzd.errors import (
     NotRegularFile,
     PathMissing,
     ReadFailed,
+    WaltzError,
 )
 from waltzd.format.finding import Code, Finding, unreadable
 from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
+    GROUPS_NAME,
     IDENTITY_BYTES,
     IDENTITY_NAME,
     NEW_SUFFIX,
@@ -60,17 +65,24 @@ def write_new_file(disk: Disk, directory: str, name: str, content: bytes) -> Non
 
 
 class ControlFile:
-    def __init__(self, file: File, header: ControlHeader, infos: list[ControlInfo | ControlDamaged]) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, file: File, header: ControlHeader, infos: list[ControlInfo | ControlDamaged]
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
         self._file = file
         self.header = header
         self._infos = infos
+        """Of the partitions, and of the group log where it is known here."""
+        self._groups: File | None = None
+        """With the record of the group log, as its only one."""
 
     @staticmethod
-    def create(disk: Disk, directory: str, key: UUID, partitions: int) -> None:
+    def create(disk: Disk, directory: str, key: UUID, partitions: int, *, name: str = CONTROL_NAME) -> None:
         header = ControlHeader(created_ms=disk.now_ms(), key=key, partitions=partitions)
         infos = [ControlInfo(partition=number, structs=initial_structs()) for number in range(partitions)]
         body = header.encode() + b"".join(info.encode() for info in infos)
-        write_new_file(disk, directory, CONTROL_NAME, body)
+        write_new_file(disk, directory, name, body)
         disk.flush_directory(directory)
 
     @staticmethod
@@ -78,36 +90,70 @@ class ControlFile:
         """Locks the directory for the life of this process."""
         file = disk.open(join(directory, CONTROL_NAME), write=True)
         file.lock()
-        return ControlFile._read(file)
+        return ControlFile._read(disk, directory, file, write=True)
 
     @staticmethod
     def look(disk: Disk, directory: str) -> ControlFile:
         """Without the lock, for readers. Never while this process holds the lock: closing this file would release it."""
         file = disk.open(join(directory, CONTROL_NAME))
         try:
-            return ControlFile._read(file)
+            return ControlFile._read(disk, directory, file, write=False)
         except BaseException:
             file.close()
             raise
 
     @staticmethod
-    def _read(file: File) -> ControlFile:
-        path = file.path
-        raw = file.read(0, min(file.size(), control_bytes(PARTITIONS_MAX) + 1))
-        header, findings = read_control_header(raw, path)
-        for finding in findings:
-            raise finding.error()
-        assert header is not None
-        infos: list[ControlInfo | ControlDamaged] = []
-        for number in range(header.partitions):
-            try:
-                infos.append(decode_control_info(raw, number, path))
-            except ControlDamaged as error:
-                infos.append(error)
-        return ControlFile(file, header, infos)
+    def _read(disk: Disk, directory: str, file: File, *, write: bool) -> ControlFile:
+        header, infos = _records(file)
+        control = ControlFile(disk, directory, file, header, infos)
+        control._read_groups(write=write)
+        return control
+
+    def _read_groups(self, *, write: bool) -> None:
+        """Whatever is wrong with that file refuses the group log, and nothing else."""
+        path, number = join(self._directory, GROUPS_NAME), self.group_log
+        if not self._disk.exists(path):
+            if self._disk.exists(join(self._directory, str(number))):
+                self._infos.append(ControlDamaged(f"{path} is missing, but {self._directory} holds {number}"))
+            return
+        self._groups = self._disk.open(path, write=write)
+        try:
+            header, infos = _records(self._groups)
+            check_groups(self.header, header, path)
+            found = infos[0]
+            if isinstance(found, ControlDamaged):
+                raise found
+        except WaltzError as error:
+            found = ControlDamaged(f"the group log, partition {number}: {error.message}")
+        self._infos.append(found)
+
+    @property
+    def group_log(self) -> int:
+        """The number that the group log has, where there is one."""
+        return self.header.partitions
+
+    def make_record(self, partition: int) -> None:
+        """Of the group log, the first time that it is to be here; all others have one from the beginning."""
+        if partition == self.group_log and len(self._infos) == self.group_log:
+            self._make_groups()
+
+    def _make_groups(self) -> None:
+        ControlFile.create(self._disk, self._directory, self.header.key, 1, name=GROUPS_NAME)
+        if self._groups is not None:
+            self._groups.close()
+        self._groups = self._disk.open(join(self._directory, GROUPS_NAME), write=True)
+        del self._infos[self.group_log :]
+        self._infos += _records(self._groups)[1]
 
     def close(self) -> None:
         self._file.close()
+        if self._groups is not None:
+            self._groups.close()
+
+    @property
+    def is_in_place(self) -> bool:
+        paths = [self.path] if self._groups is None else [self.path, self._groups.path]
+        return all(map(self._disk.exists, paths))
 
     @property
     def path(self) -> str:
@@ -132,7 +178,7 @@ class ControlFile:
     def _info(self, partition: int) -> ControlInfo:
         if not 0 <= partition < len(self._infos):
             raise NoSuchPartition(
-                f"partition {partition} does not exist: this cluster has the partitions 0 to {len(self._infos) - 1}"
+                f"partition {partition} does not exist: this cluster has the partitions 0 to {self.group_log - 1}"
             )
         found = self._infos[partition]
         if isinstance(found, ControlDamaged):
@@ -146,6 +192,11 @@ class ControlFile:
         return [
             number for number, info in enumerate(self._infos) if isinstance(info, ControlInfo) and info.current.is_assigned
         ]
+
+    def is_assigned(self, partition: int) -> bool:
+        """Raises as `info`; the group log may have no record yet."""
+        is_unknown = partition == self.group_log == len(self._infos)
+        return not is_unknown and self.info(partition).is_assigned
 
     def start_session(self, partition: int, *, session: int, low_mark: int, local_low_mark: int) -> None:
         """The session begins: its owner has decided that everything up to `low_mark` is committed. Marks only rise."""
@@ -172,9 +223,17 @@ class ControlFile:
         info = self._info(partition)
         self._write_slot(partition, 1 - info.current_slot, replace(new, sequence=info.current.sequence + 1))
 
+    def _place(self, partition: int) -> tuple[File, int]:
+        """The file with the record of a partition, and which of its records that is."""
+        if partition != self.group_log:
+            return self._file, partition
+        assert self._groups is not None
+        return self._groups, 0
+
     def _write_slot(self, partition: int, slot: int, new: ControlStruct) -> None:
-        self._file.write(control_struct_offset(partition, slot), new.encode())
-        self._file.flush()
+        file, record = self._place(partition)
+        file.write(control_struct_offset(record, slot), new.encode())
+        file.flush()
         info = self._info(partition)
         structs = (new, info.structs[1]) if slot == 0 else (info.structs[0], new)
         self._infos[partition] = ControlInfo(partition=partition, structs=structs)
@@ -183,7 +242,11 @@ class ControlFile:
         """Back to never assigned. The struct that is not current is written and flushed first, so that one is always whole
         and the old one counts until the second write."""
         blank = ControlInfo(partition=partition, structs=initial_structs())
-        if isinstance(self._infos[partition], ControlDamaged):  # nothing of the record is believed, its number included
+        is_damaged = isinstance(self._infos[partition], ControlDamaged)
+        if is_damaged and partition == self.group_log:  # its whole file may be missing
+            self._make_groups()
+            return
+        if is_damaged:  # nothing of the record is believed, its number included
             self._file.write(control_struct_offset(partition, 0) - 4, blank.encode())
             self._file.flush()
             self._infos[partition] = blank
@@ -199,9 +262,34 @@ class ControlFile:
     def write_again(self) -> None:
         """After an unclean stop the cache may show bytes that never reached the disk: write the same ones again and
         flush."""
-        raw = self._file.read(0, self._file.size())
-        self._file.write(0, raw)
-        self._file.flush()
+        for file in (self._file, self._groups):
+            if file is not None:
+                file.write(0, file.read(0, file.size()))
+                file.flush()
+
+
+def _records(file: File) -> tuple[ControlHeader, list[ControlInfo | ControlDamaged]]:
+    path = file.path
+    raw = file.read(0, min(file.size(), control_bytes(PARTITIONS_MAX) + 1))
+    header, findings = read_control_header(raw, path)
+    for finding in findings:
+        raise finding.error()
+    assert header is not None
+    infos: list[ControlInfo | ControlDamaged] = []
+    for number in range(header.partitions):
+        try:
+            infos.append(decode_control_info(raw, number, path))
+        except ControlDamaged as error:
+            infos.append(error)
+    return header, infos
+
+
+def check_groups(header: ControlHeader, second: ControlHeader, path: str) -> None:
+    """Refuses a second control file that is not for the group log of the same cluster."""
+    if second.key != header.key:
+        raise ControlDamaged(f"{path} belongs to the cluster {second.key}, not to {header.key}")
+    if second.partitions != 1:
+        raise ControlDamaged(f"{path} is for {second.partitions} partitions, not for one")
 
 
 def new_identity(disk: Disk, directory: str, header: ControlHeader, name: str = "") -> Identity:
@@ -244,6 +332,8 @@ class Ledger:
     key: UUID | None = None
     has_identity: bool = False
     structs: dict[int, ControlStruct] = field(default_factory=dict)
+    group_log: int | None = None
+    """The number that the group log has, where there is one."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -271,11 +361,35 @@ def read_ledger(disk: Disk, directory: str, control: File | None = None) -> Ledg
             ledger.findings += found
             if info is not None:
                 ledger.structs[number] = info.current
+    if header is not None:
+        _read_groups(disk, directory, header, ledger)
     if header is not None and identity is not None:
         ledger.findings += compare_identity(header, identity, path)
     known = identity.control if identity is not None else header
     ledger.key = known.key if known is not None else None
     return ledger
+
+
+def _read_groups(disk: Disk, directory: str, first: ControlHeader, ledger: Ledger) -> None:
+    number, path = first.partitions, join(directory, GROUPS_NAME)
+    ledger.group_log = number
+    if not disk.exists(path):
+        if disk.exists(join(directory, str(number))):
+            missing = Finding(Code.CONTROL_FILE, path, "the control file of the group log is missing", partition=number)
+            ledger.findings.append(missing)
+        return
+    raw = _readable(disk, path, control_bytes(1) + 1, ledger)
+    header, findings = (None, []) if raw is None else read_control_header(raw, path)
+    if raw is not None and header is not None:
+        try:
+            check_groups(first, header, path)
+            info, found = read_control_info(raw, 0, path)
+            findings += found
+            if info is not None:
+                ledger.structs[number] = info.current
+        except ControlDamaged as error:
+            findings.append(Finding(Code.CONTROL_FILE, path, error.message))
+    ledger.findings += [replace(finding, partition=number) for finding in findings]
 
 
 def _readable(disk: Disk, path: str, limit: int, ledger: Ledger) -> bytes | None:

@@ -26,6 +26,7 @@ from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
+    GROUP_SEGMENT_BYTES,
     NEW_SUFFIX,
     RESERVE_NAME,
     SEGMENT_SUFFIX,
@@ -186,8 +187,12 @@ class Directory:
         return join(self.path, str(number))
 
     def _site(self, number: int) -> Site:
+        settings = self._settings
+        if number == self.control.group_log:
+            size = min(settings.segment_bytes_max, GROUP_SEGMENT_BYTES)
+            settings = replace(settings, segment_bytes_max=size)
         return Site(
-            disk=self._disk, directory=self._path_of(number), number=number, control=self.control, settings=self._settings
+            disk=self._disk, directory=self._path_of(number), number=number, control=self.control, settings=settings
         )
 
     # -- partitions
@@ -210,6 +215,7 @@ class Directory:
 
     def create_partition(self, number: int) -> Partition:
         """An empty replica. Files that are left in the directory of an unassigned partition are set aside, never reused."""
+        self.control.make_record(number)
         info = self.control.info(number)
         if info.is_assigned:
             raise PartitionExists(f"partition {number} is already assigned to this storage")
@@ -233,6 +239,7 @@ class Directory:
     def ensure_partition(self, number: int) -> Partition | None:
         """An empty replica where there is none, or where no segment is left of an earlier one: a new disk. None where a
         replica is here, also a damaged one: that is for an operator to decide."""
+        self.control.make_record(number)
         is_assigned = self.control.info(number).is_assigned
         if is_assigned and not (number in self._refused and self._is_blank(number)):
             return None
@@ -303,7 +310,7 @@ class Directory:
 
     def check_in_place(self) -> None:
         """Raises when the directory, or that of a partition, went away. Never called while partitions change."""
-        is_here = self._disk.exists(self.control.path)
+        is_here = self.control.is_in_place
         lost = [partition for partition in self.partitions() if not (is_here and partition.is_in_place)]
         if lost or not is_here:
             what = self.path if not is_here else ", ".join(self._path_of(partition.number) for partition in lost)

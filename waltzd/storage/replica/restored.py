@@ -25,6 +25,7 @@ def give_name(
     disk: Disk, home: str, control: ControlFile, number: int, *, session: int, last_id: int, newest: int, segments: int
 ) -> None:
     """The replica counts when this returns."""
+    control.make_record(number)
     if control.info(number).is_assigned:
         raise TargetNotEmpty(f"partition {number} has a replica in {home} already")
     folder = folder_for(home, number)

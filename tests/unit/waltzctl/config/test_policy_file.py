@@ -126,7 +126,7 @@ def test_any_text_is_a_policy_or_refused_in_a_sentence() -> None:
         if found is not None:
             Policy(found.grants).rights_of("billing-1")
 
-    each("files with a policy", 300, check)
+    each("files with a policy", 100, check)
 
 
 def test_what_one_policy_takes_away() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.timeless import run
 from waltzd.client.routes import Routes
+from waltzd.cluster.groups import GroupPort
 from waltzd.errors import CannotConnect, NotGranted, NotOwner, NotReady
 from waltzd.protocol.batches import INTRODUCTION, Introduction, Place, Registration, ServerAddress, Topology
-from waltzd.protocol.peers import ServerPort
 
 KEY = UUID(int=1)
 
@@ -55,8 +55,8 @@ class Server:
 
 
 def whereabouts(servers: dict[str, Server]) -> Routes:
-    def connect(address: str, key: UUID | None) -> ServerPort:
-        return cast(ServerPort, servers[address])
+    def connect(address: str, key: UUID | None) -> GroupPort:
+        return cast(GroupPort, servers[address])
 
     return Routes(list(servers), connect, call_seconds=1.0)
 
@@ -156,7 +156,7 @@ def test_a_server_that_went_while_another_one_is_being_closed() -> None:
     names = ["a", "b", "c"]
 
     async def work() -> None:
-        where = Routes(["a:1"], lambda address, key: cast(ServerPort, Port()), call_seconds=2)
+        where = Routes(["a:1"], lambda address, key: cast(GroupPort, Port()), call_seconds=2)
         await where.open(5)
         async with where.at("b:1"):
             pass
@@ -199,7 +199,7 @@ def test_an_epoch_that_was_given_once_goes_with_the_next_registration(epoch: int
         server = Server("a", 1)
         server.epoch = epoch
         introduction = Introduction(instance="box:1", is_exclusive=epoch > 0)
-        where = Routes(["a:1"], lambda address, key: cast(ServerPort, server), call_seconds=1.0, introduction=introduction)
+        where = Routes(["a:1"], lambda address, key: cast(GroupPort, server), call_seconds=1.0, introduction=introduction)
         await where.open(5)
         found = [await where.register(5), await where.register(5)]
         first, second = server.introductions

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waltzd.cluster import documents as room
 from waltzd.cluster.documents import (
     GENERATION_MAX,
     ArchiveMeta,
@@ -295,6 +296,16 @@ def test_nonsense_is_refused(data: bytes) -> None:
 def test_no_bytes_surprise_it(data: bytes) -> None:
     with pytest.raises(BadMetadata):
         decode(PartitionMeta, data, "/here")
+
+
+def test_nothing_is_kept_of_a_document_that_was_read() -> None:
+    """A daemon reads the same few kinds for years."""
+    name = next(iter(EXAMPLES))
+    data, kind = encode(EXAMPLES[name]), type(EXAMPLES[name])
+    decode(kind, data, "/here")
+    known = room._reader.cache_info().currsize
+    decode(kind, data, "/here")
+    assert room._reader.cache_info().currsize == known
 
 
 def test_a_newer_schema_is_refused_whatever_else_is_in_it() -> None:

@@ -34,11 +34,14 @@ StorageAdmin/DeleteSetAside        operator
 StorageAdmin/Restore               operator
 StorageAdmin/Audit                 operator
 Log/Locate                         server client operator observer
-Log/Register                       client operator
-Log/Mount                          client operator
-Log/HighWaterMark                  client operator observer
-Log/Fetch                          client operator
+Log/Register                       server client operator
+Log/Mount                          server client operator
+Log/HighWaterMark                  server client operator observer
+Log/Fetch                          server client operator
 Log/FindTime                       client operator observer
+Log/Attend                         client operator
+Log/MakeGroup                      client operator
+Log/GetGroup                       client operator observer
 ServerAdmin/Describe               server operator observer
 ServerAdmin/Drain                  operator
 ServerAdmin/ExplainLock            operator observer
@@ -46,6 +49,11 @@ ServerAdmin/Events                 operator observer
 ServerAdmin/Audit                  operator
 ServerAdmin/ListClients            operator observer
 ServerAdmin/DisconnectClient       operator
+ServerAdmin/ListGroups             operator observer
+ServerAdmin/ListParked             operator observer
+ServerAdmin/SetGroup               operator
+ServerAdmin/RemoveGroup            operator
+ServerAdmin/ChangeGroup            operator
 """
 
 

@@ -486,11 +486,11 @@ def test_nobody_plans_what_cannot_be_understood(caplog: pytest.LogCaptureFixture
 def test_an_assignment_of_another_length_is_left_alone() -> None:
     async def work() -> None:
         tree, cluster = await new_tree()
-        await cluster.save_assignment(Assignment(owners=(Ownership("one", 3),) * 5), 0)
+        await cluster.save_assignment(Assignment(owners=(Ownership("one", 3),) * 6), 0)
         one = Process(tree, {}, "one")
         async with one.running():
             await settle()
-            assert "it has 5 partitions; the cluster has 4" in one.election.reconciler.trouble
+            assert "it has 6 partitions; the cluster has 4" in one.election.reconciler.trouble
         assert (await cluster.assignment())[1] == 1
 
     run(work())

@@ -388,7 +388,7 @@ def test_a_partition_is_quiet_while_no_append_stream_stands() -> None:
         await serving
         assert calls.quiet([0]) == [0]
         with pytest.raises(TooLarge):
-            calls.quiet(range(PARTITIONS + 1))
+            calls.quiet(range(PARTITIONS + 2))
 
     with_calls(sample(6), test)
 

@@ -51,7 +51,7 @@ class Plus(Command):
         self.applied.set()
 
 
-def with_cluster(story: Callable[[LocalCluster], Coroutine[Any, Any, None]], **size: int) -> None:
+def with_cluster(story: Callable[[LocalCluster], Coroutine[Any, Any, None]], **size: Any) -> None:
     """Runs the story; whatever it leaves behind when the cluster is closed is found."""
 
     async def whole() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from waltzd.client.client import Client
+from waltzd.cluster.groups import GroupMeta
+from waltzd.protocol.groups import Mode
 from waltzd.protocol.locks import Committed
 from waltzd.server.groups.keeper import Keeper
-from waltzd.server.groups.ledger import GroupMeta, Key, Ledger, lock_of, made
-from waltzd.server.groups.turns import Mode
+from waltzd.server.groups.ledger import Key, Ledger, lock_of, made
 from waltzd.testing import LocalCluster
 
 MAILER = GroupMeta(name="mailer", partitions=None, mode=Mode.QUEUE)

@@ -33,13 +33,14 @@ class Caller:
         (Caller(Identity(KEY, Role.CLIENT, "app")), None),
         (Caller(Identity(KEY, Role.OPERATOR, "ann")), None),
         (Caller(Identity(KEY, Role.STORAGE, "s1")), "the role storage"),
-        (Caller(Identity(KEY, Role.SERVER, "one")), "the role server"),
+        (Caller(Identity(KEY, Role.SERVER, "one")), None),
+        (Caller(Identity(KEY, Role.OBSERVER, "eve")), "the role observer"),
         (Caller(Identity(UUID(int=8), Role.CLIENT, "app")), "has the identity"),
         (Caller(None), "no identity"),
         (Caller(Identity(KEY, Role.CLIENT, "app"), "was revoked"), "was revoked"),
     ],
 )
-def test_only_applications_of_this_cluster_mount(caller: Any, why: str | None) -> None:
+def test_only_users_of_the_log_mount(caller: Any, why: str | None) -> None:
     ours: Any = type("Tls", (), {"identity": Identity(KEY, Role.SERVER, "one")})()
     port = StreamPort(Address("127.0.0.1", 0), 1 << 20, ours)
     if why is None:

@@ -6,11 +6,12 @@ import random
 
 import pytest
 
+from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.channels import Parts
+from waltzd.protocol.groups import Mode
 from waltzd.server.groups.keeper import CHANGES_MAX, DELAY_SECONDS, UNWRITTEN_MAX, Keeper, Write
-from waltzd.server.groups.ledger import GroupMeta, Key, Ledger, gone, made, stands
+from waltzd.server.groups.ledger import Key, Ledger, gone, made, stands
 from waltzd.server.groups.state import State
-from waltzd.server.groups.turns import Mode
 
 MAILER = GroupMeta(name="mailer", partitions=Parts("0"), mode=Mode.QUEUE)
 KEY = Key("mailer", 0, 0)

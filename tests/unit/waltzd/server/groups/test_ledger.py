@@ -8,23 +8,24 @@ from dataclasses import replace
 import pytest
 
 from tests.fuzz.mutate import each, parsed
+from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import GroupStateDamaged
 from waltzd.protocol.channels import Parts
+from waltzd.protocol.groups import Exhausted, Mode
 from waltzd.server.groups.ledger import (
     GARBAGE,
     SLACK_BYTES,
     WHOLE_GROUP,
-    GroupMeta,
     Key,
     Ledger,
     gone,
     lock_of,
     made,
+    settings_of,
     stands,
 )
 from waltzd.server.groups.state import State
-from waltzd.server.groups.table import Exhausted, GroupSettings
-from waltzd.server.groups.turns import Mode
+from waltzd.server.groups.table import GroupSettings
 
 MAILER = GroupMeta(name="mailer", partitions=Parts("0-1,orders"), mode=Mode.QUEUE, back_off_ms=(), exhausted=Exhausted.STOP)
 
@@ -159,8 +160,8 @@ def test_a_group_that_works_for_long_keeps_a_short_log() -> None:
 
 
 def test_settings_are_what_the_group_says() -> None:
-    assert MAILER.settings == GroupSettings(mode=Mode.QUEUE, back_off=(), exhausted=Exhausted.STOP)
-    assert GroupMeta(name="a", partitions=None, mode=Mode.KEYED).settings == GroupSettings(mode=Mode.KEYED)
+    assert settings_of(MAILER) == GroupSettings(mode=Mode.QUEUE, back_off=(), exhausted=Exhausted.STOP)
+    assert settings_of(GroupMeta(name="a", partitions=None, mode=Mode.KEYED)) == GroupSettings(mode=Mode.KEYED)
 
 
 def test_each_group_in_each_partition_has_a_lock_of_its_own() -> None:

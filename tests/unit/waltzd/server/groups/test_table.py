@@ -8,9 +8,9 @@ from copy import deepcopy
 import pytest
 
 from tests.unit.group_twin import Kept, Twin
+from waltzd.protocol.groups import Exhausted, Mode
 from waltzd.server.groups.state import Parked, State
-from waltzd.server.groups.table import AHEAD_MAX, Delivery, Exhausted, GroupSettings, Table, Verdict
-from waltzd.server.groups.turns import Mode
+from waltzd.server.groups.table import AHEAD_MAX, Delivery, GroupSettings, Table, Verdict
 
 STEPS = 150
 

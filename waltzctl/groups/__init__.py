@@ -1,0 +1,1 @@
+"""Durable groups: what members work on, and what operators do about it."""

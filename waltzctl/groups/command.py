@@ -1,0 +1,81 @@
+"""`waltzctl group list`, `describe` and `lag`: who works on what, how far, and what does not go on.
+
+Every server knows every group; the owner of a partition alone knows who works there. So all servers are asked, and what one
+of them does not say is missed by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument
+
+from waltzctl.picture.groups import Groups, GroupView
+from waltzctl.picture.groups import groups as asked
+from waltzctl.shell.reach import Meant, unknown, using
+from waltzctl.show import group as show
+from waltzctl.show.forms import AnyForm, put
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import EXIT_OK
+from waltzd.wire.tls import Tls
+
+GroupName = Annotated[str, Argument(metavar="NAME")]
+
+
+def list_(*, reach: Meant, output: AnyForm = "table") -> int:
+    """The durable groups, a line each: its mode, its partitions, how it is where it is worst, how many members work for it,
+    its lag, what members have in their hands, and what was put aside. The lag counts transactions that are committed and
+    not done; those that the filter of the group leaves out count until the group has come to them.
+
+    \b
+    Examples:
+      waltzctl group list
+      waltzctl group list -o wide
+    """
+    put(show.groups(using(reach, lambda cluster: asked(cluster, reach.tls))), output)
+    return EXIT_OK
+
+
+def describe(*, name: GroupName, reach: Meant, output: AnyForm = "table") -> int:
+    """One durable group: its settings, where it stands in each partition, and its members. Everything up to the floor is
+    acknowledged or put aside. One that is stopped gives nothing out there until `waltzctl group resume`; one that is paused
+    goes on by itself.
+
+    \b
+    Examples:
+      waltzctl group describe mailer
+      waltzctl group describe mailer -o json
+    """
+    found, view = using(reach, lambda cluster: one_of(cluster, reach.tls, name))
+    put(show.group(view, found), output)
+    return EXIT_OK
+
+
+def lag(*, name: Annotated[str | None, Argument(metavar="[NAME]")] = None, reach: Meant, output: AnyForm = "table") -> int:
+    """How far durable groups are behind, a line for each partition, the one that is farthest first: transactions that are
+    committed and not done. Those that the filter of a group leaves out count until the group has come to them.
+
+    \b
+    Examples:
+      waltzctl group lag
+      waltzctl group lag mailer -o csv
+    """
+    if name is None:
+        found = using(reach, lambda cluster: asked(cluster, reach.tls))
+        put(show.lags(found, found.groups), output)
+    else:
+        found, view = using(reach, lambda cluster: one_of(cluster, reach.tls, name))
+        put(show.lags(found, [view]), output)
+    return EXIT_OK
+
+
+async def one_of(cluster: Cluster, tls: Tls | None, name: str) -> tuple[Groups, GroupView]:
+    """The group of this name. Raises when no server that answers knows it, and what one said when none answers."""
+    found = await asked(cluster, tls, name)
+    view = found.named(name)
+    if view is not None:
+        return found, view
+    everything = await asked(cluster, tls)
+    if everything.silent and not everything.answering:
+        raise next(iter(everything.silent.values()))
+    raise unknown("durable group", name, [one.name for one in everything.groups])

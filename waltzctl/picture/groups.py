@@ -1,0 +1,243 @@
+"""The durable groups of a cluster: what all of its servers say, put together.
+
+Any server knows every group and where it stands by the group log; only the owner of a partition knows what is at work
+there, and what is committed. So of each partition the word of its owner counts, and of what nobody works on, that of the
+server that knows most. A group that was removed and made again under its name is another one: the newer counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from waltzd.cluster import group_log
+from waltzd.cluster.channels import channels_of
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ServerMeta
+from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
+from waltzd.errors import WaltzError
+from waltzd.protocol.channels import Channels, named_in, numbers_of
+from waltzd.protocol.descriptions import ServerDescription
+from waltzd.protocol.groups import GroupPlace
+from waltzd.wire.servers import ServerAdminClient
+from waltzd.wire.tls import Tls
+
+CALL_SECONDS = 5.0
+
+
+class Standing(enum.StrEnum):
+    """How a group is in one partition, the worst first."""
+
+    STOPPED = "stopped"
+    """It gives nothing out until an operator says so."""
+    PAUSED = "paused"
+    """It gives nothing out for a reason that passes."""
+    UNKNOWN = "unknown"
+    """The owner of the partition does not say."""
+    WAITING = "no member"
+    """There is something to do, and no member."""
+    WORKING = "at work"
+    IDLE = "idle"
+    """Nothing is to be done, and no member is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupAt:
+    """A group in one partition."""
+
+    place: GroupPlace
+    """As its owner says; where nobody works on it, as the group log does; else where the group begins."""
+    owner: str | None
+    """The server that owns the partition, and says so."""
+    committed: int | None
+    """As that server says; None: it is not known."""
+
+    @property
+    def partition(self) -> int:
+        return self.place.partition
+
+    @property
+    def lag(self) -> int | None:
+        """Transactions that are not done: what is open, and all that is committed above what the group knows. Those that
+        its filter will leave out count until they were looked at."""
+        if self.committed is None:
+            return None
+        return max(0, self.committed - self.place.reach) + self.place.open
+
+    @property
+    def standing(self) -> Standing:
+        if self.place.stopped:
+            return Standing.STOPPED
+        if self.place.paused:
+            return Standing.PAUSED
+        if self.place.members:
+            return Standing.WORKING
+        if self.lag is None:
+            return Standing.UNKNOWN
+        return Standing.WAITING if self.lag else Standing.IDLE
+
+    @property
+    def why(self) -> str:
+        """Why it gives nothing out."""
+        return self.place.stopped or self.place.paused
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupView:
+    meta: GroupMeta
+    made_at: int
+    """Which group of this name."""
+    partitions: tuple[GroupAt, ...]
+
+    @property
+    def name(self) -> str:
+        return self.meta.name
+
+    @property
+    def lag(self) -> int | None:
+        """None: it is not known of a partition."""
+        lags = [one.lag for one in self.partitions]
+        known = [lag for lag in lags if lag is not None]
+        return sum(known) if len(known) == len(lags) else None
+
+    @property
+    def standing(self) -> Standing:
+        """Of the partition in which it is worst."""
+        order = list(Standing)
+        return min((one.standing for one in self.partitions), key=order.index, default=Standing.UNKNOWN)
+
+    @property
+    def members(self) -> list[str]:
+        """One that works in many partitions counts once."""
+        return sorted({member.name for one in self.partitions for member in one.place.members})
+
+    @property
+    def in_flight(self) -> int:
+        return sum(one.place.in_flight for one in self.partitions)
+
+    @property
+    def parked(self) -> int:
+        return sum(one.place.parked for one in self.partitions)
+
+    def at(self, partition: int) -> GroupAt | None:
+        return next((one for one in self.partitions if one.partition == partition), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    groups: tuple[GroupView, ...]
+    """By name."""
+    answering: tuple[str, ...]
+    """Servers that did."""
+    silent: Mapping[str, WaltzError]
+    """Servers that did not answer."""
+    behind: Mapping[str, str]
+    """Servers that may not know the newest, and why."""
+
+    def named(self, name: str) -> GroupView | None:
+        return next((one for one in self.groups if one.name == name), None)
+
+
+NO_GROUPS = Groups(groups=(), answering=(), silent={}, behind={})
+
+
+def together(
+    said: Mapping[str, GroupList | WaltzError], owned: Mapping[int, tuple[str, int]], count: int, channels: Channels
+) -> Groups:
+    """Of all servers, by name. `owned`: who says that it owns a partition, and what is committed there. `count`: the
+    partitions of the cluster."""
+    lists = {server: found for server, found in said.items() if isinstance(found, GroupList)}
+    newest = [found for found in lists.values() if not found.trouble] or list(lists.values())
+    parts: dict[str, list[GroupDescription]] = {}
+    for found in newest:
+        for group in found.groups:
+            parts.setdefault(group.meta.name, []).append(group)
+    everywhere = {server: {(one.meta.name, one.made_at): one for one in found.groups} for server, found in lists.items()}
+    return Groups(
+        groups=tuple(_view(found, everywhere, owned, count, channels) for _, found in sorted(parts.items())),
+        answering=tuple(sorted(lists)),
+        silent={server: found for server, found in said.items() if isinstance(found, WaltzError)},
+        behind={server: found.trouble for server, found in lists.items() if found.trouble},
+    )
+
+
+def _view(
+    found: Iterable[GroupDescription],
+    everywhere: Mapping[str, Mapping[tuple[str, int], GroupDescription]],
+    owned: Mapping[int, tuple[str, int]],
+    count: int,
+    channels: Channels,
+) -> GroupView:
+    newest = max(found, key=lambda one: one.made_at)
+    meta, made_at = newest.meta, newest.made_at
+    of_servers = {
+        server: {place.partition: place for place in groups[meta.name, made_at].places}
+        for server, groups in everywhere.items()
+        if (meta.name, made_at) in groups
+    }
+    begun = {number for places in of_servers.values() for number in places}
+
+    def at(number: int) -> GroupAt:
+        owner, committed = owned.get(number, (None, None))
+        places = {server: known[number] for server, known in of_servers.items() if number in known}
+        start = meta.start(number)
+        nowhere = GroupPlace(number, epoch=0, reach=start, floor=start, open=0, parked=0, stopped="")
+        best = max(places.values(), key=lambda one: (one.epoch, one.is_at_work, one.reach, one.floor), default=nowhere)
+        if owner is not None and owner in of_servers:
+            theirs = places.get(owner, nowhere)
+            best = theirs if theirs.epoch >= best.epoch else best
+        else:
+            committed = None
+        return GroupAt(place=best, owner=owner, committed=committed)
+
+    return GroupView(meta=meta, made_at=made_at, partitions=tuple(map(at, sorted(_numbers(meta, begun, count, channels)))))
+
+
+def _numbers(meta: GroupMeta, begun: set[int], count: int, channels: Channels) -> set[int]:
+    """The partitions of a group at this moment. A channel that is gone stands for those in which it has begun."""
+    if meta.partitions is None:
+        return set(range(count))
+    if any(name not in channels for name in named_in(meta.partitions)):
+        known = [part for part in meta.partitions.split(",") if part not in named_in(part) or part in channels]
+        numbers = {number for part in known for number in numbers_of(part, channels)} | begun
+    else:
+        numbers = set(numbers_of(meta.partitions, channels))
+    return {number for number in numbers if number < count}
+
+
+def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, int]]:
+    """Who says that it owns a partition, and what is committed there; of several the one of the newest generation."""
+    found = [(server, one) for server, said in servers.items() for one in said.partitions]
+    found.sort(key=lambda told: told[1].generation)
+    return {one.partition: (server, one.committed) for server, one in found}
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> Groups:
+    """Ask all servers that are up: of one group, or of all. Where there is no group log, nobody needs to be asked."""
+    meta, (assignment, _), (channels, _) = await asyncio.gather(
+        cluster.meta(), cluster.assignment(), channels_of(cluster.coordinator)
+    )
+    if not group_log.is_there(assignment, meta):
+        return NO_GROUPS
+    servers = await cluster.servers()
+
+    async def ask(server: ServerMeta) -> tuple[ServerDescription | None, GroupList | WaltzError]:
+        asked = ServerAdminClient(server.admin_listen, meta.key, seconds=CALL_SECONDS, tls=tls, name=server.name)
+        async with asked as admin:
+            try:
+                return await admin.describe(), await admin.groups(name)
+            except WaltzError as error:
+                return None, error
+
+    answers = dict(zip(servers, await asyncio.gather(*map(ask, servers.values())), strict=True))
+    return together(
+        {server: found for server, (_, found) in answers.items()},
+        owned_by({server: said for server, (said, _) in answers.items() if said is not None}),
+        meta.partitions,
+        channels,
+    )

@@ -1,0 +1,74 @@
+"""The group log, given to a cluster that has none: what is looked at first, and the two steps that make it.
+
+Its replicas come first, empty, on storages that are chosen as for a new cluster; then one change of the documents makes it
+exist. Killed in between, empty replicas are left that nobody asks for, and the next run chooses the same storages and goes
+on. Servers open it by themselves when they see that the assignment has one more owner.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from waltzctl.picture.look import look
+from waltzctl.picture.picture import Picture
+from waltzctl.placement.creation import CALL_SECONDS, is_fresh
+from waltzctl.placement.plan import assign_replicas
+from waltzd.cluster import group_log
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import Membership
+from waltzd.errors import ChangedMeanwhile, GroupLogRefused, MetadataMissing, PartitionExists
+from waltzd.wire.storages import AdminClient
+from waltzd.wire.tls import Tls
+
+ATTEMPTS_MAX = 5
+
+
+def plan_group_log(found: Picture) -> tuple[str, ...]:
+    """The storages that are to hold it; none where the cluster has it already. Raises where it must not be made."""
+    if found.group_log is not None:
+        return ()
+    silent = sorted(found.silent)
+    if silent:
+        raise GroupLogRefused(f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer")
+    old = [view.meta.name for view in found.nodes if view.said is not None and not view.said.keeps_group_log]
+    if old:
+        raise GroupLogRefused(f"{', '.join(old)} cannot hold a group log: too old a version of Waltz runs there")
+    number = found.meta.partitions
+    for view in found.storages:
+        replica = view.replica(number)
+        if replica is not None and not is_fresh(replica):
+            raise MetadataMissing(
+                f"{view.meta.name} has served a group log before, partition {number}, and the coordinator knows of none"
+            )
+    counts = Counter(len(view.replicas) for view in found.partitions)
+    replication = max(counts, key=lambda count: (counts[count], count))
+    groups = {view.meta.name: view.meta.group for view in found.storages}
+    return assign_replicas(number + 1, groups, replication)[number]
+
+
+async def make_group_log(cluster: Cluster, *, tls: Tls | None = None) -> bool:
+    """Whether it was made now; False where the cluster has it already."""
+    for _ in range(ATTEMPTS_MAX):
+        found = await look(cluster.coordinator, tls=tls)
+        names = plan_group_log(found)
+        if not names:
+            return False
+        await _create_replicas(found, names, tls)
+        try:
+            return await group_log.begin(cluster, found.meta, dict.fromkeys(names, Membership.MEMBER))
+        except ChangedMeanwhile:
+            continue
+    raise ChangedMeanwhile(f"the documents of the cluster were changed by others {ATTEMPTS_MAX} times in a row")
+
+
+async def _create_replicas(found: Picture, names: Sequence[str], tls: Tls | None) -> None:
+    number, key = found.meta.partitions, found.meta.key
+    for name in names:
+        view = found.storage(name)
+        if view.replica(number) is not None:
+            continue
+        async with AdminClient(view.meta.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=name) as admin:
+            refusal = (await admin.create_partitions([number]))[number]
+        if refusal is not None and not isinstance(refusal, PartitionExists):
+            raise refusal

@@ -1,0 +1,533 @@
+"""A member of a durable group, in one partition: finds the owner, joins, takes deliveries in and tells what became of them.
+
+It begins again when the stream is lost, under the same name. What was given out on a lost stream is given to somebody
+again, so what nobody has taken yet is dropped here. What was said and not answered is asked for once more where the epoch
+is still the same, because the owner knows what it has heard; in another epoch all of it counts for nothing.
+
+An answer says how many of the ids were too late, and not which. So where some were, each is asked for by itself, which is
+safe for what may be said twice; what may not is said of one delivery at a time.
+
+In an ordered group a failure brings back everything behind it, or, when it was the last try, nothing. So after one the
+queue waits until the owner has said whether it is still ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from waltzd.client.delivery import Delivery, Life, Saying
+from waltzd.client.routes import Routes, pause_seconds
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import Serializer, Transaction
+from waltzd.errors import BadFrame, CannotConnect, DeliveryLate, NotDelivered, Retry, WaltzError
+from waltzd.format.checksum import crc32
+from waltzd.format.record import NO_TIME
+from waltzd.protocol.groups import (
+    Answer,
+    Deliveries,
+    DeliveryFrame,
+    Dismissed,
+    Joined,
+    JoinRequest,
+    Kept,
+    Leave,
+    MemberFrame,
+    Mode,
+    Paused,
+    Verb,
+)
+from waltzd.protocol.peers import AttendPort
+
+TOGETHER_MAX = 4096
+"""Deliveries that one message speaks of."""
+SAYINGS_MAX = 32
+"""What one message holds of that."""
+SETTLED_SECONDS = 1.0
+"""A stream that has lasted so long is followed by another one at once."""
+NO_REQUEST = (-1, -1, -1)
+_log = logging.getLogger("waltz.client")
+
+
+class Taker(Protocol):
+    """Who takes deliveries: a subscription."""
+
+    def arrived(self, attendance: Attendance, count: int) -> None: ...
+    def is_taking(self, attendance: Attendance) -> bool:
+        """Whether what waits will be taken, as far as one can see: then its time may begin anew."""
+        ...
+
+    def told(self, attendance: Attendance, verb: Verb, count: int) -> None: ...
+
+
+class Attendance:
+    def __init__(
+        self,
+        partition: int,
+        group: str,
+        member: str,
+        room: int | None,
+        *,
+        routes: Routes,
+        settings: ClientSettings,
+        serializer: Serializer[Any] | None,
+        taker: Taker,
+    ) -> None:
+        self.partition = partition
+        self.group = group
+        self.queue: deque[Delivery[Any]] = deque()
+        """What nobody has taken yet."""
+        self.in_work: dict[Delivery[Any], None] = {}
+        """What handlers are at work on: its time begins anew until they have ended."""
+        self.holds = 0
+        """While it is above 0 nothing is taken from the queue."""
+        self.paused = ""
+        """Why the owner gives nothing out."""
+        self.joined: Joined | None = None
+        self.trouble: WaltzError | None = None
+        """Why it is not joined."""
+        self._member = member
+        self._room = room
+        self._routes = routes
+        self._settings = settings
+        self._serializer = serializer
+        self._taker = taker
+        self._loop = asyncio.get_running_loop()
+        self._life: Life | None = None
+        """Of the stream that is here, or was here last."""
+        self._newest: dict[int, int] = {}
+        """Of each id that is in our hands, the tag of its newest delivery."""
+        self._unsent: deque[Saying] = deque()
+        self._unanswered: dict[int, Saying] = {}
+        self._unkept: deque[Saying] = deque()
+        """Answered, and somebody waits until it is written down."""
+        self._number = self._kept = 0
+        """Of this stream: what was said last, and up to where it is written down."""
+        self._joined_at = 0.0
+        self._is_leaving = self._has_left = False
+        self._is_closed = False
+        self._changed = asyncio.Event()
+        """There may be something to send."""
+        self._quiet = asyncio.Event()
+        """Nothing is under way, or nothing can be."""
+        self._beat: asyncio.TimerHandle | None = None
+
+    # -- the stream ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """One stream after the other; raises what the next one would meet again."""
+        attempt = 0
+        while True:
+            place = None
+            try:
+                place = await self._routes.find(self.partition)
+                assert place.address is not None
+                async with self._routes.at(place.address) as port:
+                    talk = self._attend(port.attend(), place.generation)
+                    await self._routes.unless_replaced(self.partition, place, talk)
+            except WaltzError as error:
+                if self.joined is not None and self._loop.time() - self._joined_at > SETTLED_SECONDS:
+                    attempt = 0
+                self._lost(error)
+                if place is not None:
+                    self._routes.failed(self.partition, place, error)
+                if error.retry is Retry.NEVER:
+                    raise
+            await asyncio.sleep(pause_seconds(attempt, self.partition))
+            attempt += 1
+
+    async def _attend(self, stream: AttendPort, generation: int) -> None:
+        key = self._routes.topology.cluster_key
+        request = JoinRequest(key, self.partition, generation, self.group, self._member, self._room)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            try:
+                async with asyncio.timeout(self._settings.call_seconds):
+                    await stream.send([request])
+                    frames = await self._receive(stream)
+            except TimeoutError:
+                raise CannotConnect(f"the owner of partition {self.partition} did not answer a member") from None
+            match frames[0]:
+                case Joined() as joined:
+                    self._join(joined)
+                case Dismissed(error):
+                    raise error
+                case _:
+                    raise CannotConnect(f"the owner of partition {self.partition} did not answer the request to join")
+            self._take(frames[1:])
+            tasks = [asyncio.create_task(work) for work in (self._read(stream), self._write(stream))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():  # the last word tells more than a stream that takes nothing
+                await asyncio.wait(tasks[:1], timeout=1.0)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            stream.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive(self, stream: AttendPort) -> Sequence[DeliveryFrame]:
+        try:
+            frames = await stream.receive()
+        except BadFrame as error:
+            raise CannotConnect(
+                f"what the owner of partition {self.partition} sent was damaged: {error.message}"
+            ) from error
+        if not frames:
+            raise CannotConnect(f"the owner of partition {self.partition} ended the stream of a member")
+        return frames
+
+    async def _read(self, stream: AttendPort) -> None:
+        while True:
+            self._take(await self._receive(stream))
+
+    async def _write(self, stream: AttendPort) -> None:
+        """What is said while a message is on its way leaves together, as the next one."""
+        while True:
+            self._changed.clear()
+            frames: list[MemberFrame] = []
+            while self._unsent and len(frames) < SAYINGS_MAX:
+                saying = self._unsent.popleft()
+                self._number += 1
+                self._unanswered[self._number] = saying
+                frames.append(saying.frame(self._number))
+            if self._is_leaving and not self._has_left and not self._unsent:
+                self._has_left = True
+                frames.append(Leave())
+            if frames:
+                await stream.send(frames)
+            else:
+                self._look_quiet()
+                await self._changed.wait()
+
+    def _join(self, joined: Joined) -> None:
+        _log.debug("partition %d: member %s of group %s joined", self.partition, self._member, self.group)
+        life = Life(joined.made_at, joined.epoch)
+        self.joined, self.trouble, self._number, self._kept = joined, None, 0, 0
+        self._joined_at = self._loop.time()
+        again = [*self._unanswered.values(), *self._unkept, *self._unsent]
+        self._unanswered.clear()
+        self._unkept.clear()
+        self._unsent.clear()
+        is_same, self._life = life == self._life, life
+        for saying in again:
+            if is_same and saying.verb in (Verb.ACKNOWLEDGE, Verb.REJECT):
+                self._unsent.append(saying)
+            else:
+                self._miss(saying, "the partition has had a change of owner")
+        if not is_same:
+            self._newest.clear()
+        self._plan_beat()
+
+    def _lost(self, error: WaltzError) -> None:
+        if self.trouble is None or type(error) is not type(self.trouble):
+            what = f"partition {self.partition}: member {self._member} of group {self.group}"
+            _log.info("%s: %s %s", what, error.code, error.message)
+        self.joined, self.trouble, self.paused = None, error, ""
+        self.drop()
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+        self._look_quiet()
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether one is to be done after the other."""
+        return self.joined is not None and self.joined.mode is Mode.ORDERED
+
+    def drop(self) -> None:
+        """What nobody has taken yet is given to somebody again."""
+        for one in self.queue:
+            self._forget(one)
+        self.queue.clear()
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def _take(self, frames: Sequence[DeliveryFrame]) -> None:
+        for frame in frames:
+            match frame:
+                case Deliveries():
+                    self._take_in(frame)
+                case Answer():
+                    self._answer(frame)
+                case Kept(number):
+                    self._keep(number)
+                case Paused(reason):
+                    self.paused = reason
+                    if reason:
+                        _log.warning("partition %d: group %s pauses: %s", self.partition, self.group, reason)
+                case Dismissed(error):
+                    raise error
+                case Joined():
+                    raise CannotConnect(f"the owner of partition {self.partition} let a member in twice")
+
+    def _take_in(self, frame: Deliveries) -> None:
+        joined, life = self.joined, self._life
+        assert joined is not None
+        assert life is not None
+        if frame.epoch != life.epoch:
+            raise CannotConnect(f"the owner of partition {self.partition} gave out what is of another epoch")
+        until, payloads, start = self._loop.time() + joined.ack_wait_ms / 1000, bytes(frame.payloads), 0
+        columns = (frame.ids, frame.attempts, frame.headers, frame.times, frame.lengths, frame.data_crcs)
+        found: list[Delivery[Any]] = []
+        if not len(frame.ids):
+            return
+        for id, attempt, header, time, length, crc in zip(*(column.tolist() for column in columns), strict=True):
+            payload = payloads[start : start + length]
+            start += length
+            if crc32(payload) != crc:
+                raise CannotConnect(f"the payload of transaction {id} was damaged on its way")
+            transaction: Transaction[Any] = Transaction(
+                self.partition,
+                id,
+                header,
+                length,
+                crc,
+                NO_REQUEST,
+                payload,
+                None,
+                self._serializer,
+                None if time == NO_TIME else time,
+            )
+            self._newest[id] = frame.tag
+            found.append(Delivery(transaction, self.group, attempt, hands=self, life=life, tag=frame.tag, until=until))
+        if joined.mode is Mode.ORDERED and self.queue and found[0].id <= self.queue[-1].id:
+            self.drop()  # these have come back, and come again behind this one
+        elif joined.mode is not Mode.ORDERED and self.queue:
+            coming = {one.id for one in found}
+            if not coming.isdisjoint(one.id for one in self.queue):
+                self.queue = deque(one for one in self.queue if one.id not in coming)
+        while len(self._newest) > max(1000, 4 * joined.room):  # some were left lying, and nobody will settle them
+            del self._newest[next(iter(self._newest))]
+        self.queue.extend(found)
+        self._taker.arrived(self, len(found))
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
+    async def say(
+        self,
+        verb: Verb,
+        deliveries: Sequence[Delivery[Any]],
+        *,
+        delay: float | None = None,
+        reason: str = "",
+        durable: bool = False,
+    ) -> list[DeliveryLate]:
+        late: list[DeliveryLate] = []
+        sayings: dict[Saying, list[Delivery[Any]]] = {}
+        for one in deliveries:
+            why = self._why_late(one)
+            if why is not None:
+                one._said = None
+                late.append(why)
+                continue
+            saying = self._saying(verb, one, delay, reason)
+            saying.deliveries.append(one)
+            saying.is_durable |= durable
+            sayings.setdefault(saying, []).append(one)
+        self._changed.set()
+        seconds = self._settings.submit_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                for saying in sayings:
+                    await asyncio.shield(saying.answered)
+                    if durable:
+                        await asyncio.shield(saying.kept)
+        except TimeoutError:
+            raise CannotConnect(
+                f"the owner of partition {self.partition} did not answer a member of {self.group} in {seconds:g} seconds",
+                not_done="whether it was heard is not known: the transaction may be given out again",
+            ) from None
+        for saying, mine in sayings.items():
+            late += [error for one, error in saying.late if any(one is own for own in mine)]
+        return late
+
+    def _saying(self, verb: Verb, one: Delivery[Any], delay: float | None, reason: str) -> Saying:
+        """Where it can be added: what may be said twice travels together."""
+        last = self._unsent[-1] if self._unsent else None
+        if (
+            last is not None
+            and last.parent is None
+            and verb in (Verb.ACKNOWLEDGE, Verb.EXTEND)
+            and (last.verb, last.life) == (verb, one._life)
+            and len(last.deliveries) < TOGETHER_MAX
+        ):
+            return last
+        saying = Saying(verb, one._life, delay=delay, reason=reason)
+        self._unsent.append(saying)
+        if verb in (Verb.REFUSE, Verb.REJECT) and self.is_ordered:
+            self.holds += 1
+            saying.answered.add_done_callback(lambda _: self._release_checked())
+        return saying
+
+    def _why_late(self, one: Delivery[Any]) -> DeliveryLate | None:
+        if self._is_closed:
+            return self._late(one, "the subscription is closed")
+        if one._life != self._life:
+            return self._late(one, "the group is in another epoch there: the partition had a change of owner, or a reset")
+        if self._newest.get(one.id, one._tag) != one._tag:
+            return self._late(one, "it was taken away, and given to this member again")
+        return None
+
+    def _late(self, one: Delivery[Any], why: str, kind: type[DeliveryLate] = DeliveryLate) -> DeliveryLate:
+        return kind(
+            f"transaction {one.id} of partition {self.partition} is not this member's to settle any more in group "
+            f"{self.group}: {why}",
+            partition=self.partition,
+            id=one.id,
+        )
+
+    def _answer(self, answer: Answer) -> None:
+        saying = self._unanswered.pop(answer.number, None)
+        if saying is None:
+            raise CannotConnect(f"the owner of partition {self.partition} answered what was not asked")
+        bad = answer.is_old or answer.late or answer.unknown
+        if not bad:
+            self._settled(saying)
+        elif len(saying.deliveries) == 1:
+            if answer.unknown:
+                self._refuse(saying, "the group has never given it out", NotDelivered)
+            elif answer.is_old:
+                self._refuse(saying, "the group is in another epoch there")
+            else:
+                self._refuse(saying, "its time was over, and it is in other hands or will be")
+            if self.is_ordered:
+                self.drop()  # what lies behind came back with it
+        else:
+            saying.parts = saying.unkept = len(saying.deliveries)
+            for one in saying.deliveries:
+                part = Saying(saying.verb, saying.life, parent=saying)
+                part.deliveries.append(one)
+                part.is_durable = saying.is_durable
+                self._unsent.append(part)
+            self._changed.set()
+        self._look_quiet()
+
+    def _settled(self, saying: Saying) -> None:
+        if saying.verb is Verb.EXTEND:
+            assert self.joined is not None
+            until = self._loop.time() + self.joined.ack_wait_ms / 1000
+            for one in saying.deliveries:
+                one._until = until
+        else:
+            for one in saying.deliveries:
+                one._is_settled = True
+                self._forget(one)
+        if not saying.answered.done():
+            self._taker.told(self, saying.verb, len(saying.deliveries))
+        self._done(saying, is_kept=not saying.is_durable or saying.number <= self._kept)
+        if not saying.kept.done():
+            self._unkept.append(saying)
+
+    def _refuse(self, saying: Saying, why: str, kind: type[DeliveryLate] = DeliveryLate) -> None:
+        for one in saying.deliveries:
+            one._said = None
+            self._forget(one)
+            saying.late.append((one, self._late(one, why, kind)))
+        self._done(saying, is_kept=True)
+
+    def _miss(self, saying: Saying, why: str) -> None:
+        """The stream or the epoch is over, and what became of it is not known."""
+        if saying.answered.done():  # somebody waits until it is written down
+            self._refuse(saying, f"it was heard, but {why} before it was written down")
+        elif saying.verb is Verb.REFUSE:  # it is given out again, which is what was asked for
+            for one in saying.deliveries:
+                one._is_settled = True
+            self._done(saying, is_kept=True)
+        else:
+            self._refuse(saying, why)
+
+    def _done(self, saying: Saying, *, is_kept: bool) -> None:
+        """It is answered; `is_kept`: and nothing more will come of it."""
+        parent = saying.parent
+        if not saying.answered.done():
+            saying.answered.set_result(None)
+            if parent is not None:
+                parent.parts -= 1
+        if is_kept and not saying.kept.done():
+            saying.kept.set_result(None)
+            if parent is not None:
+                parent.late += saying.late
+                parent.unkept -= 1
+        if parent is not None and parent.parts == 0:
+            self._done(parent, is_kept=parent.unkept == 0)
+
+    def _forget(self, one: Delivery[Any]) -> None:
+        if self._newest.get(one.id) == one._tag:
+            del self._newest[one.id]
+
+    def _keep(self, number: int) -> None:
+        self._kept = number
+        while self._unkept and self._unkept[0].number <= number:
+            saying = self._unkept.popleft()
+            self._done(saying, is_kept=True)
+        self._look_quiet()
+
+    # -- order and time ------------------------------------------------------------------------------------------------
+
+    def _release_checked(self) -> None:
+        """After a failure in an ordered group: what waits here is still ours when the owner says so."""
+        if not self.queue or self.joined is None:
+            self._release()
+            return
+        saying = Saying(Verb.EXTEND, self.queue[0]._life)
+        saying.deliveries.extend(self.queue)
+        self._unsent.append(saying)
+        self._changed.set()
+        saying.answered.add_done_callback(lambda _: self._release())
+
+    def _release(self) -> None:
+        self.holds -= 1
+        self._taker.arrived(self, 0)
+
+    def _plan_beat(self) -> None:
+        assert self.joined is not None
+        self._beat = self._loop.call_later(self.joined.ack_wait_ms / 2000, self._prolong)
+
+    def _prolong(self) -> None:
+        """The time of what handlers have begins anew, and of what waits to be taken."""
+        self._plan_beat()
+        found = [one for one in self.in_work if self._why_late(one) is None]
+        if self._taker.is_taking(self):
+            found += self.queue
+        for start in range(0, len(found), TOGETHER_MAX):
+            assert self._life is not None
+            saying = Saying(Verb.EXTEND, self._life)
+            saying.deliveries.extend(found[start : start + TOGETHER_MAX])
+            self._unsent.append(saying)
+        self._changed.set()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _look_quiet(self) -> None:
+        if self.joined is None or not (self._unsent or self._unanswered or self._unkept or not self._has_left):
+            self._quiet.set()
+
+    async def leave(self) -> None:
+        """Say what is to be said, and that it goes: what it has is given to others at once."""
+        self.drop()
+        self._is_leaving = True
+        self._changed.set()
+        self._quiet.clear()
+        self._look_quiet()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.close_seconds):
+                await self._quiet.wait()
+
+    def end(self) -> None:
+        """It is over: whoever waits is told."""
+        self._is_closed = True
+        if self._beat is not None:
+            self._beat.cancel()
+        left = [*self._unanswered.values(), *self._unkept, *self._unsent]
+        self._unanswered.clear()
+        self._unkept.clear()
+        self._unsent.clear()
+        for saying in left:
+            self._miss(saying, "the subscription was closed")
+        self.drop()

@@ -1,0 +1,302 @@
+"""Durable groups, as an application makes them and works in them. `Client` has all of this."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from waltzd.client.delivery import Delivery
+from waltzd.client.follower import Call
+from waltzd.client.handling import Handling
+from waltzd.client.instrument import Instrument
+from waltzd.client.reading import Reader
+from waltzd.client.routes import Partitions, Routes
+from waltzd.client.settings import ClientSettings
+from waltzd.client.subscription import Subscription
+from waltzd.client.view import E, Serializer, checked_header, checked_position
+from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX, GroupMeta, GroupStart, MadeGroup
+from waltzd.errors import BadArgument, WaltzError
+from waltzd.protocol.address import is_name
+from waltzd.protocol.batches import Registration
+from waltzd.protocol.channels import EVERYTHING, Parts
+from waltzd.protocol.groups import Exhausted, KeyedBy, Mode
+
+MEMBER_MAX = 128
+Start: TypeAlias = Literal["first", "last"] | Mapping[int, int] | datetime | int
+
+
+class DurableGroups(Generic[E]):
+    """What a client does with durable groups."""
+
+    settings: ClientSettings
+    _routes: Routes
+    _reader: Reader
+    _serializer: Serializer[Any] | None
+    _instruments: list[Instrument]
+    _call: Call
+    _registration: Registration | None
+    _subscriptions: dict[Subscription[Any], None]
+    _members = 0
+    """So many subscriptions were begun."""
+
+    def _check_open(self) -> None:
+        raise AssertionError("a client says whether it is open")
+
+    def _check_loop(self) -> None:
+        raise AssertionError("a client says whose loop it is")
+
+    async def create_group(
+        self,
+        name: str,
+        *,
+        mode: Literal["ordered", "queue", "keyed"],
+        partitions: Partitions = EVERYTHING,
+        start: Start = "first",
+        headers: Sequence[int] = (),
+        key: Literal["header", "lock"] = "header",
+        ack_wait: float = 30.0,
+        max_in_flight: int = 100,
+        deliver_max: int = 5,
+        back_off: Sequence[float] = (1.0, 5.0, 30.0),
+        exhausted: Literal["park", "stop"] = "park",
+    ) -> bool:
+        """Make a durable group, unless it is there with the same settings: every process may call this at its start.
+
+        Args:
+            name: What it is called: letters, digits, `.`, `_` and `-`.
+            mode: `"ordered"`: one member at a time has a partition, and does everything in order. `"queue"`: members share
+                the work, and settle one by one. `"keyed"`: as a queue, but what has the same key is done in order, one
+                after the other.
+            partitions: Which ones it reads: `"all"`, numbers, and names of channels, as of `Client`. A channel is what it
+                is at each moment.
+            start: Where it begins. `"first"`: at the beginning of the log. `"last"`: behind what is committed now. A time:
+                at the first transaction of that time or later. `{partition: position}`: behind these positions, and at
+                the beginning where none is given. A group that is there already stays where it stands.
+            headers: It is given only transactions with one of these headers; nothing stands for all.
+            key: What the key of a keyed group is: the header, or the first lock.
+            ack_wait: Seconds that a member has for a delivery; it may ask for more.
+            max_in_flight: How many deliveries a member has at a time, in each partition.
+            deliver_max: How many failures use the tries up.
+            back_off: Seconds before the second try, the third, and so on; the last one stays.
+            exhausted: What happens then: `"park"` puts the transaction aside and goes on, `"stop"` waits for an operator.
+
+        Returns:
+            Whether this call made it.
+
+        Raises:
+            GroupExists: There is one of this name with other settings.
+            NoGroupLog: No operator has prepared this cluster for groups yet.
+            NotGranted: The policy of the cluster does not let this client make it.
+            NeedsBatches: It is keyed by locks, or begins at a time, and a partition writes format 0.
+            NoSuchChannel, BadArgument: The cluster has no such channel or partition, or an argument makes no sense.
+            CannotConnect, ClientClosed: No server answered in `submit_seconds`, or the client is not open.
+
+        Example:
+            ```python
+            await client.create_group("mailer", mode="queue", partitions="orders", start="last", headers=[PLACED])
+            ```
+        """
+        self._check_open()
+        self._check_loop()
+        meta = _meta(name, mode, partitions, headers, key, ack_wait, max_in_flight, deliver_max, back_off, exhausted)
+        is_floating = not (start == "first" or isinstance(start, Mapping))
+        if is_floating and (known := await self._known_group(meta)):
+            return known.is_new
+        meta = replace(meta, starts=await self._starts(await self._routes.numbers(meta.partitions or EVERYTHING), start))
+        try:
+            made = await self._routes.ask_some(
+                "MakeGroup", lambda port: port.make_group(meta), "no server made the group", self.settings.submit_seconds
+            )
+        except WaltzError:
+            if is_floating and (known := await self._known_group(meta)):  # another process was faster
+                return False
+            raise
+        return made.is_new
+
+    async def _known_group(self, meta: GroupMeta) -> MadeGroup | None:
+        """One that is there and differs at most in where it began: that is another moment each time."""
+        try:
+            found = await self._find_group(meta.name)
+        except WaltzError:
+            return None
+        return replace(found, is_new=False) if replace(found.meta, starts=()) == replace(meta, starts=()) else None
+
+    async def _starts(self, partitions: Sequence[int], start: Start) -> tuple[GroupStart, ...]:
+        for partition in partitions:
+            if not 0 <= partition < self._routes.partitions:
+                raise BadArgument(
+                    f"there is no partition {partition}; the cluster has {self._routes.partitions}, from 0 on"
+                )
+        if start == "first":
+            return ()
+        if isinstance(start, Mapping):
+            strange = sorted(set(start) - set(partitions))
+            if strange:
+                raise BadArgument(f"partition {strange[0]!r} is none of the group, so it cannot begin there")
+            return tuple(GroupStart(partition, checked_position(after)) for partition, after in sorted(start.items()))
+        if start == "last":
+            return tuple([GroupStart(each, await self._reader.end_position(each)) for each in partitions])
+        if isinstance(start, str | bool):
+            raise BadArgument(f'a group begins "first", "last", at a time or behind positions, not at {start!r}')
+        return tuple([GroupStart(each, await self._reader.position_at(each, start)) for each in partitions])
+
+    def subscribe(
+        self,
+        group: str,
+        *,
+        partitions: Partitions | None = None,
+        max_in_flight: int | None = None,
+        member: str | None = None,
+    ) -> Subscription[E]:
+        """Become a member of a durable group: iterate over what it gives, and settle each delivery.
+
+        It goes on through fail-overs. Each delivery comes at least once to some member; a change of owner gives out again
+        what was not written down, so the work must bear to be done twice.
+
+        Args:
+            group: Its name.
+            partitions: Only these of its partitions, as of `Client`; all of them, if it is not given.
+            max_in_flight: How many deliveries it takes at a time in each partition; at most what the group permits.
+            member: What this member is called. No two members of a group have the same name: a newer one displaces the
+                older. A name of its own, if it is not given.
+
+        Raises:
+            NoSuchGroup: The cluster has no group of this name. While iterating, as all but the last.
+            NotGranted: The policy of the cluster does not let this client work in it.
+            Displaced: A newer member has the same name.
+            CannotConnect: No server answered in `submit_seconds`.
+            BadArgument, ClientClosed: An argument makes no sense, or the client is not open.
+
+        Example:
+            ```python
+            async for delivery in client.subscribe("mailer"):
+                await send(delivery.payload)
+                await delivery.ack()
+            ```
+        """
+        self._check_open()
+        self._check_loop()
+        if not is_name(group):
+            raise BadArgument(f"{group!r} is no name of a group")
+        if max_in_flight is not None and (not isinstance(max_in_flight, int) or max_in_flight < 1):
+            raise BadArgument(f"max_in_flight must be at least 1, not {max_in_flight!r}")
+        if member is not None and not (0 < len(member) <= MEMBER_MAX and member.isprintable()):
+            raise BadArgument(f"the name of a member is a printable text of at most {MEMBER_MAX} characters")
+        return Subscription(self, group, partitions=partitions, max_in_flight=max_in_flight, member=member)
+
+    def handle(
+        self,
+        group: str,
+        handler: Callable[[Delivery[E]], Any],
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        partitions: Partitions | None = None,
+        max_in_flight: int | None = None,
+        member: str | None = None,
+    ) -> Handling[E]:
+        """Work in a durable group with a handler: what it returns from is done.
+
+        What it raises for is tried again, with the error as the reason; `Reject` puts it aside at once. While the handler
+        runs, its delivery is extended. In an ordered group each partition has one call at a time.
+
+        Args:
+            group: Its name.
+            handler: Called with each `Delivery`; plain or `async`.
+            concurrency: How many calls run at once.
+            timeout: Seconds that a call may take: then it is cancelled, and has failed. Without it, one that hangs
+                keeps its delivery.
+            partitions: As of `subscribe`.
+            max_in_flight: As of `subscribe`; twice the concurrency, if it is not given.
+            member: As of `subscribe`.
+
+        Returns:
+            Something to await: it ends with its `stop`, or with an error as of `subscribe`.
+
+        Raises:
+            BadArgument, ClientClosed: An argument makes no sense, or the client is not open.
+
+        Example:
+            ```python
+            await client.handle("mailer", lambda delivery: send(delivery.payload), concurrency=8)
+            ```
+        """
+        room = 2 * concurrency if max_in_flight is None else max_in_flight
+        subscription = self.subscribe(group, partitions=partitions, max_in_flight=room, member=member)
+        return Handling(subscription, handler, self._call, concurrency=concurrency, timeout=timeout)
+
+    async def _find_group(self, name: str) -> MadeGroup:
+        return await self._routes.ask_some(
+            "GetGroup", lambda port: port.get_group(name), "no server knows the group", self.settings.submit_seconds
+        )
+
+    async def _new_member(self) -> str:
+        if self._registration is None:
+            self._registration = await self._routes.register(self.settings.submit_seconds)
+        self._members += 1
+        own = f"/{self._registration.client}.{self._members}"
+        return self._routes.introduction.instance[: MEMBER_MAX - len(own)] + own
+
+
+def _meta(
+    name: str,
+    mode: str,
+    partitions: Partitions,
+    headers: Sequence[int],
+    key: str,
+    ack_wait: float,
+    max_in_flight: int,
+    deliver_max: int,
+    back_off: Sequence[float],
+    exhausted: str,
+) -> GroupMeta:
+    """The arguments of `create_group`, checked."""
+    if not isinstance(name, str) or not is_name(name):
+        raise BadArgument(f"{name!r} is no name of a group")
+    texts = [partitions] if isinstance(partitions, str) else [str(part) for part in partitions]
+    if not texts:
+        raise BadArgument("a group has at least one partition")
+    return GroupMeta(
+        name=name,
+        partitions=None if texts == [EVERYTHING] else Parts(",".join(texts)),
+        mode=_one_of(Mode, "mode", mode),
+        ack_wait_ms=_ms("ack_wait", ack_wait, 1),
+        max_in_flight=_whole("max_in_flight", max_in_flight, 100_000),
+        deliver_max=_whole("deliver_max", deliver_max, 1000),
+        back_off_ms=tuple(_ms("back_off", pause, 0) for pause in _few("back_off", back_off, BACK_OFF_MAX)),
+        exhausted=_one_of(Exhausted, "exhausted", exhausted),
+        key=_one_of(KeyedBy, "key", key),
+        headers=tuple(checked_header(header) for header in _few("headers", headers, HEADERS_MAX)),
+    )
+
+
+K = TypeVar("K", bound=enum.StrEnum)
+V = TypeVar("V")
+
+
+def _one_of(kind: type[K], what: str, value: str) -> K:
+    try:
+        return kind(value)
+    except ValueError:
+        raise BadArgument(f"{what} must be one of {', '.join(kind)}, not {value!r}") from None
+
+
+def _ms(what: str, seconds: float, least: int) -> int:
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not least <= round(seconds * 1000) <= MS_MAX:
+        raise BadArgument(f"{what} must be seconds from {least / 1000:g} to {MS_MAX // 1000}, not {seconds!r}")
+    return round(seconds * 1000)
+
+
+def _whole(what: str, value: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise BadArgument(f"{what} must be an integer from 1 to {most}, not {value!r}")
+    return value
+
+
+def _few(what: str, values: Sequence[V], most: int) -> Sequence[V]:
+    if isinstance(values, str) or len(values) > most:
+        raise BadArgument(f"{what} must be at most {most} numbers, not {values!r:.100}")
+    return values

@@ -1,0 +1,117 @@
+"""A handler for the deliveries of a durable group: what it returns from is done, what it raises for is tried again.
+
+What it is at work on is extended until it has ended. Acknowledgements are told beside the next work; a failure is told
+before it, because in an ordered group it decides what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic
+
+from waltzd.client.attendance import Attendance
+from waltzd.client.delivery import Delivery, Reject
+from waltzd.client.follower import Call, shielded
+from waltzd.client.subscription import Subscription
+from waltzd.client.view import E
+from waltzd.errors import BadArgument, WaltzError
+
+_log = logging.getLogger("waltz.client")
+
+
+class Handling(Generic[E]):
+    """A handler at work for a durable group: await it, and end it with `stop`. `Client.handle` makes it.
+
+    Example:
+        ```python
+        handling = client.handle("mailer", send, concurrency=8)
+        loop.add_signal_handler(signal.SIGTERM, handling.stop)
+        await handling
+        ```
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription[E],
+        handler: Callable[[Delivery[E]], Any],
+        call: Call,
+        *,
+        concurrency: int,
+        timeout: float | None,
+    ) -> None:
+        if not isinstance(concurrency, int) or concurrency < 1:
+            raise BadArgument(f"concurrency must be at least 1, not {concurrency!r}")
+        if timeout is not None and not timeout > 0:
+            raise BadArgument(f"timeout must be a number of seconds above 0, not {timeout!r}")
+        self.subscription = subscription
+        """Where the deliveries come from."""
+        subscription.is_handled = True
+        self._handler = handler
+        self._call = shielded(call)
+        self._concurrency = concurrency
+        self._timeout = timeout
+        self._telling: dict[asyncio.Task[None], None] = {}
+        self._is_stopped = False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.run().__await__()
+
+    async def run(self) -> None:
+        """Work until `stop` is called or the client is closed. When the caller is cancelled, so are the calls of the
+        handler that run; what they had goes to others at once.
+
+        Raises:
+            NoSuchGroup, NotGranted, CannotConnect, BadArgument, ClientClosed: As of `Subscription.open`, or while it works.
+        """
+        if self._is_stopped:
+            return
+        async with self.subscription:
+            workers = [asyncio.create_task(self._work(), name="waltz handler") for _ in range(self._concurrency)]
+            try:
+                await asyncio.gather(*workers)
+                await asyncio.gather(*list(self._telling))
+            finally:
+                for worker in [*workers, *self._telling]:
+                    worker.cancel()
+                await asyncio.gather(*workers, *list(self._telling), return_exceptions=True)
+
+    def stop(self) -> None:
+        """Take nothing more. What runs is finished and settled, then `run` returns. To be called on the event loop."""
+        self._is_stopped = True
+        self.subscription.stop_taking()
+
+    async def _work(self) -> None:
+        while not self._is_stopped:
+            found = await self.subscription.take(1)
+            if not found:
+                return
+            await self._handle(found[0])
+
+    async def _handle(self, one: Delivery[E]) -> None:
+        hands = one._hands
+        assert isinstance(hands, Attendance)
+        hands.in_work[one] = None
+        try:
+            try:
+                async with asyncio.timeout(self._timeout) as limit:
+                    await self._call(self._handler, one)
+            except Reject as error:
+                await self._tell(one.reject(str(error)))
+            except Exception as error:  # noqa: BLE001  # the application's code
+                if isinstance(error, TimeoutError) and limit.expired():
+                    error = TimeoutError(f"the handler took longer than {self._timeout:g} seconds")
+                _log.warning("the handler of group %s failed for %r", one.group, one, exc_info=error)
+                await self._tell(one.nack(reason=f"{type(error).__name__}: {error}"))
+            else:
+                task = asyncio.create_task(self._tell(one.ack()))
+                self._telling[task] = None
+                task.add_done_callback(lambda _: self._telling.pop(task))
+        finally:
+            self.subscription.finished(one)
+
+    async def _tell(self, saying: Awaitable[None]) -> None:
+        try:
+            await saying
+        except WaltzError as error:
+            _log.warning("%s %s", error.code, error.message)

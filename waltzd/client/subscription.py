@@ -1,0 +1,449 @@
+"""A subscription: one member of a durable group, in all of its partitions, as an application iterates over it.
+
+Each partition has an `Attendance`, which takes in as much as the member has room for. What has come is handed out in turns,
+one partition after the other. What cannot be decoded is put aside here, with the reason, and nobody is handed it.
+
+A delivery has its time from the moment at which it came, so what waits here is extended: for as long as somebody takes, or
+waits for more. What a hanging application has not taken goes to others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from copy import copy
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self
+
+from waltzd.client.attendance import Attendance
+from waltzd.client.delivery import Delivery, checked_delay, may_say, raise_late
+from waltzd.client.instrument import Instrument
+from waltzd.client.routes import Partitions, Routes
+from waltzd.client.settings import ClientSettings
+from waltzd.client.view import E, Serializer
+from waltzd.cluster.groups import MadeGroup
+from waltzd.errors import BadArgument, ClientClosed, NotInGroup, WaltzError
+from waltzd.protocol.channels import EVERYTHING, named_in
+from waltzd.protocol.groups import Mode, Verb
+
+LOOK_SECONDS = 5.0
+"""How often it is looked which partitions the channels of a group stand for."""
+_log = logging.getLogger("waltz.client")
+
+
+class Host(Protocol):
+    """The client of a subscription."""
+
+    settings: ClientSettings
+    _routes: Routes
+    _serializer: Serializer[Any] | None
+    _instruments: list[Instrument]
+    _subscriptions: dict[Subscription[Any], None]
+
+    def _check_open(self) -> None: ...
+    def _check_loop(self) -> None: ...
+    async def _find_group(self, name: str) -> MadeGroup: ...
+    async def _new_member(self) -> str: ...
+
+
+class Subscription(Generic[E]):
+    """A member of a durable group: iterate over it, and settle what it gives. `Client.subscribe` makes it.
+
+    Iterate over it directly, or use it as an async context manager and iterate inside, with as many tasks as you like.
+    When it ends, what was not settled goes to other members at once, and counts as no failure.
+
+    Example:
+        ```python
+        async with client.subscribe("mailer") as subscription:
+            async for deliveries in subscription.batches():
+                await store(deliveries)
+                await subscription.ack(deliveries)
+        ```
+    """
+
+    def __init__(
+        self, host: Host, group: str, *, partitions: Partitions | None, max_in_flight: int | None, member: str | None
+    ) -> None:
+        self.group = group
+        self.member = member or ""
+        """What this member is called where operators look; known when it is open."""
+        self._host = host
+        self._partitions = partitions
+        self._room = max_in_flight
+        self._made: MadeGroup | None = None
+        self._attendances: dict[int, Attendance] = {}
+        self._runs: dict[int, asyncio.Task[None]] = {}
+        self._ready: deque[Attendance] = deque()
+        """Those from whose queues something may be taken, each once, the next one first."""
+        self._tender: asyncio.Task[None] | None = None
+        self._side: dict[asyncio.Task[None], None] = {}
+        """What is told by the way."""
+        self._more = asyncio.Event()
+        self._asked = 0.0
+        """When somebody wanted to take something last."""
+        self._waiting = 0
+        self._is_closed = self._is_stopped = False
+        self._error: WaltzError | None = None
+        self.is_handled = False
+        """A handler takes what comes: in an ordered group one after the other."""
+
+    # -- life
+
+    async def open(self) -> None:
+        """Join the group; done by `async with`, and by iterating.
+
+        Raises:
+            NoSuchGroup: The cluster has no group of this name.
+            NotGranted: The policy of the cluster does not let this client work in it.
+            CannotConnect: No server answered in `submit_seconds`.
+            BadArgument, ClientClosed: It was open before, a partition is none of the group, or the client is not open.
+        """
+        host = self._host
+        host._check_loop()
+        host._check_open()
+        if self._tender is not None or self._is_closed:
+            raise BadArgument("a subscription is opened once", next_step="call `subscribe` again for another one")
+        host._subscriptions[self] = None
+        try:
+            self._made = await host._find_group(self.group)
+            self.member = self.member or await host._new_member()
+            self._asked = asyncio.get_running_loop().time()
+            await self._look()
+        except BaseException:
+            host._subscriptions.pop(self, None)
+            raise
+        self._tender = asyncio.create_task(self._tend(), name=f"waltz member of {self.group}")
+
+    async def close(self) -> None:
+        """Tell the owners what was said, and go. What was not settled goes to others at once."""
+        self._is_closed = True
+        self._more.set()
+        try:
+            if self._tender is not None:
+                self._tender.cancel()
+                await asyncio.gather(self._tender, return_exceptions=True)
+            await asyncio.gather(*list(self._side), return_exceptions=True)
+            await asyncio.gather(*[self._leave(partition) for partition in list(self._runs)])
+        finally:
+            self._host._subscriptions.pop(self, None)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- what comes
+
+    def __aiter__(self) -> AsyncIterator[Delivery[E]]:
+        """The deliveries, one by one, until the subscription or its client is closed."""
+        return self._each()
+
+    async def _each(self) -> AsyncGenerator[Delivery[E], None]:
+        is_ours = await self._begin()
+        try:
+            while found := await self.take(1):
+                yield found[0]
+        finally:
+            if is_ours:
+                await self.close()
+
+    async def batches(self, *, most: int = 1000) -> AsyncGenerator[list[Delivery[E]], None]:
+        """As the iteration, with all that has come of one partition at once: for work that costs as much for many as for
+        one. Give the batch to `ack` when it is done.
+
+        Args:
+            most: How many a batch has at most.
+        """
+        if not isinstance(most, int) or most < 1:
+            raise BadArgument(f"a batch has at least one delivery, not {most!r}")
+        is_ours = await self._begin()
+        try:
+            while found := await self.take(most):
+                yield found
+        finally:
+            if is_ours:
+                await self.close()
+
+    async def _begin(self) -> bool:
+        if self._tender is not None or self._is_closed:
+            return False
+        await self.open()
+        return True
+
+    async def take(self, most: int) -> list[Delivery[E]]:
+        """What has come of one partition, at most so many; nothing at the end. Raises why the subscription has failed."""
+        loop = asyncio.get_running_loop()
+        while not (self._is_closed or self._is_stopped):
+            self._asked = loop.time()
+            found = self._pick(most, self._asked)
+            if found:
+                return found
+            if self._error is not None:
+                raise copy(self._error)
+            self._more.clear()
+            self._waiting += 1
+            try:
+                await self._more.wait()
+            finally:
+                self._waiting -= 1
+                self._asked = loop.time()
+        return []
+
+    def _pick(self, most: int, now: float) -> list[Delivery[E]]:
+        while self._ready:
+            attendance = self._ready.popleft()
+            queue, found = attendance.queue, list[Delivery[E]]()
+            if attendance.holds:
+                continue  # it comes in again when it is released
+            while queue and len(found) < most:
+                one = queue.popleft()
+                if one._until <= now:  # others have it by now
+                    if attendance.is_ordered:
+                        attendance.drop()
+                elif self._is_readable(one):
+                    found.append(one)
+                if attendance.holds:
+                    break
+            if queue:
+                self._ready.append(attendance)
+            if found:
+                if self.is_handled and attendance.is_ordered:
+                    attendance.holds += 1
+                for instrument in self._host._instruments:
+                    instrument.delivered(self.group, attendance.partition, len(found))
+                return found
+        return []
+
+    def _is_readable(self, one: Delivery[E]) -> bool:
+        if self._host._serializer is None:
+            return True
+        try:
+            one.value  # noqa: B018  # it is kept
+        except Exception as error:  # noqa: BLE001  # the application's code
+            _log.warning("%r cannot be decoded, and is put aside: %r", one, error)
+            self._aside(one.reject(f"it cannot be decoded: {error!r}"))
+            return False
+        return True
+
+    def _aside(self, work: Any) -> None:
+        async def tell() -> None:
+            try:
+                await work
+            except WaltzError as error:
+                _log.info("group %s: %s", self.group, error.message)
+
+        task = asyncio.create_task(tell())
+        self._side[task] = None
+        task.add_done_callback(lambda _: self._side.pop(task))
+
+    def stop_taking(self) -> None:
+        """Nothing more is handed out."""
+        self._is_stopped = True
+        self._more.set()
+
+    # -- what is said of many
+
+    async def ack(self, deliveries: Sequence[Delivery[E]], *, durable: bool = False) -> None:
+        """As `Delivery.ack`, for all of these at once.
+
+        Args:
+            deliveries: Of this subscription, of any of its partitions.
+            durable: As of `Delivery.ack`.
+
+        Raises:
+            DeliveryLate: Some of them were too late; all others are acknowledged.
+            CannotConnect: As of `Delivery.ack`.
+        """
+        await self._say(Verb.ACKNOWLEDGE, deliveries, durable=durable)
+
+    async def nack(self, deliveries: Sequence[Delivery[E]], *, delay: float | None = None, reason: str = "") -> None:
+        """As `Delivery.nack`, for each of these.
+
+        Args:
+            deliveries: Of this subscription.
+            delay: As of `Delivery.nack`.
+            reason: As of `Delivery.nack`.
+
+        Raises:
+            DeliveryLate: Some of them were too late.
+            CannotConnect, BadArgument: As of `Delivery.nack`.
+        """
+        await self._say(Verb.REFUSE, deliveries, delay=checked_delay(delay), reason=reason)
+
+    async def reject(self, deliveries: Sequence[Delivery[E]], reason: str) -> None:
+        """As `Delivery.reject`, for each of these.
+
+        Args:
+            deliveries: Of this subscription.
+            reason: As of `Delivery.reject`.
+
+        Raises:
+            DeliveryLate: Some of them were too late.
+            CannotConnect: As of `Delivery.reject`.
+        """
+        await self._say(Verb.REJECT, deliveries, reason=reason)
+
+    async def extend(self, deliveries: Sequence[Delivery[E]]) -> None:
+        """As `Delivery.extend`, for all of these at once.
+
+        Args:
+            deliveries: Of this subscription.
+
+        Raises:
+            DeliveryLate: Some of them were too late.
+            CannotConnect: As of `Delivery.extend`.
+        """
+        await self._say(Verb.EXTEND, deliveries)
+
+    async def _say(
+        self,
+        verb: Verb,
+        deliveries: Sequence[Delivery[E]],
+        *,
+        delay: float | None = None,
+        reason: str = "",
+        durable: bool = False,
+    ) -> None:
+        each: dict[int, list[Delivery[Any]]] = {}
+        for one in may_say(deliveries, verb, durable=durable):
+            each.setdefault(one.partition, []).append(one)
+        found = await asyncio.gather(
+            *[some[0]._hands.say(verb, some, delay=delay, reason=reason, durable=durable) for some in each.values()]
+        )
+        raise_late([late for some in found for late in some])
+
+    # -- for people
+
+    @property
+    def mode(self) -> Mode:
+        """Of the group."""
+        return self._group.meta.mode
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Where this member attends."""
+        return tuple(sorted(self._attendances))
+
+    @property
+    def troubles(self) -> dict[int, str]:
+        """Why nothing comes from a partition, by its number, where that is known: its owner is away, or gives nothing
+        out."""
+        each = self._attendances.items()
+        told = {partition: one.trouble.message if one.trouble else one.paused for partition, one in each}
+        return {partition: why for partition, why in told.items() if why}
+
+    @property
+    def _group(self) -> MadeGroup:
+        assert self._made is not None, "open the subscription first"
+        return self._made
+
+    # -- its partitions
+
+    async def _look(self) -> None:
+        """Attend to the partitions that the group has now."""
+        routes, asked = self._host._routes, self._partitions
+        of_group = await routes.numbers(self._group.meta.partitions or EVERYTHING)
+        wanted = of_group if asked is None else await routes.numbers(asked)
+        strange = sorted(set(wanted) - set(of_group))
+        if strange and not self._attendances:
+            raise BadArgument(f"partition {strange[0]} is none of group {self.group}")
+        wanted = tuple(partition for partition in wanted if partition in of_group)
+        for partition in [one for one, run in self._runs.items() if one not in wanted or run.done()]:
+            self._aside(self._leave(partition))
+        for partition in wanted:
+            if partition not in self._runs:
+                self._attend(partition)
+
+    def _attend(self, partition: int) -> None:
+        host = self._host
+        attendance = self._attendances[partition] = Attendance(
+            partition,
+            self.group,
+            self.member,
+            self._room,
+            routes=host._routes,
+            settings=host.settings,
+            serializer=host._serializer,
+            taker=self,
+        )
+        self._runs[partition] = asyncio.create_task(attendance.run(), name=f"waltz member {partition} of {self.group}")
+
+    async def _leave(self, partition: int) -> None:
+        run, attendance = self._runs.pop(partition), self._attendances.pop(partition)
+        try:
+            if not run.done():
+                await attendance.leave()
+        finally:
+            attendance.end()
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    async def _tend(self) -> None:
+        meta = self._group.meta
+        is_named = any(map(named_in, (meta.partitions or "", *_texts(self._partitions))))
+        try:
+            while True:
+                runs = list(self._runs.values())
+                if runs:
+                    seconds = LOOK_SECONDS if is_named else None
+                    await asyncio.wait(runs, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(LOOK_SECONDS)
+                for run in runs:
+                    if run.done() and not isinstance(error := run.exception(), NotInGroup) and error is not None:
+                        raise error
+                if is_named:
+                    await self._look_again()
+        except WaltzError as error:
+            self._error = error
+            _log.error("group %s: this member ends: %s", self.group, " ".join(error.lines()))
+        except Exception as error:  # noqa: BLE001  # who iterates is told
+            self._error = ClientClosed(f"the subscription was ended by a mistake in Waltz: {error!r}")
+            _log.critical("group %s: this member ends by a mistake in Waltz", self.group, exc_info=error)
+        self._more.set()
+
+    async def _look_again(self) -> None:
+        try:
+            await self._look()
+        except WaltzError as error:
+            _log.info("group %s: which partitions it has now was not found out: %s", self.group, error.message)
+
+    # -- told by attendances
+
+    def arrived(self, attendance: Attendance, count: int) -> None:
+        """Something may be taken from it."""
+        if attendance.queue and not attendance.holds and attendance not in self._ready:
+            self._ready.append(attendance)
+            self._more.set()
+
+    def is_taking(self, attendance: Attendance) -> bool:
+        """Whether what waits will be taken, as far as one can see."""
+        joined = attendance.joined
+        if self.is_handled or self._waiting:
+            return True
+        return joined is not None and asyncio.get_running_loop().time() - self._asked < joined.ack_wait_ms / 1000
+
+    def told(self, attendance: Attendance, verb: Verb, count: int) -> None:
+        """The owner has heard it."""
+        for instrument in self._host._instruments:
+            instrument.settled(self.group, attendance.partition, verb, count)
+
+    def finished(self, one: Delivery[E]) -> None:
+        """A handler has ended with it."""
+        attendance = self._attendances.get(one.partition)
+        if attendance is not None and attendance is one._hands:
+            attendance.in_work.pop(one, None)
+            if attendance.is_ordered:
+                attendance.holds -= 1
+            self.arrived(attendance, 0)
+
+
+def _texts(partitions: Partitions | None) -> list[str]:
+    if partitions is None or isinstance(partitions, str):
+        return [partitions or ""]
+    return [part for part in partitions if isinstance(part, str)]

@@ -1,0 +1,428 @@
+"""The durable groups of one server: what the group log says of all of them, and which are at work here.
+
+Each server follows the group log into one `Ledger`. A group is made, changed and removed by an entry there, written under
+the lock of its name: so of two servers that do it at once one is refused, reads on, and finds what is so. Where a group
+stands in a partition is the affair of the partition's owner (`Place`); a place is made when the first member joins or an
+operator changes something, and given up when nobody needs it. A group that nobody works in costs its entry in the ledger.
+
+When the group log is away, what is at work goes on for a while, and nothing new begins. When what it says cannot be
+understood, groups refuse, loudly, and nothing else suffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+from waltzd.client.routes import SharedQuestion
+from waltzd.cluster.groups import GroupDescription, GroupMeta, MadeGroup
+from waltzd.errors import (
+    BadArgument,
+    GroupExists,
+    GroupLogAway,
+    GroupStateDamaged,
+    NoGroupLog,
+    NoSuchGroup,
+    NoSuchPartition,
+    NotInGroup,
+    NotReady,
+    WaltzError,
+)
+from waltzd.protocol.channels import Channels, numbers_of
+from waltzd.protocol.groups import Change, Changed, GroupPlace, JoinRequest, ParkedTransaction
+from waltzd.protocol.locks import Committed, Lock
+from waltzd.protocol.peers import AttendLink
+from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.clients.registry import Use
+from waltzd.server.groups.ledger import WHOLE_GROUP, Key, Ledger, gone, lock_of, made
+from waltzd.server.subscriptions.group_log import Entry, GroupLog
+from waltzd.server.subscriptions.member import Attendance
+from waltzd.server.subscriptions.place import Place, check_place
+from waltzd.wire.tasks import tell_failure
+
+log = logging.getLogger("waltz.server")
+LOOK_SECONDS = 1.0
+"""How often it looks whether there is a group log by now, what must be written anew, and which places nobody needs."""
+ATTEMPTS = 20
+"""So often an entry about a group is written once more: each time others were first, or a lock is known roughly only."""
+REWRITES_MAX = 200
+"""So many things are written anew, one after the other, between two looks."""
+PARKED_COUNT_MAX = 1000
+"""So many parked transactions are told at once."""
+NO_LOG = "the cluster has no group log yet"
+
+
+class Board:
+    def __init__(
+        self,
+        group_log: GroupLog,
+        *,
+        partitions: int,
+        find_pipeline: Callable[[int, int | None], Pipeline],
+        channels: Callable[[], Channels],
+        is_keeper: Callable[[], bool],
+        on_fatal: Callable[[BaseException], None],
+        say: Callable[[str], None] = log.info,
+    ) -> None:
+        """`is_keeper`: whether this server owns the group log. `on_fatal` gets a mistake of ours."""
+        self.ledger = Ledger()
+        self.trouble = NO_LOG
+        """Why nothing newer is known than what the ledger says; empty: it is followed."""
+        self.damage: GroupStateDamaged | None = None
+        """Why the group log cannot be believed, once and for all in this process."""
+        self.group_log = group_log
+        self._partitions = partitions
+        self._find_pipeline = find_pipeline
+        self._channels = channels
+        self._is_keeper = is_keeper
+        self._on_fatal = on_fatal
+        self._say = say
+        self._places: dict[Key, Place] = {}
+        self._level = SharedQuestion(self._read_to_the_end)
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        tasks = [self._task(self._follow(), "group log"), self._task(self._tend(), "groups")]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._level.cancel()
+            for place in list(self._places.values()):
+                place.end(NotReady("this server is being stopped"))
+            await self.group_log.close()
+
+    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        tell_failure(task, self._on_fatal)
+        return task
+
+    async def _follow(self) -> None:
+        while self.damage is None:
+            try:
+                await self.level()
+                self._note("")
+                async with aclosing(self.group_log.follow(self.ledger.reach)) as batches:
+                    async for batch in batches:
+                        self._read(batch)
+            except WaltzError as error:
+                self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is away: {error.message}")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self._say(trouble or "the group log is followed")
+        self.trouble = trouble
+
+    def _read(self, batch: Sequence[Entry]) -> None:
+        """What the ledger knows already is passed over."""
+        is_new = False
+        for id, data in batch:
+            if id <= self.ledger.reach:
+                continue
+            key = _understood(self.ledger, id, data, self._damaged)
+            if key.partition == WHOLE_GROUP:
+                is_new = True
+            elif key in self._places:
+                self._places[key].look()
+        if is_new:
+            self._look_at_groups()
+
+    def _damaged(self, error: GroupStateDamaged) -> None:
+        self.damage, self.trouble = error, error.message
+        log.error("%s groups give nothing out any more: %s", error.code, error.message)
+        for place in list(self._places.values()):
+            place.end(error)
+
+    def _look_at_groups(self) -> None:
+        """Places of groups that are gone, or are others now, end."""
+        for key, place in list(self._places.items()):
+            meta, made_at = self.ledger.groups.get(key.name, (None, None))
+            if meta is None or made_at != key.made_at:
+                place.end(NoSuchGroup(f"the group {key.name} was removed", group=key.name))
+            elif meta != place.meta:
+                place.end(NotReady(f"the settings of group {key.name} were changed: join again"))
+
+    async def level(self) -> None:
+        """Afterwards the ledger holds all that was acknowledged to anybody before this call."""
+        if self.damage is not None:
+            raise self.damage
+        await self._level.ask()
+
+    async def _read_to_the_end(self) -> None:
+        end = await self.group_log.end()
+        try:
+            await self._read_up_to(self.ledger, end)
+        except WaltzError as error:
+            floor = error.number("floor")
+            if floor is None or floor <= self.ledger.reach:
+                raise
+            await self._begin_at(floor, end)
+
+    async def _read_up_to(self, ledger: Ledger, end: int) -> None:
+        if ledger.reach >= end:
+            return
+        async with aclosing(self.group_log.read(ledger.reach, end)) as batches:
+            async for batch in batches:
+                if ledger is self.ledger:
+                    self._read(batch)
+                else:
+                    for id, data in batch:
+                        _understood(ledger, id, data, self._damaged)
+        ledger.pass_to(end)
+
+    async def _begin_at(self, floor: int, end: int) -> None:
+        """The log was trimmed above what was read: from there on it says all that counts."""
+        ledger = Ledger()
+        ledger.pass_to(floor - 1)
+        await self._read_up_to(ledger, end)
+        self.ledger = ledger
+        self._look_at_groups()
+        for place in list(self._places.values()):
+            place.look()
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    async def make(self, meta: GroupMeta) -> MadeGroup:
+        """The group, on the disks of a majority. One with the same settings is left as it is."""
+        self._check(meta)
+        for _ in range(ATTEMPTS):
+            await self.level()
+            known = self.ledger.groups.get(meta.name)
+            if known is not None:
+                if replace(known[0], starts=()) != replace(meta, starts=()):
+                    raise GroupExists(f"there is a group {meta.name} with other settings", group=meta.name)
+                return MadeGroup(*known)
+            id = await self._written(made(meta), lock_of(meta.name))
+            if id is not None:
+                return MadeGroup(meta, id, is_new=True)
+        raise self._not_written(meta.name)
+
+    async def find(self, name: str) -> MadeGroup:
+        if name not in self.ledger.groups:
+            await self.level()
+        return MadeGroup(*self._group(name))
+
+    async def set(self, meta: GroupMeta, made_at: int) -> MadeGroup:
+        """Other settings for a group that goes on."""
+        self._check(meta)
+        for _ in range(ATTEMPTS):
+            await self.level()
+            known, _ = self._group(meta.name, made_at)
+            meta = replace(meta, starts=known.starts)
+            for what in ("mode", "key", "partitions"):
+                if getattr(known, what) != getattr(meta, what):
+                    raise GroupExists(
+                        f"the group {meta.name} has the {what} {getattr(known, what) or 'all'}, which stays for as long as "
+                        "it lives",
+                        group=meta.name,
+                    )
+            if known == meta:
+                return MadeGroup(meta, made_at)
+            if await self._written(made(meta, made_at), lock_of(meta.name)) is not None:
+                return MadeGroup(meta, made_at)
+        raise self._not_written(meta.name)
+
+    async def remove(self, name: str, made_at: int) -> None:
+        for _ in range(ATTEMPTS):
+            await self.level()
+            self._group(name, made_at)
+            if await self._written(gone(name, made_at), lock_of(name)) is not None:
+                return
+        raise self._not_written(name)
+
+    async def _written(self, data: bytes, lock: Lock) -> int | None:
+        """The id of the entry when it is committed and read; None: look again what is so."""
+        try:
+            outcome = await self.group_log.append(data, lock, self.ledger.reach)
+        except WaltzError as error:
+            raise GroupLogAway(
+                f"the group log took nothing: {error.message}", not_done="nothing was written, and nothing was changed"
+            ) from error
+        if not isinstance(outcome, Committed):
+            return None
+        await self.level()
+        return outcome.id
+
+    @staticmethod
+    def _not_written(name: str) -> GroupLogAway:
+        return GroupLogAway(f"the entry about group {name} was refused {ATTEMPTS} times, for no reason that lasts")
+
+    def _group(self, name: str, made_at: int | None = None) -> tuple[GroupMeta, int]:
+        if self.damage is not None:
+            raise self.damage
+        known = self.ledger.groups.get(name)
+        if known is None or made_at not in (None, known[1]):
+            why = "" if known is None else ", which was made again since"
+            raise NoSuchGroup(f"there is no group {name}{why}", group=name)
+        return known
+
+    def partitions_of(self, meta: GroupMeta) -> Sequence[int]:
+        """At this moment: a channel may be another one tomorrow."""
+        if meta.partitions is None:
+            return range(self._partitions)
+        return numbers_of(meta.partitions, self._channels())
+
+    def _check(self, meta: GroupMeta) -> None:
+        """What can be known here of what a group asks for."""
+        wrong = meta.mistake()
+        if wrong is not None:
+            raise BadArgument(f"{wrong[0]} of group {meta.name} {wrong[1]}")
+        numbers = self.partitions_of(meta)
+        for number in (*numbers, *(start.partition for start in meta.starts)):
+            if number >= self._partitions:
+                raise NoSuchPartition(
+                    f"there is no partition {number}: the cluster has {self._partitions}", partition=number
+                )
+        for number in numbers:
+            with suppress(NotReady, NoSuchPartition):
+                pipeline = self._own_pipeline(number)
+                if pipeline is not None:
+                    check_place(meta, number, pipeline, meta.start(number))
+
+    def _own_pipeline(self, partition: int) -> Pipeline | None:
+        try:
+            return self._find_pipeline(partition, None)
+        except WaltzError:
+            return None
+
+    # -- places --------------------------------------------------------------------------------------------------------
+
+    async def place(self, name: str, partition: int, generation: int | None) -> Place:
+        """The group at work in a partition of this server; it has claimed it."""
+        pipeline = self._find_pipeline(partition, generation)
+        if name not in self.ledger.groups:
+            await self.level()
+        meta, made_at = self._group(name)
+        if partition not in self.partitions_of(meta):
+            raise NotInGroup(
+                f"partition {partition} is none of those of group {name}, which are {meta.partitions or 'all'}",
+                group=name,
+                partition=partition,
+            )
+        key = Key(name, made_at, partition)
+        found = self._places.get(key)
+        if found is None or found.pipeline is not pipeline or found.error is not None:
+            found = Place(key, meta, pipeline, self, self._on_fatal)
+            found.start()
+            self._places[key] = found
+        await found.ready()
+        return found
+
+    async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attendance:
+        place = await self.place(request.group, request.partition, request.generation)
+        return Attendance(link, request, place, admit(), place.pipeline.capacity)
+
+    def forget(self, place: Place) -> None:
+        if self._places.get(place.key) is place:
+            del self._places[place.key]
+
+    async def change(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
+        """What an operator does; it is on the disks of a majority when this returns."""
+        await self.level()
+        self._group(name, made_at)
+        place = await self.place(name, partition, None)
+        return await place.change(change, ids)
+
+    # -- what others see -----------------------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> Iterator[Place]:
+        return iter(self._places.values())
+
+    def describe(self, name: str | None = None) -> list[GroupDescription]:
+        """All groups, or that one, as far as they are known here."""
+        if self.damage is not None:
+            raise self.damage
+        groups = self.ledger.groups if name is None else {name: self._group(name)}
+        found: dict[str, dict[int, GroupPlace]] = {one: {} for one in groups}
+        for key, state in self.ledger.places():
+            if key.name in found and groups[key.name][1] == key.made_at:
+                found[key.name][key.partition] = GroupPlace(
+                    partition=key.partition,
+                    epoch=state.epoch,
+                    reach=state.reach,
+                    floor=state.floor,
+                    open=state.open.ids,
+                    parked=len(state.parked),
+                    stopped=state.stopped,
+                )
+        for key, place in self._places.items():
+            if key.name in found and (told := place.describe()) is not None:
+                found[key.name][key.partition] = told
+        return [
+            GroupDescription(meta, made_at, tuple(found[one][partition] for partition in sorted(found[one])))
+            for one, (meta, made_at) in sorted(groups.items())
+        ]
+
+    def parked(
+        self, name: str, partition: int | None, after: int | None, count: int
+    ) -> tuple[list[ParkedTransaction], bool]:
+        """What was put aside, by partition and id; and whether there is more."""
+        _, made_at = self._group(name)
+        count = max(1, min(count, PARKED_COUNT_MAX))
+        found: list[ParkedTransaction] = []
+        for key, state in sorted(self.ledger.places(), key=lambda item: item[0]):
+            if key[:2] == (name, made_at) and partition in (None, key.partition):
+                at_work = self._places.get(key)
+                state = state if at_work is None else at_work.state or state
+                found += (
+                    ParkedTransaction(key.partition, id, one.failures, one.member, one.reason)
+                    for id, one in sorted(state.parked.items())
+                    if after is None or partition is None or id > after
+                )
+        return found[:count], len(found) > count
+
+    # -- what is tended ------------------------------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for place in list(self._places.values()):
+                place.tend()
+            if self.damage is None and not self.trouble:
+                with suppress(WaltzError):
+                    await self._shorten()
+
+    async def _shorten(self) -> None:
+        """Write anew what keeps the log long: each thing by who owns it."""
+        for _ in range(REWRITES_MAX):
+            key = self.ledger.overdue
+            if key is None or not await self._rewrite(key):
+                return
+            await self.level()
+
+    async def _rewrite(self, key: Key) -> bool:
+        meta, made_at = self.ledger.groups.get(key.name, (None, None))
+        if meta is None or made_at != key.made_at:
+            if not self._is_keeper():
+                return False
+            await self.level()
+            if self.ledger.groups.get(key.name, (None, None))[1] != key.made_at:  # an owner wrote after it was gone
+                await self._written(gone(key.name, key.made_at), lock_of(key.name))
+            return True
+        if key.partition == WHOLE_GROUP:
+            if not self._is_keeper():
+                return False
+            await self._written(made(meta, key.made_at), lock_of(key.name))
+            return True
+        if self._own_pipeline(key.partition) is None:
+            return False
+        place = await self.place(key.name, key.partition, None)
+        await place.rewrite()
+        return True
+
+
+def _understood(ledger: Ledger, id: int, data: bytes, damaged: Callable[[GroupStateDamaged], None]) -> Key:
+    try:
+        return ledger.read(id, data)
+    except GroupStateDamaged as error:
+        damaged(error)
+        raise

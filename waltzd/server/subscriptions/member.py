@@ -1,0 +1,361 @@
+"""One member of a group in one partition: its stream, at the owner.
+
+What goes out gathers here and leaves as one message when the one before has left: answers first, then one frame of
+deliveries. Of a delivery only the id is kept until then, so a member that does not read costs no payloads. What comes in is
+checked here, so that a mistake in it ends this stream and no other.
+
+The last frame says why the stream ends, and the member has some time to notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from waltzd.cluster.groups import MS_MAX
+from waltzd.errors import BadFrame, CannotConnect, NotGranted, WaltzError
+from waltzd.protocol.groups import (
+    Answer,
+    Deliveries,
+    DeliveryFrame,
+    Dismissed,
+    GroupMember,
+    Joined,
+    JoinRequest,
+    Kept,
+    Leave,
+    MemberFrame,
+    Paused,
+    Said,
+    Verb,
+)
+from waltzd.protocol.peers import AttendLink
+from waltzd.protocol.policy import Rights
+from waltzd.server.clients.access import check_attend
+from waltzd.server.clients.pipeline import Capacity
+from waltzd.server.clients.registry import Use
+from waltzd.server.groups.table import Delivery
+from waltzd.server.subscriptions.pieces import Piece
+from waltzd.server.subscriptions.place import Place
+
+FRAME_BYTES = 1 << 20
+STRETCHES_MAX = 4096
+REASON_MAX = 4096
+ANSWERS_MAX = 1000
+"""With so many that were not sent, nothing more is read of the member."""
+REFUSED_SECONDS = 2.0
+"""How long a member may take to notice that its stream ends."""
+LAST_SECONDS = 5.0
+"""How long a member that goes in order is told what was kept."""
+
+
+class Attendance:
+    def __init__(self, link: AttendLink, request: JoinRequest, place: Place, use: Use, capacity: Capacity) -> None:
+        """A member that joins: raises why not. `serve` must follow."""
+        self.name = request.member
+        self.error: WaltzError | None = None
+        self.changed = asyncio.Event()
+        """There may be something to send."""
+        self._link = link
+        self._partition = request.partition
+        self._group = request.group
+        self._place = place
+        self._use = use
+        self._capacity = capacity
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._epoch = place.epoch
+        self._deliveries: deque[Delivery] = deque()
+        """What was given to it and not sent."""
+        self._answers: list[Answer] = []
+        self._later: deque[tuple[int, Answer]] = deque()
+        """Answers that wait until a change is kept."""
+        self._said: deque[tuple[int, int | None, int]] = deque()
+        """What it said, by number; with the change that has to be kept for it, or None and the id that waits for others."""
+        self._kept: int | None = None
+        self._paused = self._told_paused = ""
+        self._number = 0
+        self._is_leaving = False
+        self._is_done = False
+        self._sent = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
+        """While its quota holds the deliveries back."""
+        self.delivered = self.acknowledged = self.failed = 0
+        self._room = 0
+        capacity.enter(use)
+        try:
+            self._room = place.join(self, request.room)
+        except BaseException:
+            capacity.leave(use)
+            raise
+
+    # -- what its place says -------------------------------------------------------------------------------------------
+
+    def give(self, delivery: Delivery) -> None:
+        self._deliveries.append(delivery)
+        self.changed.set()
+
+    def kept(self, kept: int) -> None:
+        """Changes up to this one are on the disks of a majority."""
+        while self._later and self._later[0][0] <= kept:
+            self._answers.append(self._later.popleft()[1])
+            self.changed.set()
+        self._look_at_said(kept)
+
+    def _look_at_said(self, kept: int) -> None:
+        while self._said:
+            number, change, id = self._said[0]
+            if change is None and self._place.is_settled(id):
+                change = self._place.changes
+                self._said[0] = number, change, id
+            if change is None or change > kept:
+                return
+            self._said.popleft()
+            self._kept = number
+            self.changed.set()
+
+    def pause(self, reason: str) -> None:
+        if reason != self._paused:
+            self._paused = reason
+            self.changed.set()
+
+    def prolong(self) -> None:
+        """What it could not be given yet is not late."""
+        for delivery in self._deliveries:
+            if self._place.is_out(delivery):
+                self._place.extend(delivery)
+
+    def dismiss(self, error: WaltzError) -> None:
+        """It is over: what was answered is still told, then this."""
+        if self.error is None:
+            self.error = error
+            self.changed.set()
+            self._sent.set()
+
+    def review(self, rights: Rights) -> None:
+        """The policy is another one."""
+        self._use.grant(rights.quotas)
+        try:
+            check_attend(rights, self._partition, self._group)
+        except NotGranted as error:
+            self._place.leave(self, is_lost=False)
+            self.dismiss(error)
+
+    # -- the stream ----------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Until the member has no more to say; raises what ended it before, after the member was told."""
+        sending = asyncio.create_task(self._send(), name=f"to member {self.name} of {self._group}")
+        receiving = asyncio.create_task(self._receive(), name=f"from member {self.name} of {self._group}")
+        try:
+            await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                _result(receiving)
+                await asyncio.wait((sending,), timeout=LAST_SECONDS if self.error is None else REFUSED_SECONDS)
+            elif self.error is not None:
+                await asyncio.wait((receiving,), timeout=REFUSED_SECONDS)
+            _result(sending)
+        finally:
+            self._place.leave(self, is_lost=not self._is_leaving)
+            self._capacity.leave(self._use)
+            for task in (sending, receiving):
+                task.cancel()
+            await asyncio.gather(sending, receiving, return_exceptions=True)
+            if self._alarm is not None:
+                self._alarm.cancel()
+        if self.error is not None:
+            raise self.error
+
+    async def _send(self) -> None:
+        place = self._place
+        await self._link.send(
+            [
+                Joined(
+                    made_at=place.key.made_at,
+                    epoch=self._epoch,
+                    mode=place.meta.mode,
+                    ack_wait_ms=place.meta.ack_wait_ms,
+                    room=self._room,
+                )
+            ]
+        )
+        while True:
+            self.changed.clear()
+            error, frames = self.error, self._words()
+            if error is not None:
+                frames.append(Dismissed(error))
+            elif (frame := self._frame()) is not None:
+                frames.append(frame)
+            if frames:
+                await self._link.send(frames)
+            if error is not None or (self._is_done and not self._said and not self._later):
+                return
+            if not frames:
+                await self.changed.wait()
+
+    def _words(self) -> list[DeliveryFrame]:
+        frames: list[DeliveryFrame] = [*self._answers]
+        self._answers.clear()
+        self._sent.set()
+        if self._kept is not None:
+            frames.append(Kept(self._kept))
+            self._kept = None
+        if self._paused != self._told_paused:
+            self._told_paused = self._paused
+            frames.append(Paused(self._paused))
+        return frames
+
+    def _frame(self) -> Deliveries | None:
+        """What was given to it, as much as fits into one frame and can be had at once."""
+        if not self._deliveries or self._is_held():
+            return None
+        place, size = self._place, 0
+        found: list[tuple[Delivery, Piece]] = []
+        piece: Piece | None = None
+        while self._deliveries and size < FRAME_BYTES:
+            delivery = self._deliveries[0]
+            if not place.is_out(delivery):
+                self._deliveries.popleft()
+                continue
+            if piece is None or not piece.first_id <= delivery.id <= piece.last_id:
+                piece = place.piece(delivery.id)
+                if piece is None:
+                    place.want(delivery.id, max(delivery.id, self._deliveries[-1].id))
+                    break
+            length = piece.length(delivery.id)
+            if found and size + length > FRAME_BYTES:
+                break
+            size += length
+            found.append((delivery, piece))
+            self._deliveries.popleft()
+        if not found:
+            return None
+        self.delivered += len(found)
+        self._use.fed(size)
+        return _deliveries(self._epoch, found)
+
+    def _is_held(self) -> bool:
+        if self._alarm is None and (wait := self._use.feed_wait()) > 0:
+            self._alarm = self._loop.call_later(wait, self._go_on)
+        return self._alarm is not None
+
+    def _go_on(self) -> None:
+        self._alarm = None
+        self.changed.set()
+
+    # -- what the member says ------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        """Until it has no more to say. After a mistake of its own it is only waited for until it notices."""
+        try:
+            while (frames := await self._link.receive()) is not None:
+                for frame in frames:
+                    if self.error is None:
+                        self._take(frame)
+                while len(self._answers) + len(self._later) > ANSWERS_MAX and self.error is None:
+                    self._sent.clear()
+                    await self._sent.wait()
+        except CannotConnect:
+            raise
+        except WaltzError as error:
+            self._place.leave(self, is_lost=True)
+            self.dismiss(error)
+            return
+        self._is_done = True
+        self._place.leave(self, is_lost=not self._is_leaving)
+        if self._said or self._later:
+            self._place.write_now()
+        self.changed.set()
+
+    def _take(self, frame: MemberFrame) -> None:
+        match frame:
+            case Said():
+                self._hear(frame)
+            case Leave():
+                self._is_leaving = True
+                self._place.leave(self, is_lost=False)
+                self._deliveries.clear()
+            case JoinRequest():
+                raise BadFrame("a second join request in one stream")
+
+    def _hear(self, said: Said) -> None:
+        check_said(said, self._number)
+        self._number = said.number
+        verdict, number, is_aside = self._place.said(self, said)
+        answer = Answer(said.number, *verdict)
+        if is_aside:
+            self._later.append((number, answer))
+        else:
+            self._answers.append(answer)
+        if said.verb is Verb.ACKNOWLEDGE:
+            self.acknowledged += verdict.taken
+        elif said.verb is not Verb.EXTEND:
+            self.failed += verdict.taken
+        unsettled = self._place.unsettled(self.name) if said.verb is Verb.ACKNOWLEDGE and verdict.taken else None
+        self._said.append((said.number, number if unsettled is None else None, -1 if unsettled is None else unsettled))
+        self._look_at_said(self._place.kept)
+        self.changed.set()
+
+    # -- what others see -----------------------------------------------------------------------------------------------
+
+    def describe(self) -> GroupMember:
+        return GroupMember(
+            name=self.name,
+            who=self._use.who.name,
+            peer=self._link.peer,
+            in_flight=self._place.held(self.name),
+            room=self._room,
+            delivered=self.delivered,
+            acknowledged=self.acknowledged,
+            failed=self.failed,
+            age_ms=round(1000 * (self._loop.time() - self._began)),
+        )
+
+
+def _result(task: asyncio.Task[None]) -> None:
+    if task.done():
+        task.result()
+
+
+def _deliveries(epoch: int, found: Sequence[tuple[Delivery, Piece]]) -> Deliveries:
+    """One frame, from columns: of each piece the rows that are in it."""
+    ids = np.array([delivery.id for delivery, _ in found], np.int64)
+    heads, at = [], 0
+    while at < len(found):
+        piece, end = found[at][1], at + 1
+        while end < len(found) and found[end][1] is piece:
+            end += 1
+        heads.append(piece.heads[ids[at:end] - piece.first_id])
+        at = end
+    rows = heads[0] if len(heads) == 1 else np.concatenate(heads)
+    return Deliveries(
+        epoch=epoch,
+        tag=found[-1][0].tag,
+        ids=ids,
+        attempts=np.array([delivery.attempt for delivery, _ in found], np.int32),
+        headers=rows["header"].astype(np.int32),
+        times=np.array([piece.time(delivery.id) for delivery, piece in found], np.int64),
+        lengths=rows["length"].astype(np.uint32),
+        data_crcs=rows["data_crc"].astype(np.uint32),
+        payloads=b"".join([piece.payload(delivery.id) for delivery, piece in found]),
+    )
+
+
+def check_said(said: Said, before: int) -> None:
+    """What a member says is not believed."""
+    firsts, lasts = said.firsts, said.lasts
+    if said.number <= before:
+        raise BadFrame(f"a member says number {said.number} after {before}")
+    if not 0 < len(firsts) <= STRETCHES_MAX or len(firsts) != len(lasts):
+        raise BadFrame(
+            f"a member speaks of {len(firsts)} stretches of ids, and of {len(lasts)} ends; {STRETCHES_MAX} are allowed"
+        )
+    if int(firsts[0]) < 0 or (lasts < firsts).any() or (firsts[1:] <= lasts[:-1]).any():
+        raise BadFrame("a member speaks of ids that do not rise")
+    if said.epoch < 0 or said.tag < 0 or (said.delay_ms is not None and not 0 <= said.delay_ms <= MS_MAX):
+        raise BadFrame(f"a member says epoch {said.epoch}, tag {said.tag} and a pause of {said.delay_ms} ms")
+    if len(said.reason) > REASON_MAX:
+        raise BadFrame(f"a member gives a reason of {len(said.reason)} characters; {REASON_MAX} are allowed")

@@ -1,0 +1,74 @@
+"""Records that are being given out, a piece at a time: what was just read for one member is not read again for another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+
+from waltzd.format.record import HEAD_BYTES, NO_TIME, OVERHEAD_BYTES, TRAILER_BYTES, HeadArray, Run, heads
+
+SHELF_BYTES = 4 << 20
+SHELF_MIN = 8
+"""So many pieces stay, however large they are: several members may wait for one each."""
+PIECE_BYTES = 1 << 10
+"""What a piece costs besides its bytes."""
+
+
+class Piece:
+    """Some records in a row, and their heads as columns."""
+
+    __slots__ = ("bounds", "first_id", "heads", "last_id", "run", "times")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.first_id, self.last_id = run.first_id, run.last_id
+        self.heads: HeadArray = heads(run)
+        self.bounds: list[int] = run.bounds.tolist()
+        self.times: list[int] | None = None if run.times is None else run.times.tolist()
+
+    def payload(self, id: int) -> memoryview:
+        at = id - self.first_id
+        return self.run.data[self.bounds[at] + HEAD_BYTES : self.bounds[at + 1] - TRAILER_BYTES]
+
+    def length(self, id: int) -> int:
+        at = id - self.first_id
+        return self.bounds[at + 1] - self.bounds[at] - OVERHEAD_BYTES
+
+    def time(self, id: int) -> int:
+        return NO_TIME if self.times is None else self.times[id - self.first_id]
+
+    @property
+    def size(self) -> int:
+        return len(self.run.data) + PIECE_BYTES
+
+
+class Shelf:
+    """The pieces that were read last, bounded in bytes. They may overlap."""
+
+    def __init__(self, bytes_max: int = SHELF_BYTES) -> None:
+        self._bytes_max = bytes_max
+        self._pieces: OrderedDict[int, Piece] = OrderedDict()
+        """By first id; the one that was put here last is at the end."""
+        self._firsts: list[int] = []
+        self._bytes = 0
+
+    def put(self, piece: Piece) -> None:
+        older = self._pieces.pop(piece.first_id, None)
+        if older is not None:
+            self._bytes -= older.size
+            if older.last_id > piece.last_id:
+                piece = older
+        self._pieces[piece.first_id] = piece
+        self._bytes += piece.size
+        while self._bytes > self._bytes_max and len(self._pieces) > SHELF_MIN:
+            self._bytes -= self._pieces.popitem(last=False)[1].size
+        self._firsts = sorted(self._pieces)
+
+    def find(self, id: int) -> Piece | None:
+        at = bisect_right(self._firsts, id) - 1
+        while at >= 0:
+            piece = self._pieces[self._firsts[at]]
+            if piece.last_id >= id:
+                return piece
+            at -= 1
+        return None

@@ -1,0 +1,632 @@
+"""One group at work in one partition of this server: bound to the pipeline of the partition, and over with it.
+
+`Table` decides who gets what, `Keeper` what is written down of it; here are the clock, the log and the members' streams
+around them. A place claims the group first, which is an entry in the group log; until that is committed nothing is given
+out. Then it takes turns, each a few steps without waiting: what is overdue comes back, what is new in the log is offered,
+what may go out goes to the members. A turn follows whatever may have changed something: a commit, a word of a member, the
+time. Beside the turns there are two tasks. One writes what has changed, one entry at a time. The other reads records that
+have left the memory of the server, and so costs nobody's turn.
+
+What a member said is answered when it is heard, but what puts a transaction aside is on the disks of a majority before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from waltzd.cluster.groups import GroupMeta
+from waltzd.errors import (
+    BadArgument,
+    Displaced,
+    GroupBeyondLog,
+    NeedsBatches,
+    NoSuchGroup,
+    NotReady,
+    Trimmed,
+    WaltzError,
+)
+from waltzd.format.record import Run
+from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, KeyedBy, Mode, Said, Verb
+from waltzd.server.clients.pipeline import Pipeline
+from waltzd.server.groups.keeper import Keeper
+from waltzd.server.groups.ledger import Key, settings_of
+from waltzd.server.groups.state import State
+from waltzd.server.groups.table import Delivery, Table, Verdict
+from waltzd.server.subscriptions.keeping import Keeping, Source
+from waltzd.server.subscriptions.pieces import Piece, Shelf
+from waltzd.wire.tasks import tell_failure
+
+log = logging.getLogger("waltz.server")
+READ_AGAIN_SECONDS, READ_AGAIN_SECONDS_MAX = 0.2, 10.0
+IDLE_SECONDS = 5.0
+"""So long a place that nobody needs stays: a member that comes back finds it."""
+OFFER_BYTES = 256 << 10
+OFFERS_MAX = 2000
+"""So much is offered in one turn: other partitions need the loop, too."""
+AHEAD_MIN = 256
+"""So many transactions are offered ahead of what members have room for, and as many as they have room for once more. Of a
+keyed group it is as many as the table takes: those of one key stand behind each other."""
+READ_MAX = 4096
+"""How many ids a reader asks for at a time."""
+
+
+class Ground(Source, Protocol):
+    """What a place stands on."""
+
+    def forget(self, place: Place) -> None:
+        """It is over."""
+        ...
+
+
+class Attendee(Protocol):
+    """A member of the group, as its place knows it. No call waits."""
+
+    name: str
+    changed: asyncio.Event
+    """It may be able to send more."""
+
+    def give(self, delivery: Delivery) -> None: ...
+    def kept(self, kept: int) -> None:
+        """Changes up to this one are on the disks of a majority."""
+        ...
+
+    def pause(self, reason: str) -> None: ...
+    def prolong(self) -> None:
+        """What it could not be given yet is not late."""
+        ...
+
+    def dismiss(self, error: WaltzError) -> None: ...
+    def describe(self) -> GroupMember: ...
+
+
+class Place:
+    def __init__(
+        self, key: Key, meta: GroupMeta, pipeline: Pipeline, board: Ground, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.key = key
+        self.meta = meta
+        self.pipeline = pipeline
+        self.error: WaltzError | None = None
+        """Why it is over."""
+        self.paused = ""
+        """Why nothing is given out for a reason that is no operator's; empty: it goes on."""
+        self.delivered = self.acknowledged = self.failed = self.lost = 0
+        self._board = board
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
+        self._keeping = Keeping(key, board, over=self.end, kept=self._tell_kept, say=self._say)
+        self._table: Table
+        """From the claim on."""
+        self._members: dict[str, Attendee] = {}
+        self._claimed: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._turn_due: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._shelf = Shelf()
+        self._wanted: dict[tuple[int, int], None] = {}
+        """Ids that have to be read from elsewhere, in the order in which they were asked for."""
+        self._want = asyncio.Event()
+        self._unread = ""
+        """Why records cannot be read."""
+        self._idle_since: float | None = self._now()
+        self._headers = np.array(sorted(meta.headers), dtype=np.int64) if meta.headers else None
+        self._needs_locks = meta.mode is Mode.KEYED and meta.key is KeyedBy.LOCK
+
+    def start(self) -> None:
+        self.pipeline.attach(self)
+        self._tasks = [self._task(self._keep(), "keeping"), self._task(self._read(), "reading")]
+
+    def _task(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{what} of group {self.key.name} in partition {self.key.partition}")
+        tell_failure(task, self._on_fatal)
+        return task
+
+    async def ready(self) -> None:
+        """Until the group is claimed; raises why it cannot be."""
+        await asyncio.shield(self._claimed)
+        if self.error is not None:
+            raise self.error
+
+    def end(self, error: WaltzError) -> None:
+        """Nothing of what is here counts any more; members are told."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.pipeline.detach(self)
+        self._board.forget(self)
+        for handle in (self._turn_due, self._timer):
+            if handle is not None:
+                handle.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if not self._claimed.done():
+            self._claimed.set_result(None)
+        self._keeping.end(error)
+        for member in list(self._members.values()):
+            member.dismiss(error)
+
+    def check(self) -> None:
+        """What is true after every event."""
+        if self.error is None and self._is_claimed:
+            self._table.check()
+            assert self._table.state is self._state
+
+    # -- the claim, and what is written --------------------------------------------------------------------------------
+
+    @property
+    def _is_claimed(self) -> bool:
+        return self._claimed.done() and self.error is None
+
+    async def _keep(self) -> None:
+        if await self._keeping.claim(self._new_keeper):
+            self._table = Table(settings_of(self.meta), self._state)
+            self._claimed.set_result(None)
+            await self._keeping.run()
+
+    def _new_keeper(self) -> Keeper:
+        ledger, key = self._board.ledger, self.key
+        meta, made_at = ledger.groups.get(key.name, (None, None))
+        if meta is None or made_at != key.made_at:
+            raise NoSuchGroup(f"the group {key.name} was removed", group=key.name)
+        state, start = ledger.state(key.name, key.partition), meta.start(key.partition)
+        check_place(meta, key.partition, self.pipeline, start if state is None else state.reach)
+        return Keeper(key, ledger, after=start, now=self._now())
+
+    @property
+    def state(self) -> State | None:
+        """As it is here, which may be ahead of the group log; None before the claim."""
+        return self._state if self._is_claimed else None
+
+    @property
+    def _state(self) -> State:
+        return self._keeping.keeper.state
+
+    def look(self) -> None:
+        """The ledger says something new of this place: another owner may have claimed it."""
+        if self._is_claimed and self._keeping.is_deposed:
+            self.end(self._keeping.deposed())
+
+    def _say(self, trouble: str) -> None:
+        log.warning("group %s, partition %d: %s", self.key.name, self.key.partition, trouble)
+
+    def _tell_kept(self, kept: int) -> None:
+        for member in self._members.values():
+            member.kept(kept)
+        if self.paused:
+            self.touch()
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Something may have changed: take a turn soon."""
+        if self._turn_due is None and self.error is None:
+            self._turn_due = self._loop.call_soon(self._take_turn)
+
+    def committed(self) -> None:
+        """Called by the pipeline. Without members nothing is to be done."""
+        if self._members:
+            self.touch()
+
+    def _take_turn(self) -> None:
+        self._turn_due = None
+        if not self._is_claimed:
+            return
+        try:
+            self._turn()
+        except Exception as error:  # noqa: BLE001  a mistake of ours
+            self._on_fatal(error)
+
+    def _turn(self) -> None:
+        table, now, before = self._table, self._now(), self._aside()
+        expired = table.expire(now)
+        self.failed += expired
+        if expired:
+            self._keeping.changed(expired, is_urgent=self._aside() != before)
+        self._pause()
+        if self._members and not self.paused:
+            self._offer()
+            for delivery in table.deliver(now):
+                self.delivered += 1
+                self._members[delivery.member].give(delivery)
+        self._set_timer(table.wake())
+
+    def _aside(self) -> tuple[int, str]:
+        """What is written before it is answered when it has become another."""
+        return len(self._table.state.parked), self._table.state.stopped
+
+    def _pause(self) -> None:
+        paused = ""
+        if self._keeping.keeper.must_pause:
+            paused = f"what members said waits for the group log: {self._keeping.trouble or 'it is slow'}"
+        paused = paused or self._unread
+        told = paused or (f"the group has stopped: {self._table.state.stopped}" if self._table.state.stopped else "")
+        self.paused = paused
+        for member in self._members.values():
+            member.pause(told)
+
+    def _set_timer(self, at: float | None) -> None:
+        if at is None or self.error is not None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.touch()
+
+    # -- what is in the log --------------------------------------------------------------------------------------------
+
+    def _ahead(self) -> int:
+        """How many more are to be offered."""
+        table = self._table
+        if self.meta.mode is Mode.KEYED:
+            return table.room
+        room = sum(table.room_of(name) for name in self._members)
+        return min(table.room, AHEAD_MIN + 2 * room - table.waiting)
+
+    def _offer(self) -> None:
+        """What the log has, as far as it is in memory; the rest is read."""
+        table, tail = self._table, self.pipeline.session.tail
+        for id in table.again:
+            piece = self._piece(id)
+            if piece is None:
+                self.want(id, id)
+            else:
+                self._offer_piece(piece, id, id)
+        offered = 0
+        while (room := self._ahead()) > 0 and (first := table.upcoming) <= self.pipeline.committed:
+            if offered >= OFFERS_MAX:
+                self.touch()
+                return
+            last = min(self.pipeline.committed, first + min(room, OFFERS_MAX) - 1)
+            piece = self._shelf.find(first)
+            if piece is None and first < tail.first_id:
+                self.want(first, min(last + READ_MAX, tail.first_id - 1))
+                return
+            if piece is None:
+                run = tail.runs_from(first, last, OFFER_BYTES, with_locks=self._needs_locks)[0]
+                piece = Piece(run)
+                self._shelf.put(piece)
+            offered += self._offer_piece(piece, first, min(last, piece.last_id))
+
+    def _offer_piece(self, piece: Piece, first: int, last: int) -> int:
+        """These ids of it; how many there were."""
+        table = self._table
+        headers = piece.heads["header"][first - piece.first_id : last - piece.first_id + 1]
+        wanted = headers != PROBE_HEADER
+        if self._headers is not None:
+            wanted &= np.isin(headers, self._headers)
+        keys = self._keys(piece, first, last, headers)
+        before = table.state.reach
+        for at, is_wanted in enumerate(wanted.tolist()):
+            id = first + at
+            if id == table.upcoming or (id <= table.cursor and id in table.again):
+                table.offer(id, keys[at] if keys is not None else None, is_wanted=is_wanted)
+        if table.state.reach != before:
+            self._keeping.changed(0)
+        return last - first + 1
+
+    def _keys(self, piece: Piece, first: int, last: int, headers: Any) -> Sequence[Hashable | None] | None:
+        if self.meta.mode is not Mode.KEYED:
+            return None
+        if not self._needs_locks:
+            found: list[Hashable | None] = headers.tolist()
+            return found
+        locks = piece.run.locks
+        if locks is None:
+            return [None] * (last - first + 1)
+        starts = np.cumsum(locks.counts) - locks.counts
+        part = slice(first - piece.first_id, last - piece.first_id + 1)
+        ids = locks.ids
+        return [
+            int(ids[start]) if count else None
+            for start, count in zip(starts[part].tolist(), locks.counts[part].tolist(), strict=True)
+        ]
+
+    def _piece(self, id: int) -> Piece | None:
+        """The records around this id, if they are in memory."""
+        found = self._shelf.find(id)
+        tail = self.pipeline.session.tail
+        if found is None and tail.first_id <= id <= self.pipeline.committed:
+            run = tail.runs_from(id, self.pipeline.committed, OFFER_BYTES, with_locks=self._needs_locks)[0]
+            found = Piece(run)
+            self._shelf.put(found)
+        return found
+
+    def want(self, first: int, last: int) -> None:
+        """Records that are not in memory; a turn follows when they are, and every member looks again."""
+        self._wanted[first, last] = None
+        self._want.set()
+
+    async def _read(self) -> None:
+        """One stretch after the other, in turns with all other readers of this server."""
+        cold = self.pipeline.cold_reader(with_locks=self._needs_locks)
+        pause = READ_AGAIN_SECONDS
+        while True:
+            await self._want.wait()
+            self._want.clear()
+            while self._wanted:
+                first, last = next(iter(self._wanted))
+                if self._piece(first) is None:
+                    try:
+                        run: Run = await cold.read(first, min(last, self.pipeline.committed))
+                    except Trimmed as error:
+                        self._lose(error)
+                        self._wanted.clear()
+                        continue
+                    except WaltzError as error:
+                        self._cannot_read(f"id {first} cannot be read: {error.message}")
+                        await asyncio.sleep(pause)
+                        pause = min(2 * pause, READ_AGAIN_SECONDS_MAX)
+                        continue
+                    self._shelf.put(Piece(run))
+                pause = READ_AGAIN_SECONDS
+                self._cannot_read("")
+                self._wanted.pop((first, last), None)
+                self.touch()
+                for member in self._members.values():
+                    member.changed.set()
+
+    def _cannot_read(self, why: str) -> None:
+        """Members fail in nothing that they were not given."""
+        if why != self._unread:
+            self._unread = why
+            if why:
+                self._say(why)
+            self.touch()
+        if why and self._is_claimed:
+            for member in self._members.values():
+                member.prolong()
+
+    def _lose(self, error: Trimmed) -> None:
+        """The log begins later by now, and nothing else has what was before."""
+        floor = error.number("floor")
+        if floor is None or not self._is_claimed:
+            self._cannot_read(error.message)
+            return
+        count = self._table.lose(floor, self._now())
+        self.lost += count
+        log.error(
+            "group %s, partition %d: %d transactions below id %d were never done, and are not in the log any more",
+            self.key.name,
+            self.key.partition,
+            count,
+            floor,
+        )
+        self._keeping.changed(count, is_urgent=True)
+        self.touch()
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._state.epoch
+
+    def join(self, member: Attendee, room: int | None) -> int:
+        """How many deliveries it has at a time. A newer stream takes the place of an older one with its name."""
+        if self.error is not None:
+            raise self.error
+        older = self._members.get(member.name)
+        if older is not None:
+            self.leave(older, is_lost=True)
+            older.dismiss(Displaced(f"member {member.name} of group {self.key.name} has come again"))
+        self._members[member.name] = member
+        self._table.join(member.name, room)
+        self._idle_since = None
+        self.touch()
+        return self._table.room_of(member.name)
+
+    def leave(self, member: Attendee, *, is_lost: bool) -> None:
+        """`is_lost`: it has not said that it goes."""
+        if self._members.get(member.name) is not member:
+            return
+        del self._members[member.name]
+        if self.error is not None:
+            return
+        before, held = self._aside(), self._table.held(member.name)
+        self._table.leave(member.name, self._now(), is_lost=is_lost)
+        if held and is_lost:
+            self.failed += held if self.meta.mode is not Mode.ORDERED else 1
+            self._keeping.changed(held, is_urgent=self._aside() != before)
+        if not self._members:
+            self._idle_since = self._now()
+        self.touch()
+
+    def said(self, member: Attendee, said: Said) -> tuple[Verdict, int, bool]:
+        """What is so; the number of the change with which it is kept; and whether that is waited for."""
+        table, now, verdict, before = self._table, self._now(), Verdict(), self._aside()
+        delay = None if said.delay_ms is None else said.delay_ms / 1000
+        name, epoch, tag = member.name, said.epoch, said.tag
+        for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
+            match said.verb:
+                case Verb.ACKNOWLEDGE:
+                    one = table.acknowledge(name, epoch, tag, first, last, now)
+                case Verb.REFUSE:
+                    one = table.refuse(name, epoch, tag, first, last, now, reason=said.reason, delay=delay)
+                case Verb.REJECT:
+                    one = table.reject(name, epoch, tag, first, last, now, reason=said.reason)
+                case Verb.EXTEND:
+                    one = table.extend(name, epoch, tag, first, last, now)
+            verdict = Verdict(
+                verdict.taken + one.taken,
+                verdict.done + one.done,
+                verdict.late + one.late,
+                verdict.unknown + one.unknown,
+                one.is_old,
+            )
+        is_aside, number = self._aside() != before, self._keeping.keeper.changes
+        if verdict.taken and said.verb is not Verb.EXTEND:
+            number = self._keeping.changed(verdict.taken, is_urgent=is_aside)
+        if said.verb is Verb.ACKNOWLEDGE:
+            self.acknowledged += verdict.taken
+        elif said.verb is not Verb.EXTEND:
+            self.failed += verdict.taken
+        self.touch()
+        return verdict, number, is_aside
+
+    @property
+    def kept(self) -> int:
+        return self._keeping.keeper.kept
+
+    @property
+    def changes(self) -> int:
+        return self._keeping.keeper.changes
+
+    def write_now(self) -> None:
+        """Somebody waits for what was said."""
+        self._keeping.write_now()
+
+    def unsettled(self, name: str) -> int | None:
+        """The highest id that a member has acknowledged and that is not in the state: in an ordered group it waits for all
+        that lie before."""
+        return self._table.unsettled(name) if self.meta.mode is Mode.ORDERED else None
+
+    def is_settled(self, id: int) -> bool:
+        return self._table.state.open.get(id) is None
+
+    def is_out(self, delivery: Delivery) -> bool:
+        return self._table.is_out(delivery)
+
+    def extend(self, delivery: Delivery) -> None:
+        """It was not sent yet, for a reason that is not the member's."""
+        self._table.extend(delivery.member, self.epoch, delivery.tag, delivery.id, delivery.id, self._now())
+
+    def piece(self, id: int) -> Piece | None:
+        return self._piece(id)
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    async def change(self, change: Change, ids: Sequence[int]) -> Changed:
+        await self.ready()
+        if change is Change.RESET:
+            return await self._reset(_only(ids, "a reset"))
+        table, now = self._table, self._now()
+        match change:
+            case Change.REPLAY:
+                count = len(table.replay(ids or list(table.state.parked)))
+            case Change.DISCARD:
+                count = len(table.discard(ids or list(table.state.parked)))
+            case Change.SKIP:
+                last = _only(ids, "a skip")
+                self._check_id(last)
+                count = table.lose(last + 1, now)
+            case Change.GO_ON:
+                count = 1 if table.state.stopped else 0
+                if count:
+                    table.go_on()
+            case _:
+                raise BadArgument(f"a group cannot be changed by {change!r}")
+        number = self._keeping.changed(max(1, count), is_urgent=True)
+        self.touch()
+        await self._keeping.kept(number)
+        return Changed(count, self.epoch, table.state.floor)
+
+    def _check_id(self, id: int) -> None:
+        if not -1 <= id <= self.pipeline.committed:
+            raise GroupBeyondLog(
+                f"id {id} is none of partition {self.key.partition}, whose high-water mark is {self.pipeline.committed}",
+                not_done="the group stays as it is",
+                high_water_mark=self.pipeline.committed,
+            )
+
+    async def _reset(self, after: int) -> Changed:
+        """In an epoch of its own, so what members say of what they have counts for nothing. They join again."""
+        self._check_id(after)
+        count = 0
+
+        def begin(old: State) -> State:
+            nonlocal count
+            count, state = abs(old.floor - after), State(after=after, epoch=old.epoch + 1)
+            state.parked = {id: one for id, one in old.parked.items() if id <= after}
+            return state
+
+        state = await self._keeping.reset(begin)
+        self._table = Table(settings_of(self.meta), state)
+        for member in list(self._members.values()):
+            self._send_away(member)
+        await self._keeping.kept(self._keeping.keeper.changes)
+        return Changed(count, state.epoch, state.floor)
+
+    def _send_away(self, member: Attendee) -> None:
+        """What it has is of an epoch that is over."""
+        del self._members[member.name]
+        self._idle_since = self._now()
+        member.dismiss(NotReady(f"group {self.key.name} was reset in partition {self.key.partition}: join again"))
+
+    async def rewrite(self) -> None:
+        """Write all of it once more."""
+        await self._keeping.rewrite()
+
+    def tend(self) -> None:
+        """Given up when nobody needs it, and everything is written."""
+        if not self._is_claimed or self._members or self._idle_since is None:
+            return
+        if self._now() - self._idle_since < IDLE_SECONDS:
+            return
+        if not self._keeping.is_level:
+            self._keeping.write_now()
+            return
+        self.end(NotReady(f"group {self.key.name} is at rest in partition {self.key.partition}: join again"))
+
+    # -- what others see -----------------------------------------------------------------------------------------------
+
+    def describe(self) -> GroupPlace | None:
+        if not self._is_claimed:
+            return None
+        state, table, oldest = self._state, self._table, self._table.oldest
+        age = 0.0 if oldest is None else self._now() - oldest + table.settings.ack_wait
+        return GroupPlace(
+            partition=self.key.partition,
+            epoch=state.epoch,
+            reach=state.reach,
+            floor=state.floor,
+            open=state.open.ids,
+            parked=len(state.parked),
+            stopped=state.stopped,
+            is_at_work=True,
+            paused=self.paused,
+            in_flight=table.in_flight,
+            unwritten=self._keeping.keeper.unwritten,
+            oldest_ms=max(0, round(1000 * age)),
+            delivered=self.delivered,
+            acknowledged=self.acknowledged,
+            failed=self.failed,
+            members=tuple(member.describe() for member in self._members.values()),
+        )
+
+    def held(self, name: str) -> int:
+        return self._table.held(name)
+
+
+def _only(ids: Sequence[int], what: str) -> int:
+    if len(ids) != 1 or ids[0] < -1:
+        raise BadArgument(f"{what} names one id, not {len(ids)} of them", not_done="the group stays as it is")
+    return ids[0]
+
+
+def check_place(meta: GroupMeta, partition: int, pipeline: Pipeline, after: int) -> None:
+    """Whether the log of a partition has what the group asks for; `after`: where it begins, or stands."""
+    if meta.mode is Mode.KEYED and meta.key is KeyedBy.LOCK and pipeline.session.format == 0:
+        raise NeedsBatches(
+            f"group {meta.name} is keyed by locks, and partition {partition} writes format 0, which keeps none",
+            not_done="nothing was given to a member",
+        )
+    if after > pipeline.last_id:
+        raise GroupBeyondLog(
+            f"group {meta.name} is to go on behind id {after} of partition {partition}, which has none "
+            f"above {pipeline.last_id}",
+            partition=partition,
+            last_id=pipeline.last_id,
+        )

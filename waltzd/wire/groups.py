@@ -1,0 +1,124 @@
+"""Frames of members of durable groups and of owners, as messages and back. Columns are carried by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from waltzd.errors import BadFrame
+from waltzd.protocol.groups import (
+    Answer,
+    Deliveries,
+    DeliveryFrame,
+    Dismissed,
+    Joined,
+    JoinRequest,
+    Kept,
+    Leave,
+    MemberFrame,
+    Paused,
+    Said,
+    Verb,
+)
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.codec import column, detail_of, error_of_detail, fill, taken, to_message, to_value
+
+_STRETCHES = (column("firsts", ">i8", "i8"), column("lasts", ">i8", "i8"))
+_DELIVERIES = (
+    column("ids", ">i8", "i8"),
+    column("attempts", ">i4", "i4"),
+    column("headers", ">i4", "i4"),
+    column("times", ">i8", "i8"),
+    column("lengths", ">u4", "u4"),
+    column("data_crcs", ">u4", "u4"),
+)
+
+
+def member_message(frames: Sequence[MemberFrame]) -> wire.MemberFrame:
+    message = wire.MemberFrame()
+    for frame in frames:
+        match frame:
+            case JoinRequest():
+                message.join.CopyFrom(to_message(wire.JoinRequest, frame))
+            case Said():
+                said = message.said.add(
+                    number=frame.number, verb=frame.verb, epoch=frame.epoch, tag=frame.tag, reason=frame.reason
+                )
+                if frame.delay_ms is not None:
+                    said.delay_ms = frame.delay_ms
+                fill(said, frame, *_STRETCHES)
+            case Leave():
+                message.leaves = True
+    return message
+
+
+def member_frames(message: wire.MemberFrame) -> list[MemberFrame]:
+    frames: list[MemberFrame] = []
+    if message.HasField("join"):
+        frames.append(to_value(JoinRequest, message.join))
+    frames += map(_said, message.said)
+    if message.leaves:
+        frames.append(Leave())
+    if not frames:
+        raise BadFrame("a message with nothing in it")
+    return frames
+
+
+def _said(message: wire.Said) -> Said:
+    try:
+        verb = Verb(message.verb)
+    except ValueError:
+        raise BadFrame(f"a member says {message.verb} of deliveries, which this version does not know") from None
+    return Said(
+        number=message.number,
+        verb=verb,
+        epoch=message.epoch,
+        tag=message.tag,
+        delay_ms=message.delay_ms if message.HasField("delay_ms") else None,
+        reason=message.reason,
+        **taken(message, *_STRETCHES),
+    )
+
+
+def delivery_message(frames: Sequence[DeliveryFrame]) -> wire.DeliveryFrame:
+    """At most one frame of each kind, but deliveries and answers."""
+    message = wire.DeliveryFrame()
+    for frame in frames:
+        match frame:
+            case Joined():
+                message.joined.CopyFrom(to_message(wire.Joined, frame))
+            case Deliveries():
+                found = message.deliveries.add(epoch=frame.epoch, tag=frame.tag)
+                fill(found, frame, *_DELIVERIES)
+                found.payloads = frame.payloads if isinstance(frame.payloads, bytes) else bytes(frame.payloads)
+            case Answer():
+                message.answers.append(to_message(wire.Answer, frame))
+            case Kept():
+                message.kept = frame.number
+            case Paused():
+                message.paused = frame.reason
+            case Dismissed():
+                message.dismissed.CopyFrom(detail_of(frame.error))
+    return message
+
+
+def delivery_frames(message: wire.DeliveryFrame) -> list[DeliveryFrame]:
+    frames: list[DeliveryFrame] = []
+    if message.HasField("joined"):
+        frames.append(to_value(Joined, message.joined))
+    frames += map(_deliveries, message.deliveries)
+    frames += (to_value(Answer, answer) for answer in message.answers)
+    if message.HasField("kept"):
+        frames.append(Kept(message.kept))
+    if message.HasField("paused"):
+        frames.append(Paused(message.paused))
+    if message.HasField("dismissed"):
+        frames.append(Dismissed(error_of_detail(message.dismissed)))
+    return frames
+
+
+def _deliveries(message: wire.Deliveries) -> Deliveries:
+    rows, given = taken(message, *_DELIVERIES), len(message.payloads)
+    told = int(rows["lengths"].sum(dtype="i8"))
+    if told != given:
+        raise BadFrame(f"payloads of {told} bytes were told, and {given} came")
+    return Deliveries(epoch=message.epoch, tag=message.tag, payloads=message.payloads, **rows)
