@@ -1178,7 +1178,8 @@ class NoArchive(WaltzError):
 class Trimmed(WaltzError):
     """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
     removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
-    first id that replicas still have."""
+    first id that replicas still have. The group log is trimmed by itself: all that is said below its floor is said again
+    above it."""
 
     code, exit_code, retry, status = "W2267", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
     not_done = "nothing was returned"

@@ -152,6 +152,7 @@ def test_a_short_run_is_sound_and_leaves_nothing(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.long  # in short: the run without rights that is interrupted below
 def test_kills_need_no_rights_at_all(tmp_path: Path) -> None:
     done = subprocess.run(
         command("--kills", "2", "--seed", "1", "--rate", "200"),

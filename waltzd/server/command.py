@@ -420,16 +420,19 @@ class _Daemon:
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
     ) -> OwnedLog[Pipeline]:
         counters = self.all_counters.begin(partition)
+        settings, limits = self._session_settings, self._pipeline_settings
+        if partition == self._meta.partitions:
+            settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
 
         def make_pipeline(session: Log) -> Pipeline:
-            return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, counters=counters)
+            return Pipeline(session, limits, self._capacity, on_fatal=end_at_once, counters=counters)
 
         return OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._session_settings,
+            settings=settings,
             ticker=self._ticker,
             make_pipeline=make_pipeline,
             say=log.info,

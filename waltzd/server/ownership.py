@@ -78,6 +78,8 @@ class PartitionOwner:
         self._registration = registration
         self._make_owned_log = make_owned_log
         self._close_seconds = close_seconds
+        self.needed_from: Callable[[], int] = lambda: 0
+        """The first id of the group log that is needed, as whoever reads it here knows. Until then, all of it."""
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None

@@ -371,6 +371,8 @@ class Board:
         found: list[ParkedTransaction] = []
         for key, state in sorted(self.ledger.places(), key=lambda item: item[0]):
             if key[:2] == (name, made_at) and partition in (None, key.partition):
+                at_work = self._places.get(key)
+                state = state if at_work is None else at_work.state or state
                 found += (
                     ParkedTransaction(key.partition, id, one.failures, one.member, one.reason)
                     for id, one in sorted(state.parked.items())
