@@ -18,6 +18,7 @@ from typing import Protocol
 
 from waltzctl.picture.look import look_without
 from waltzctl.picture.picture import Picture, StorageView
+from waltzctl.placement.creation import is_fresh
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
 from waltzctl.shell.progress import Say
 from waltzd.cluster.assignment import UNOWNED
@@ -93,9 +94,10 @@ class RealDaemons:
 
 def statements(storages: Iterable[StorageView], partitions: int, *, logs: int = 0) -> list[Statement]:
     """What all of them say, partition by partition; and of the group log, where the documents know of it, by the number of
-    `logs`, or where a storage holds anything of it."""
+    `logs`, or where a storage holds anything of it: an empty replica is what an interrupted command has left."""
     storages = list(storages)
-    held = {one.partition for view in storages if view.said is not None for one in view.said.assigned}
+    said = (one for view in storages if view.said is not None for one in view.said.assigned)
+    held = {one.partition for one in said if not is_fresh(one)}
     partitions = max(logs, partitions + (partitions in held))
     statuses: list[dict[str, ReplicaStatus]] = [{} for _ in range(partitions)]
     silent: list[dict[str, str]] = [{} for _ in range(partitions)]

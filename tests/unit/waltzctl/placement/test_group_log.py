@@ -15,6 +15,7 @@ from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, GroupLogRefused, MetadataMissing, NoSuchPartition
 
 N = 4
+FRESH = held(N, promised_session=0, session=-1, committed=-1, last_id=-1)
 
 
 def able(**changes: Any) -> Picture:
@@ -40,8 +41,7 @@ def test_one_that_is_there_needs_no_plan() -> None:
 
 
 def test_an_empty_replica_of_an_interrupted_command_is_no_obstacle() -> None:
-    fresh = held(N, promised_session=0, session=-1, committed=-1, last_id=-1)
-    assert plan_group_log(able(storages=tuple(with_replica(name, fresh) for name in STORAGES))) == STORAGES
+    assert plan_group_log(able(storages=tuple(with_replica(name, FRESH) for name in STORAGES))) == STORAGES
 
 
 def with_replica(name: str, one: Any) -> Any:
@@ -92,6 +92,7 @@ def test_a_storage_that_leaves_gives_its_replica_of_the_group_log_away() -> None
 
 def test_what_storages_hold_of_it_is_asked_for_also_where_no_document_speaks_of_it() -> None:
     plain, holding = (tuple(storage(name) for name in STORAGES), tuple(with_replica(name, held(N)) for name in STORAGES))
-    assert len(statements(plain, N)) == N
+    fresh = tuple(with_replica(name, FRESH) for name in STORAGES)
+    assert len(statements(plain, N)) == len(statements(fresh, N)) == N
     assert len(statements(plain, N, logs=N + 1)) == N + 1
     assert set(statements(holding, N)[N].statuses) == set(STORAGES)
