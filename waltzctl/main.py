@@ -168,9 +168,21 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "group": {
+        "create": ("waltzctl.groups.changes:create", "Make a group."),
         "describe": ("waltzctl.groups.command:describe", "One group: where it stands, and its members."),
         "lag": ("waltzctl.groups.command:lag", "How far groups are behind, partition by partition."),
         "list": ("waltzctl.groups.command:list_", "The groups, a line each."),
+        "parked": ("", "What a group has put aside."),
+        "remove": ("waltzctl.groups.changes:remove", "Take a group away; the log stays."),
+        "reset": ("waltzctl.groups.position:reset", "Let a group begin elsewhere."),
+        "resume": ("waltzctl.groups.position:resume", "Let a group go on that has stopped."),
+        "set": ("waltzctl.groups.changes:set_", "Give a group other settings."),
+        "skip": ("waltzctl.groups.position:skip", "Leave out what is not done up to an id."),
+    },
+    "group parked": {
+        "discard": ("waltzctl.groups.parked:discard", "Leave what is parked for good."),
+        "list": ("waltzctl.groups.parked:list_", "What is parked, with member and reason."),
+        "replay": ("waltzctl.groups.parked:replay", "Let what is parked be done again, once."),
     },
     "help": {
         "exit-codes": ("waltzctl.shell.error:exit_codes", "What the exit code of a command means."),
@@ -242,7 +254,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "tail": ("waltzctl.records.txn:tail", "Show the newest transactions, and those that come."),
     },
 }
-"""Command or group, where it is defined ("" for a group), and its line in the help."""
+"""The words of a group → its commands and groups, where each is defined ("" for a group), and its line in the help."""
 
 GENERAL_FAILURES = frozenset({"verify-segments"})
 """Commands whose exit codes tell three things apart: clean, findings, could not run; a mistake of the user stays 2."""
@@ -264,7 +276,8 @@ class LazyGroup(TyperGroup):
             return None
         where, help_line = found
         if not where:
-            return LazyGroup(name=cmd_name, help=help_line, rich_markup_mode=None, no_args_is_help=True)
+            words = f"{self._table} {cmd_name}".strip()
+            return LazyGroup(name=words, help=help_line, rich_markup_mode=None, no_args_is_help=True)
         module, _, name = where.partition(":")
         return command_of(cmd_name, getattr(importlib.import_module(module), name))
 

@@ -781,6 +781,15 @@ class OtherView(WaltzError):
     next_step = "give each view a name of its own"
 
 
+class OtherInbox(WaltzError):
+    """The application's database holds what members of another durable group have done under the name of this inbox. Two
+    groups under one name would each leave out what the other one has done, so nothing was done."""
+
+    code, exit_code = "W2337", EXIT_CONFLICT
+    not_done = "nothing was done"
+    next_step = "give the inbox of each group a name of its own, with `name=`"
+
+
 class NotApplied(WaltzError):
     """A view had not applied a transaction by the time that the caller could wait. The transaction is in the log, and the
     view will have it: nothing is lost. The process that applies is slow, stopped, or stands in front of a transaction that
@@ -1169,7 +1178,8 @@ class NoArchive(WaltzError):
 class Trimmed(WaltzError):
     """The ids that were asked for are only in the archive: an operator has set `--keep-local`, and the storages have
     removed what is below the floor of the partition. Nothing is lost, and no replica is damaged. The message names the
-    first id that replicas still have."""
+    first id that replicas still have. The group log is trimmed by itself: all that is said below its floor is said again
+    above it."""
 
     code, exit_code, retry, status = "W2267", EXIT_NOT_FOUND, Retry.ELSEWHERE, "OUT_OF_RANGE"
     not_done = "nothing was returned"

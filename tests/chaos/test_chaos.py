@@ -152,6 +152,7 @@ def test_a_short_run_is_sound_and_leaves_nothing(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.long  # in short: the run without rights that is interrupted below
 def test_kills_need_no_rights_at_all(tmp_path: Path) -> None:
     done = subprocess.run(
         command("--kills", "2", "--seed", "1", "--rate", "200"),
@@ -169,7 +170,7 @@ def test_a_run_notices_that_a_cluster_broke_its_promises(tmp_path: Path) -> None
     if (why := NEMESES["lying-disks"].refusal()) is not None:
         pytest.skip(why)
     done = subprocess.run(
-        command("--minutes", "0.05", "--seed", "1", "--rate", "200", "--only", "lying-disks", "--patience", "10"),
+        command("--minutes", "0.05", "--seed", "1", "--rate", "200", "--only", "lying-disks", "--patience", "5"),
         env=environment(tmp_path),
         capture_output=True,
         text=True,

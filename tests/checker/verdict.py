@@ -8,7 +8,7 @@ dumb twin of all this, which compares everything with everything, is in `tests/c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
@@ -58,13 +58,15 @@ class Finding:
 
     def __str__(self) -> str:
         where = f"partition {self.partition}" + (f", id {self.id}" if self.id >= 0 else "")
-        return f"{self.kind}: {where}{', ' + self.key if self.key else ''}: {self.detail or EXPLAINED[self.kind]}"
+        return f"{self.kind}: {where}{', ' + self.key if self.key else ''}: {self.detail or EXPLAINED.get(self.kind, '')}"
 
 
 @dataclass(frozen=True)
 class Verdict:
     findings: tuple[Finding, ...]
     counts: dict[str, int]
+    explained: Mapping[str, str] = field(default_factory=lambda: EXPLAINED)
+    """What each kind of finding means."""
 
     @property
     def is_sound(self) -> bool:
@@ -77,7 +79,7 @@ class Verdict:
         kinds = Counter(finding.kind for finding in self.findings)
         lines = [f"NOT SOUND: {numbers}"]
         for kind, count in sorted(kinds.items()):
-            lines.append(f"  {count} × {kind}: {EXPLAINED[kind]}")
+            lines.append(f"  {count} × {kind}: {self.explained[kind]}")
             lines += [f"    {finding}" for finding in self.findings if finding.kind == kind][:LIMIT]
             if count > LIMIT:
                 lines.append(f"    … and {count - LIMIT} more")

@@ -19,19 +19,27 @@ from waltzd.client import loop
 from waltzd.cluster import zookeeper
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta
-from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
+from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta, MadeGroup
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.errors import WaltzError
+from waltzd.errors import BadArgument, NotOwner, WaltzError
+from waltzd.protocol.batches import Place, Topology
 from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics, ServerDescription
-from waltzd.protocol.groups import GroupMember, GroupPlace, Mode, ParkedList, ParkedTransaction
+from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, Mode, ParkedList, ParkedTransaction
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import packed_error, to_message
+from waltzd.wire.codec import packed_error, to_message, to_value
 from waltzd.wire.grpc import ERROR_KEY
-from waltzd.wire.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
+from waltzd.wire.wire_pb2_grpc import (
+    LogServicer,
+    ServerAdminServicer,
+    add_LogServicer_to_server,
+    add_ServerAdminServicer_to_server,
+)
 
 KEY = UUID(int=7)
 PARTITIONS = 4
 COMMITTED = 99
+BEGAN = 1_700_000_000
+"""The second of the first transaction, since 1970."""
 SERVERS = ("a", "b")
 """The partitions are theirs in turns."""
 
@@ -68,7 +76,10 @@ class Servers:
     behind: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     """Changes: which server, what, and the request."""
-    refuses: WaltzError | None = None
+    refusals: list[WaltzError] = field(default_factory=list)
+    """What the next changes are answered, one after the other."""
+    failing: set[int] = field(default_factory=set)
+    """Partitions in which no group can be changed."""
     tree: MemoryTree = field(default_factory=MemoryTree)
     addresses: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,6 +137,68 @@ class Admin(ServerAdminServicer):
         ]
         return to_message(wire.ParkedList, ParkedList(tuple(found[: request.count]), len(found) > request.count))
 
+    def SetGroup(self, request: Any, context: Any) -> Any:
+        self._heard(context)
+        self._refuse(context)
+        meta = to_value(GroupMeta, request.meta)
+        self.servers.asked.append((self.name, "set", meta))
+        old = self.servers.groups[meta.name]
+        assert old.made_at == request.made_at
+        self.servers.groups[meta.name] = replace(old, meta=meta)
+        return to_message(wire.MadeGroup, MadeGroup(meta, old.made_at))
+
+    def RemoveGroup(self, request: Any, context: Any) -> Any:
+        self._heard(context)
+        self._refuse(context)
+        self.servers.asked.append((self.name, "remove", request.name))
+        assert self.servers.groups.pop(request.name).made_at == request.made_at
+        return wire.RemoveGroupReply()
+
+    def ChangeGroup(self, request: Any, context: Any) -> Any:
+        self._heard(context)
+        self._refuse(context)
+        if request.partition in self.servers.failing:
+            abort(context, BadArgument("not this one"))
+        if self.servers.owner(request.partition) != self.name:
+            abort(context, NotOwner("another server owns it"))
+        assert self.servers.groups[request.name].made_at == request.made_at
+        told = Change(request.change), request.partition, tuple(request.ids)
+        self.servers.asked.append((self.name, "change", told))
+        return to_message(wire.GroupChanged, Changed(count=len(request.ids), epoch=2, floor=5))
+
+    def _refuse(self, context: Any) -> None:
+        if self.servers.refusals:
+            abort(context, self.servers.refusals.pop(0))
+
+
+class Log(LogServicer):
+    """Of a cluster whose partitions all have the same transactions, one a second."""
+
+    def __init__(self, name: str, servers: Servers) -> None:
+        self.name, self.servers = name, servers
+
+    def Locate(self, request: Any, context: Any) -> Any:
+        found = self.servers
+        places = tuple(
+            Place(generation=1, server=found.owner(number), address=found.addresses[found.owner(number)])
+            for number in range(PARTITIONS)
+        )
+        return to_message(wire.Topology, Topology(cluster="trial", cluster_key=KEY, places=places, servers=()))
+
+    def HighWaterMark(self, request: Any, context: Any) -> Any:
+        return wire.MarkReply(mark=COMMITTED, confirmed=True)
+
+    def FindTime(self, request: Any, context: Any) -> Any:
+        return wire.MarkReply(mark=min(COMMITTED, request.time // 1_000_000 - BEGAN - 1))
+
+    def MakeGroup(self, request: Any, context: Any) -> Any:
+        if self.servers.refusals:
+            abort(context, self.servers.refusals.pop(0))
+        meta = to_value(GroupMeta, request.meta)
+        self.servers.asked.append((self.name, "make", meta))
+        self.servers.groups[meta.name] = GroupDescription(meta, 7, ())
+        return to_message(wire.MadeGroup, MadeGroup(meta, 7, is_new=True))
+
 
 def abort(context: Any, error: WaltzError) -> None:
     context.set_trailing_metadata(((ERROR_KEY, packed_error(error)),))
@@ -139,6 +212,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     for name in SERVERS:
         daemon = grpc.server(ThreadPoolExecutor(2))
         add_ServerAdminServicer_to_server(Admin(name, servers), daemon)  # type: ignore[abstract]
+        add_LogServicer_to_server(Log(name, servers), daemon)  # type: ignore[abstract]
         addresses[name] = f"127.0.0.1:{daemon.add_insecure_port('127.0.0.1:0')}"
         daemon.start()
         daemons.append(daemon)

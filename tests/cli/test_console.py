@@ -196,6 +196,25 @@ def test_over_tls_a_browser_shows_who_a_person_is(waltzctl: Tool, here: Path, tm
     assert (wrong.code, wrong.out) == (2, "")
 
 
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_over_tls_in_a_browser(here: Path, tmp_path: Path) -> None:
+    """It trusts the authority, is asked for a certificate, and shows that of ann, who may look."""
+    authority = Authority(tmp_path / "ours")
+    shown = authority.sign(["https://console.example"], ["localhost"], file="shown")
+    ann = authority.issue(LocalCluster.find(here).blueprint.key, Role.OBSERVER, "ann")
+    options = ["--https-certificate", shown.certificate, "--https-key", shown.key, "--https-ca", shown.ca]
+    with serving(here, *map(str, options), "--host", "localhost") as console, Browser(ann) as browser:
+        home = console.address()
+        browser.open(home)
+        assert (browser.url, browser.run("return isSecureContext")) == (home, True)
+        assert "HEALTHY" in browser.text("header")
+        assert browser.complaints() == []
+        seen = browser.text("header time")
+        browser.until(lambda: browser.text("header time") != seen)
+        browser.open(f"{home}transactions")
+        assert "the certificate of ann has the role observer" in browser.text("main")
+
+
 def test_where_others_would_reach_it_it_does_not_start(waltzctl: Tool, here: Path) -> None:
     told = waltzctl("console", "--listen", "0.0.0.0:0")
     assert (told.code, told.out) == (2, "")
@@ -203,7 +222,7 @@ def test_where_others_would_reach_it_it_does_not_start(waltzctl: Tool, here: Pat
     assert waltzctl("console", "--listen", "nowhere").code == 2
 
 
-@pytest.mark.skipif(bool(missing()), reason=f"{missing()} is not there: Debian's packages chromium and chromium-driver")
+@pytest.mark.skipif(bool(missing()), reason=missing())
 def test_in_a_browser(waltzctl: Tool, here: Path, live: LocalCluster) -> None:
     """One browser, which takes long to start: every page, by keyboard, without scripts, and while a storage goes."""
     axe = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")

@@ -12,7 +12,9 @@ import pytest
 from tests.cli.example import examples
 from tests.cli.group_servers import Servers, member, place, running
 from tests.cli.outcome import as_json, refused
-from waltzd.protocol.groups import Exhausted, Mode
+from waltzd.cluster.groups import GroupStart
+from waltzd.errors import BadArgument, NotOwner, NotReady
+from waltzd.protocol.groups import Change, Exhausted, KeyedBy, Mode, ParkedTransaction
 
 Tool = Callable[..., Any]
 WHERE = ("--coordinator", "zk:1", "--root", "/waltz")
@@ -97,8 +99,179 @@ def test_a_group_that_was_made_again_is_another_one(servers: Servers, waltzctl: 
     assert (found["made_at"], found["lag"]) == (8, 100)
 
 
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def steps(told: Any) -> list[str]:
+    found = as_json(told)
+    assert found["result"] == "dry-run"
+    return list(found["steps"])
+
+
+def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) -> None:
+    command = ("group", "create", "mailer", "--mode", "keyed", "--key", "lock", "--partitions", "0, 2-3", "--tries", "3",
+               "--back-off", "10s,1m", "--ack-wait", "2m", "--then", "stop", "--headers", "7,-1", *WHERE)  # fmt: skip
+    assert steps(waltzctl(*command, "--from-last", "--dry-run", "-o", "json")) == [
+        "mode keyed (members share the work, one lock with one of them at a time)",
+        "partitions 0,2-3",
+        "only the headers -1, 7",
+        "2 min to acknowledge",
+        "at most 100 in flight for each member",
+        "3 tries with pauses of 10 s, 1 min, then it stops",
+        "begin in 0, 2-3 at id 100",
+    ]
+    assert servers.asked == []
+    assert as_json(waltzctl(*command, "--from-id", "0=1,3=0", "-o", "json"))["made_at"] == 7
+    ((_, verb, made),) = servers.asked
+    assert verb == "make"
+    assert (made.partitions, made.mode, made.key, made.headers) == ("0,2-3", Mode.KEYED, KeyedBy.LOCK, (-1, 7))
+    assert (made.deliver_max, made.back_off_ms, made.ack_wait_ms) == (3, (10_000, 60_000), 120_000)
+    assert made.starts == (GroupStart(0, 0),)
+    assert "nothing to do" in waltzctl(*command).out
+    refused(
+        waltzctl("group", "create", "mailer", *WHERE), 4, "a durable group mailer already: mode keyed", "group set mailer"
+    )
+    assert steps(waltzctl("group", "set", "mailer", "--then", "park", *WHERE, "--dry-run", "-o", "json")) == [
+        "no longer: 3 tries with pauses of 10 s, 1 min, then it stops",
+        "from now on: 3 tries with pauses of 10 s, 1 min, then put aside",
+    ]
+    assert "nothing to do" in waltzctl("group", "set", "mailer", "--tries", "3", *WHERE).out
+    refused(waltzctl("group", "set", "mailer", "--tries", "4", *WHERE), 2, "say --yes")
+    assert waltzctl("group", "set", "mailer", "--tries", "4", "--headers", "all", "--yes", *WHERE).code == 0
+    assert (servers.groups["mailer"].meta.deliver_max, servers.groups["mailer"].meta.headers) == (4, ())
+    refused(waltzctl("group", "remove", "mailer", "--yes", *WHERE), 2, "say --confirm mailer")
+    assert waltzctl("group", "remove", "mailer", "--confirm", "mailer", "--reason", "trials", *WHERE).code == 0
+    assert servers.groups == {}
+    history = as_json(waltzctl("history", *WHERE, "-o", "json"))["history"]
+    assert sorted((row["verb"], row["outcome"], row["reason"]) for row in history) == [
+        ("group create", "done", None), ("group remove", "done", "trials"), ("group set", "done", None)
+    ]  # fmt: skip
+
+
+def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
+    def begins(*words: str) -> str:
+        return steps(waltzctl("group", "create", "mailer", *words, *WHERE, "--dry-run", "-o", "json"))[-1]
+
+    assert begins() == "begin in 0-3 at the first transaction"
+    assert begins("--from-last") == "begin in 0-3 at id 100"
+    assert begins("--from-time", "2023-11-14T22:13:50") == "begin in 0-3 at id 30"
+    assert begins("--from-id", "1000") == "begin in 0-3 at id 1,000"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("create", "mail er"), 2, "is not a name"),
+        (("create", "mailer", "--partitions", "0-9"), 3, "no partition 4"),
+        (("create", "mailer", "--partitions", "orders"), 3, "there is no channel orders"),
+        (("create", "mailer", "--partitions", "0;1"), 2, "write them as 0-3,7"),
+        (("create", "mailer", "--ack-wait", "30"), 2, "--ack-wait 30: this is no duration"),
+        (("create", "mailer", "--ack-wait", "25h"), 2, "this is no duration up to a day"),
+        (("create", "mailer", "--back-off", "1s,x"), 2, "--back-off x: this is no duration"),
+        (("create", "mailer", "--headers", "5000000000"), 2, "these are no headers"),
+        (("create", "mailer", "--from-last", "--from-time", "1h"), 2, "--from-last and --from-time contradict each other"),
+        (("create", "mailer", "--from-id", "0=1,2"), 2, "this says no ids"),
+        (("create", "mailer", "--partitions", "0", "--from-id", "3=1"), 3, "partition 3 is none of the group"),
+        (("create", "mailer", "--from-time", "noon"), 2, "this is no time"),
+        (("set", "index"), 2, "no setting was named"),
+        (("set", "mailer", "--tries", "3"), 3, "no durable group mailer"),
+        (("reset", "index"), 2, "say one of --to-first, --to-last, --to-id and --to-time"),
+        (("reset", "index", "--to-first", "--to-last"), 2, "--to-first and --to-last contradict each other"),
+        (("reset", "index", "--to-last", "--partitions", "2"), 3, "partition 2 is none of the group: it has 0-1"),
+        (("skip", "index", "3", "--to", "5"), 3, "partition 3 is none of the group"),
+        (("parked", "replay", "index"), 2, "say which are meant"),
+        (("parked", "replay", "index", "17"), 2, "says no parked transactions"),
+        (("parked", "replay", "index", "0:17", "--all"), 2, "say which are meant"),
+        (("parked", "replay", "index", "0:0-99999999"), 2, "more than 100,000 ids"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_done(
+    servers: Servers, waltzctl: Tool, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    servers.put(name="index", partitions="0-1")
+    refused(waltzctl("group", *words, *WHERE), code, sentence)
+    assert servers.asked == []
+
+
+def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
+    """Each partition by its owner, behind the id that was said."""
+    servers.put(
+        3,
+        place(0, floor=89, reach=95, open=2, is_at_work=True, members=(member(),)),
+        place(1, stopped="id 6: no such address", floor=5, reach=9, open=4),
+        partitions="0-1",
+    )
+    assert steps(waltzctl("group", "reset", "mailer", "--to-id", "50", *WHERE, "--dry-run", "-o", "json")) == [
+        "partition 0: the next to be done is 50; up to 44 transactions that were done come again",
+        "partition 1: the next to be done is 50; what is not done from 6 to 49 is left out",
+        "note: one work there, and begin anew",
+    ]
+    refused(waltzctl("group", "reset", "mailer", "--to-last", "--yes", *WHERE), 2, "say --confirm mailer")
+    told = waltzctl("group", "reset", "mailer", "--to-id", "0=50", "--confirm", "mailer", *WHERE, "-o", "json")
+    assert as_json(told)["partitions"] == [{"partition": 0, "count": 1, "epoch": 2, "floor": 5}]
+    assert steps(waltzctl("group", "skip", "mailer", "1", "--to", "6", *WHERE, "--dry-run", "-o", "json")) == [
+        "partition 1: leave out what is not done up to 6, at most 1 transactions"
+    ]
+    assert "nothing to do" in waltzctl("group", "skip", "mailer", "1", "--to", "5", *WHERE).out
+    assert waltzctl("group", "skip", "mailer", "1", "--to", "6", "--confirm", "mailer", *WHERE).code == 0
+    assert waltzctl("group", "resume", "mailer", *WHERE).code == 0
+    assert servers.asked == [
+        ("a", "change", (Change.RESET, 0, (49,))),
+        ("b", "change", (Change.SKIP, 1, (6,))),
+        ("b", "change", (Change.GO_ON, 1, ())),
+    ]
+    servers.put(3, partitions="0-1")
+    assert "nothing to do" in waltzctl("group", "resume", "mailer", *WHERE).out
+    assert "nothing to do" in waltzctl("group", "reset", "mailer", "--to-first", *WHERE).out
+
+
+def test_what_is_parked_is_listed_and_replayed(servers: Servers, waltzctl: Tool) -> None:
+    servers.put(3, place(0, parked=3), place(1, parked=1), partitions="0-1")
+    servers.parked["mailer"] = [ParkedTransaction(0, id_, 5, "one", "no such address") for id_ in (3, 4, 9)] + [
+        ParkedTransaction(1, 7, 1, "two", "rejected: \x1b[31m")
+    ]
+    told = as_json(waltzctl("group", "parked", "list", "mailer", *WHERE, "-o", "json"))
+    assert [(row["partition"], row["id"], row["tries"], row["member"]) for row in told["parked"]] == [
+        (0, 3, 5, "one"), (0, 4, 5, "one"), (0, 9, 5, "one"), (1, 7, 1, "two")
+    ]  # fmt: skip
+    assert not told["is_more"]
+    told = waltzctl("group", "parked", "list", "mailer", "-n", "2", *WHERE).out
+    assert "There are more" in told
+    assert "no such address" in told
+    assert "\x1b" not in waltzctl("group", "parked", "list", "mailer", *WHERE).out
+    assert steps(waltzctl("group", "parked", "replay", "mailer", "0:2-4", *WHERE, "--dry-run", "-o", "json")) == [
+        "partition 0: 2 are to be done again: ids 3-4",
+        "note: not parked there: 2",
+    ]
+    assert waltzctl("group", "parked", "replay", "mailer", "0:3", "--yes", *WHERE).code == 0
+    assert "nothing to do" in waltzctl("group", "parked", "replay", "mailer", "1:3", "--yes", *WHERE).out
+    refused(waltzctl("group", "parked", "discard", "mailer", "--all", "--yes", *WHERE), 2, "say --confirm mailer")
+    assert waltzctl("group", "parked", "discard", "mailer", "--all", "--confirm", "mailer", *WHERE).code == 0
+    assert servers.asked == [
+        ("a", "change", (Change.REPLAY, 0, (3,))),
+        ("a", "change", (Change.DISCARD, 0, (3, 4, 9))),
+        ("b", "change", (Change.DISCARD, 1, (7,))),
+    ]
+
+
+def test_what_passes_is_waited_for_and_what_stays_is_told(servers: Servers, waltzctl: Tool) -> None:
+    servers.put(3, place(0, stopped="id 1"), place(1, stopped="id 1"), partitions="0-1")
+    servers.refusals += [NotReady("it recovers"), NotOwner("it was given away")]
+    assert waltzctl("group", "resume", "mailer", "--partitions", "0", *WHERE).code == 0
+    assert [told for _, _, told in servers.asked] == [(Change.GO_ON, 0, ())]
+    servers.refusals += [BadArgument("no")]
+    refused(waltzctl("group", "set", "mailer", "--tries", "3", "--yes", *WHERE), 2, "no")
+    servers.asked.clear()
+    servers.failing.add(1)
+    refused(waltzctl("group", "resume", "mailer", *WHERE), 7, "partition 1: W1001 not this one", "it was done in 0")
+
+
 def test_the_examples_of_the_help_are_run(servers: Servers, waltzctl: Tool) -> None:
-    servers.put()
-    for name in ("describe", "lag", "list"):
-        for arguments in examples(waltzctl, ["group", name]):
-            assert waltzctl(*arguments, *WHERE).code == 0, arguments
+    commands = ("create", "describe", "lag", "list", "set", "reset", "skip", "resume", "parked list", "parked replay")
+    for words in (*commands, "parked discard", "remove"):
+        for arguments in examples(waltzctl, ["group", *words.split()]):
+            if words not in ("create", "remove"):
+                servers.put(3, place(0, floor=9, stopped="id 10", parked=1), name="mailer")
+                servers.parked["mailer"] = [ParkedTransaction(0, 17, 5, "one", "no")]
+            if "--payload" not in arguments:
+                assert waltzctl(*arguments, *WHERE).code == 0, arguments

@@ -362,6 +362,7 @@ def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place,
 # -- a tool that is killed, and two at once ----------------------------------------------------------------------------
 
 
+@pytest.mark.long  # in short: an interrupted move above, and the killed tools of tests/unit/operators.py
 def test_tools_that_are_killed_at_any_moment(place: Place, tmp_path: Path) -> None:
     """Each command is killed, again and again, and then runs to its end."""
     draw = random.Random(7)

@@ -44,6 +44,8 @@ def test_both_faces_of_the_client_are_shown_whole(built: Path) -> None:
 
 def test_a_warning_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site, "API", {"Nothing": ("waltzd.no_such_thing",)})
+    monkeypatch.setattr(site, "sources", list)
+    monkeypatch.setattr(site, "menu", lambda: [(site.REFERENCE, [("Nothing", site.slug("Nothing"))])])
     assert site.build(tmp_path).returncode != 0
 
 

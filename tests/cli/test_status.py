@@ -154,9 +154,10 @@ def test_a_server_that_runs_and_is_in_no_list(tmp_path: Path, monkeypatch: pytes
     assert born is not None
     save_lives(directory, {"server-1": Life(os.getpid(), born, 0)})
     monkeypatch.setattr(Daemon, "_is_ours", lambda self, pid: True)
-    down, unlisted = processes(directory, well())
+    cluster = LocalCluster.find(directory)
+    down, unlisted = processes(cluster, well())
     assert (down, unlisted) == (["zookeeper", "server-2"], {"server-1": os.getpid()}), "the storage is not in this cluster"
-    assert processes(directory, well(servers=(server("server-1"),)))[1] == {}
+    assert processes(cluster, well(servers=(server("server-1"),)))[1] == {}
 
 
 def test_no_majority_and_no_server(forgetful: LocalCluster, waltzctl: Tool) -> None:

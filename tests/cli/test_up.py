@@ -834,13 +834,25 @@ def test_a_cluster_that_is_removed_in_the_middle_of_a_look(home: Path, monkeypat
     assert cluster.running == []
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cluster that has run; for copies."""
+    cluster = make_small(tmp_path_factory.mktemp("stopped") / "small")
+    try:
+        cluster.start_one("storage-1")
+        cluster.start_one(ZOOKEEPER)
+        cluster.stop()
+    finally:
+        cluster.kill()
+    return cluster.directory
+
+
 @pytest.mark.parametrize("last", [0, 3, 6, 9, -4, -3, -2, -1])
-def test_reset_goes_on_where_it_was_killed(home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+def test_reset_goes_on_where_it_was_killed(
+    home: Path, stopped: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
     """Whichever file was the last one that it removed: what is left is not started, and the next one removes the rest."""
-    cluster = make_small(home / "small")
-    cluster.start_one("storage-1")
-    cluster.start_one(ZOOKEEPER)
-    cluster.stop()
+    shutil.copytree(stopped, home / "small")
     files = len(directory.survey(home / "small").files) + 1
     before_it_dies = range(files)[last]
     gone: list[Path] = []

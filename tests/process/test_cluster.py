@@ -87,7 +87,7 @@ def test_the_owner_is_killed(cluster: Cluster, folder: tuple[Path, str], times: 
     race(cluster, folder, story)
 
 
-@pytest.mark.parametrize("lease_ms", [0, 50])
+@pytest.mark.parametrize("lease_ms", [pytest.param(0, marks=pytest.mark.long), 50])
 def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path: Path, lease_ms: int) -> None:
     """The sessions of the coordinator outlast the test: what it forgets plays no part. A server that is only paused is
     replaced by nobody."""
@@ -135,9 +135,10 @@ def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path
         cluster.close()
 
 
-def test_a_storage_is_killed_and_comes_back(cluster: Cluster, folder: tuple[Path, str]) -> None:
+@pytest.mark.parametrize("storages", [slice(1), pytest.param(slice(3), marks=pytest.mark.long)], ids=["one", "each"])
+def test_a_storage_is_killed_and_comes_back(cluster: Cluster, folder: tuple[Path, str], storages: slice) -> None:
     async def story(race: Race) -> None:
-        for name in cluster.storage_names:
+        for name in cluster.storage_names[storages]:
             cluster.kill(name)
             await race.more(200)
             cluster.spawn(name)

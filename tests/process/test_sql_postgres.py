@@ -16,6 +16,8 @@ from sqlalchemy.engine import Connection, Engine
 
 from tests.process.postgres import LocalPostgres, programs
 from tests.process.test_sql_processes import applier, finish
+from tests.unit.waltzd.sql.test_inbox import CLUSTER as INBOX_CLUSTER
+from tests.unit.waltzd.sql.test_inbox import MAILS, Delivery, inbox_of, rows_and_pages, send, sent
 from tests.unit.waltzd.sql.test_view import (
     CLUSTER,
     FORBIDDEN,
@@ -33,7 +35,15 @@ from tests.unit.waltzd.sql.test_view import (
     refusing,
 )
 from waltzd.client.view import Transaction
-from waltzd.errors import ApplyFailed, DatabaseUnavailable, ForeignCluster, NotTransactional, OtherView, WaltzError
+from waltzd.errors import (
+    ApplyFailed,
+    BadArgument,
+    DatabaseUnavailable,
+    ForeignCluster,
+    NotTransactional,
+    OtherView,
+    WaltzError,
+)
 from waltzd.sql import SqlView
 
 FOUND = programs()
@@ -60,7 +70,10 @@ def engine(postgres: LocalPostgres) -> Engine:
     engine = postgres.engine()
     with engine.begin() as connection:
         connection.execute(
-            sa.text("DROP TABLE IF EXISTS waltz_views, waltz_positions, waltz_marks, waltz_dead_letters, rows, total")
+            sa.text(
+                "DROP TABLE IF EXISTS waltz_views, waltz_positions, waltz_marks, waltz_dead_letters, rows, total, "
+                "waltz_inboxes, waltz_inbox_done, waltz_inbox_pages, mails"
+            )
         )
     return engine
 
@@ -91,15 +104,16 @@ def in_threads(*work: Callable[[], None]) -> None:
     assert failed == []
 
 
-def persistent(work: Callable[[], None]) -> Callable[[], None]:
+def persistent(work: Callable[[], object]) -> Callable[[], None]:
     """Tries again when the database asks for it, as a client does."""
 
     def run() -> None:
         for _ in range(10_000):
             try:
-                return work()
+                work()
             except DatabaseUnavailable:
                 continue
+            return
         raise AssertionError("the database never took it")
 
     return run
@@ -348,3 +362,88 @@ def test_another_cluster_and_another_function_are_refused(engine: Engine) -> Non
 def holds_rows(engine: Engine, last: int) -> bool:
     with engine.connect() as connection:
         return list(connection.scalars(sa.select(ROWS.c.id).order_by(ROWS.c.id))) == list(range(last + 1))
+
+
+# -- inboxes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "SERIALIZABLE"])
+def test_members_that_share_an_inbox_do_everything_once_while_it_is_folded(
+    postgres: LocalPostgres, engine: Engine, isolation: str
+) -> None:
+    ids = range(80)
+    is_over = threading.Event()
+
+    def work() -> None:
+        inbox = inbox_of(postgres.engine(isolation_level=isolation))
+        for id in ids:
+            persistent(functools.partial(inbox.handler_blocking(send), Delivery(id)))()
+
+    def fold() -> None:
+        inbox = inbox_of(engine)
+        while not is_over.is_set():
+            with contextlib.suppress(DatabaseUnavailable):
+                inbox.fold(0)
+
+    inbox_of(engine).prepare(INBOX_CLUSTER)
+    folding = threading.Thread(target=fold)
+    folding.start()
+    try:
+        in_threads(*[work] * 4)
+    finally:
+        is_over.set()
+        folding.join()
+    assert sent(engine) == list(ids)
+    persistent(functools.partial(inbox_of(engine).fold, 0))()
+    assert rows_and_pages(engine) == (0, 1)
+
+
+def test_a_delivery_in_two_hands_is_done_by_the_one_that_commits(engine: Engine) -> None:
+    inbox = inbox_of(engine, lock_seconds=1)
+    with inbox.once_blocking(Delivery(0)) as connection:
+        assert connection is not None
+        send(connection, Delivery(0))
+        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+            inbox.handler_blocking(send)(Delivery(0))
+        inbox.handler_blocking(send)(Delivery(1))  # others do not wait, nor does the fold behind the first of them
+        assert rows_and_pages(engine) == (0, 1)
+    inbox.handler_blocking(send)(Delivery(0))
+    assert sent(engine) == [0, 1]
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_an_inbox_outlives_a_commit_whose_answer_is_lost(postgres: LocalPostgres, engine: Engine, is_heard: bool) -> None:
+    inbox_of(engine).prepare(INBOX_CLUSTER)
+    broken = postgres.engine(creator=lambda: Forgetful.connect(postgres.socket))
+    Forgetful.break_at = 0
+    inbox = inbox_of(broken)
+    inbox.prepare(INBOX_CLUSTER)
+    Forgetful.commits, Forgetful.break_at, Forgetful.is_heard = 0, 1, is_heard
+    with pytest.raises(DatabaseUnavailable, match="server closed the connection"):
+        inbox.handler_blocking(send)(Delivery(0))
+    assert sent(engine) == ([0] if is_heard else [])
+    inbox.handler_blocking(send)(Delivery(0))
+    assert sent(engine) == [0]
+
+
+def test_a_function_that_goes_on_after_a_failed_statement_has_done_nothing(engine: Engine) -> None:
+    def careless(connection: Connection, delivery: Delivery) -> None:
+        send(connection, delivery)
+        with contextlib.suppress(sa.exc.ProgrammingError):
+            connection.execute(sa.text("SELECT nothing FROM nowhere"))
+
+    inbox = inbox_of(engine)
+    with pytest.raises(ApplyFailed, match="a savepoint around such a statement"):
+        inbox.handler_blocking(careless)(Delivery(0))
+    assert not inbox.is_done(0, 0)
+    inbox.handler_blocking(send)(Delivery(0))
+    assert sent(engine) == [0]
+
+
+def test_an_engine_that_reads_an_older_snapshot_is_refused_for_an_inbox(postgres: LocalPostgres, engine: Engine) -> None:
+    inbox = inbox_of(postgres.engine(isolation_level="REPEATABLE READ"))
+    with pytest.raises(BadArgument, match="REPEATABLE READ"):
+        inbox.handler_blocking(send)(Delivery(0))
+    assert not sa.inspect(engine).has_table(MAILS.name)
+    with pytest.raises(NotTransactional):
+        inbox_of(postgres.engine(isolation_level="AUTOCOMMIT")).handler_blocking(send)(Delivery(0))

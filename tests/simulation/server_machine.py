@@ -12,11 +12,12 @@ from tests.simulation.coordinator import Session
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.network import Serve, Stream
-from tests.simulation.ports import SimReplicaPort
+from tests.simulation.ports import SimReplicaPort, SimServerPort
 from waltzd.archive.reading import ArchiveReader, PieceCache
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import Limits
+from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import PipelineSettings
 from waltzd.server.session.archive_lane import ArchiveLane
@@ -94,6 +95,7 @@ class ServerMachine(Machine):
             is_alive=self._is_alive,
             dial=(lambda found: self._dial(life, found)) if "suspicion" in setup.faults else None,
             say=lambda sentence: world.say(self.name, sentence),
+            reach=(lambda address, key: self._log_port(life, address, key)) if "subscriptions" in setup.faults else None,
         )
         self.server = server
         if "suspicion" in setup.faults:
@@ -131,6 +133,19 @@ class ServerMachine(Machine):
             owner_key=self._instance.bytes,
             seconds=self.world.setup.storage_seconds,
             lingers="linger" in self.world.setup.faults,
+        )
+
+    def _log_port(self, life: Life, address: str, key: UUID | None) -> SimServerPort:
+        """As a client of the group log."""
+        name = address.partition(":")[0]
+        return SimServerPort(
+            self.world.network,
+            life,
+            name,
+            self.world.servers[name].serving,
+            key=key,
+            seconds=self.world.setup.storage_seconds,
+            identity=Identity(self.world.meta.key, Role.SERVER, self.name).uri,
         )
 
     async def _is_alive(self, found: ServerMeta) -> bool:
@@ -175,6 +190,9 @@ class ServerMachine(Machine):
                 owned.check()
                 if owned._pipeline is not None:
                     owned._pipeline.check()
+            if self.server.groups is not None:
+                for place in self.server.groups.places:
+                    place.check()
 
     def stop(self) -> None:
         """In order: the partitions are given away first."""

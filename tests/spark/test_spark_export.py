@@ -33,8 +33,8 @@ PARTITIONS, RECORDS = 3, 1200
 COMMAND_SECONDS = 600
 GONE = FileNotFoundError, ProcessLookupError
 """Of a process or a thread that ended while it was looked at."""
-KILLS = int(os.environ.get("WALTZ_KILLS", "2"))
-"""Each takes a start of Spark: more of them for whoever has the time."""
+KILLS = int(os.environ.get("WALTZ_KILLS", "3"))
+"""Of a long run. Each takes a start of Spark: more of them for whoever has the time."""
 Moment = Callable[[int], bool]
 """Given the number of the manifest before: whether it is time."""
 
@@ -155,7 +155,8 @@ def logs(noise: dict[str, str]) -> list[Path]:
 SMALL_FILES = ("--target-file-size", "20kB")
 
 
-def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: dict[str, str]) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.long)])
+def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: dict[str, str], kills: int) -> None:
     """kill -9 of the driver, wherever it is, and then Ctrl-C of a run that would take a quarter of a minute: what is
     published stays exact, and a run that nobody disturbs makes it whole."""
     pick = random.Random(int(os.environ[SEED]))
@@ -167,7 +168,7 @@ def test_killed_again_and_again(cluster: LocalCluster, tmp_path: Path, noise: di
         lambda before: unfinished(out) >= 1 and manifests(out) > before,
     ]
     kept = 0
-    for moment in islice(cycle(moments), KILLS):
+    for moment in islice(cycle(moments), kills):
         before = manifests(out)
         process = command(*line, environment=noise)
         wait_for(process, partial(moment, before))

@@ -229,6 +229,7 @@ def test_a_packed_environment(ended: dict[str, Ended]) -> None:
     assert logs(found.path) == []
 
 
+@pytest.mark.long  # in short: a run without executors above, and one that was killed in test_spark_engine
 def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended], tmp_path: Path) -> None:
     """What a lost worker was doing another one does, and goes on without a master. When nobody is left, the run ends by
     itself and keeps what it has. It comes last. The log would take half a minute: far longer than what happens to the run,

@@ -387,18 +387,21 @@ def begun_now(spark: Any, path: Path, checkpoint: Path, sink: Sink, **options: s
     return query
 
 
+CASES = tuple(product((False, True), (0, 1), ("before", "after")))
+"""Whether a partition has appeared, in which batch of a query it fails, and whether before or after that is kept."""
+
+
+@pytest.mark.parametrize("cases", [CASES[::3], pytest.param(CASES, marks=pytest.mark.long)], ids=["some", "all"])
 def test_spark_goes_on_after_each_failure_without_gap_or_duplicate(
-    spark: Any, growing: GrowingStorage, tmp_path: Path
+    spark: Any, growing: GrowingStorage, tmp_path: Path, cases: tuple[tuple[bool, int, str], ...]
 ) -> None:
-    """Before and after a batch is kept, in the first and in the second batch of a query, before and after a partition
-    appears."""
     chance, sink = random.Random(7), Sink()
     expected: list[tuple[int, int, bytes]] = []
 
     def read() -> None:
         available_now(spark, growing.directory, tmp_path / "checkpoint", sink, maxTxnsPerTrigger="20")
 
-    for is_third_there, behind, fails in product((False, True), (0, 1), (sink.fails_before, sink.fails_after)):
+    for is_third_there, behind, when in cases:
         if is_third_there and 2 not in growing.ends:
             growing.assign(2)
         for partition in growing.ends:
@@ -406,6 +409,7 @@ def test_spark_goes_on_after_each_failure_without_gap_or_duplicate(
             first = growing.ends[partition]
             expected.extend((partition, first + at, payload) for at, payload in enumerate(payloads))
             growing.append(partition, payloads)
+        fails = sink.fails_before if when == "before" else sink.fails_after
         fails.add(max(sink.batches, default=-1) + 1 + behind)
         with pytest.raises(PySparkException, match="the batch was kept"):
             read()

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from waltzctl.bench.machine import Disk, Use, disk_of, use_of
 from waltzctl.bench.result import Place, ProcessUse, StorageUse
+from waltzctl.placement.plan import assign_replicas
 from waltzctl.playground.daemon import Reporter
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import first_contact
@@ -167,6 +168,7 @@ def scratch(
     reporter: Reporter,
 ) -> Iterator[Site]:
     """A cluster on this machine, which is removed at the end, whatever happens meanwhile."""
+    assign_replicas(1, {str(number): str(number) for number in range(storages)}, replicas)  # refuses too many
     try:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     except OSError as error:

@@ -6,13 +6,15 @@ A drawing repeats what stands beside it as text, and says it once more for those
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 320, 64
 TOP = 4
+POINTS_MAX = 120
+"""Of a line, however often one looks."""
 TRACK, TRACK_HEIGHT = 120, 22
 MARK_X = 116
 STEP = 8.0
@@ -34,14 +36,15 @@ class Cursor:
 
 
 def lines(times: Sequence[float], series: Sequence[Line], *, seconds: float, label: str) -> Markup:
-    """The last so many seconds; the newest moment is at the right, and 0 at the bottom."""
+    """The last so many seconds; the newest moment is at the right, and 0 at the bottom. Of moments that fall into one span
+    of the width, the highest value is drawn, so that no peak is lost."""
     known = [value for line in series for value in line.values if value is not None]
     high = max(known, default=0.0) or 1.0
     end = times[-1] if times else 0.0
     paths = []
     for number, line in enumerate(series):
         parts, is_open = [], False
-        for at, value in zip(times, line.values, strict=True):
+        for at, value in thinned(times, line.values, seconds / POINTS_MAX):
             if value is None:
                 is_open = False
                 continue
@@ -54,6 +57,21 @@ def lines(times: Sequence[float], series: Sequence[Line], *, seconds: float, lab
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(label)}"><path class="ground" d="M0 {HEIGHT}H{WIDTH}"/>{"".join(paths)}</svg>'
     )
+
+
+def thinned(times: Sequence[float], values: Sequence[float | None], span: float) -> Iterator[tuple[float, float | None]]:
+    """One moment for each span, and each unknown one: a line has a hole there. Spans stand still while time goes on."""
+    best: tuple[float, float] | None = None
+    for at, value in zip(times, values, strict=True):
+        if best is not None and (value is None or at // span != best[0] // span):
+            yield best
+            best = None
+        if value is None:
+            yield at, None
+        elif best is None or value > best[1]:
+            best = at, value
+    if best is not None:
+        yield best
 
 
 def cursors(found: Sequence[Cursor]) -> Markup:

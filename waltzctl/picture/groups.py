@@ -12,6 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from waltzd.cluster import group_log
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta
@@ -221,7 +222,7 @@ async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> 
     meta, (assignment, _), (channels, _) = await asyncio.gather(
         cluster.meta(), cluster.assignment(), channels_of(cluster.coordinator)
     )
-    if len(assignment.owners) <= meta.partitions:
+    if not group_log.is_there(assignment, meta):
         return NO_GROUPS
     servers = await cluster.servers()
 

@@ -10,19 +10,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
+from waltzctl.picture.documents import Documents, read
 from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach, first_contact, using
-from waltzd.cluster.channels import channels_of
-from waltzd.cluster.cluster import CHANNELS, POLICY, Cluster
+from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
-from waltzd.errors import BadMetadata, ForeignCluster, WaltzError
+from waltzd.errors import ForeignCluster, WaltzError
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.storages import AdminClient
@@ -91,56 +91,41 @@ async def look(
     seconds: float = CALL_SECONDS,
     aloud: bool = False,
     contacts: Contacts | None = None,
+    documents: Callable[[Cluster], Awaitable[Documents]] = read,
 ) -> Picture:
-    """`aloud`: say on standard error whom it waits for. `contacts`: connections of the last look, kept for the next."""
+    """`aloud`: say on standard error whom it waits for. `contacts`: connections of the last look, kept for the next, and
+    so may `documents` be."""
     if contacts is None:
         async with Contacts() as passing:
-            return await look(coordinator, tls=tls, seconds=seconds, aloud=aloud, contacts=passing)
+            return await look(coordinator, tls=tls, seconds=seconds, aloud=aloud, contacts=passing, documents=documents)
     cluster = Cluster(coordinator)
-    meta = await cluster.meta()
+    found = await documents(cluster)
+    meta, assignment, sets = found.meta, found.assignment, found.sets
     if tls is not None and tls.identity.key != meta.key:
         raise ForeignCluster(
             f"the certificate belongs to the cluster {tls.identity.key}; the one at this root is {meta.name}, {meta.key}",
             not_done="nothing was asked of any daemon",
             next_step="use a certificate of that cluster, or another --root",
         )
-    unreadable: dict[str, WaltzError] = {}
-    (assignment, _), (sets, _), leader, (moves, _), expected, storage_metas = await asyncio.gather(
-        cluster.assignment(),
-        cluster.replicas(unreadable),
-        cluster.leader(),
-        cluster.moves(),
-        cluster.expected_servers(),
-        cluster.storages(unreadable),
-    )
-    for path, read in ((POLICY, cluster.policy), (CHANNELS, partial(channels_of, coordinator))):
-        try:
-            await read()
-        except BadMetadata as error:
-            unreadable[path] = error
-    server_metas = await cluster.servers()  # behind: who comes meanwhile is not missing
     servers, storages = await asyncio.gather(
         _each(
-            server_metas.values(),
+            found.servers.values(),
             lambda server: _server(contacts, server, meta.key, tls, seconds, is_registered=True),
             waits=seconds if aloud else None,
         ),
         _each(
-            storage_metas.values(),
+            found.storages.values(),
             lambda storage: _storage(contacts, storage, meta.key, tls, seconds),
             waits=seconds if aloud else None,
         ),
     )
     await contacts.rest()
     owned = {
-        (view.meta.name, found.partition): found
-        for view in servers
-        if view.said is not None
-        for found in view.said.partitions
+        (view.meta.name, one.partition): one for view in servers if view.said is not None for one in view.said.partitions
     }
     return Picture(
         meta=meta,
-        leader=leader.name if leader is not None else None,
+        leader=found.leader,
         servers=tuple(servers),
         storages=tuple(storages),
         partitions=compared(
@@ -151,14 +136,15 @@ async def look(
                     generation=owner.generation,
                     replicas=sets.partitions.get(partition, {}),
                     said=owned.get((owner.server, partition)) if owner.server is not None else None,
+                    is_group_log=partition == meta.partitions,
                 )
                 for partition, owner in enumerate(assignment.owners)
             ),
             storages,
         ),
-        moves=moves.partitions,
-        missing=tuple(meta for name, meta in sorted(expected.items()) if name not in server_metas),
-        unreadable=dict(sorted(unreadable.items())),
+        moves=found.moves.partitions,
+        missing=tuple(meta for name, meta in sorted(found.expected.items()) if name not in found.servers),
+        unreadable=found.unreadable,
     )
 
 
@@ -183,6 +169,8 @@ async def look_without(
         for found in view.said.partitions if view.said is not None else ():
             if found.partition not in owned or owned[found.partition][1].generation < found.generation:
                 owned[found.partition] = view.meta.name, found
+    has_group_log = meta.partitions in owned or meta.partitions in replicas
+    numbers = range(meta.partitions + has_group_log)
     leaders = [view.meta.name for view in server_views if view.said is not None and view.said.is_leader]
     return Picture(
         meta=meta,
@@ -190,7 +178,12 @@ async def look_without(
         servers=tuple(server_views),
         storages=tuple(storage_views),
         partitions=compared(
-            (_unassigned(number, owned.get(number), replicas.get(number)) for number in range(meta.partitions)),
+            (
+                replace(
+                    _unassigned(number, owned.get(number), replicas.get(number)), is_group_log=number == meta.partitions
+                )
+                for number in numbers
+            ),
             storage_views,
         ),
     )

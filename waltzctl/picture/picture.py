@@ -59,6 +59,8 @@ class PartitionView:
     replicas: Mapping[str, Membership]
     said: OwnedPartition | None
     """What its owner says of it."""
+    is_group_log: bool = False
+    """It holds where durable groups stand, and nothing of applications."""
     refusing: frozenset[str] = frozenset()
     """Storages that answer, and say that they do not serve this replica: it was taken offline, is refused, or is not there.
     While nothing is written an owner does not notice it; a picture asks both sides and knows more."""
@@ -138,6 +140,16 @@ class Picture:
     """Servers that are expected and not registered, as they announced themselves last."""
     unreadable: Mapping[str, WaltzError] = field(default_factory=dict)
     """Documents of the coordinator that cannot be understood, by their paths."""
+
+    @property
+    def logs(self) -> range:
+        """The numbers of all partitions, and of the group log where there is one: what must not be lost."""
+        return range(max(self.meta.partitions, min(len(self.partitions), self.meta.partitions + 1)))
+
+    @property
+    def group_log(self) -> PartitionView | None:
+        """None where the cluster has none yet."""
+        return self.partitions[self.meta.partitions] if len(self.logs) > self.meta.partitions else None
 
     @property
     def nodes(self) -> tuple[ServerView | StorageView, ...]:

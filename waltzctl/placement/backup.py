@@ -149,7 +149,7 @@ def source_at(place: str) -> Source:
             not_done="nothing was changed",
             next_step="find out what was put into this store by hand",
         )
-    logs = logs_in(store, label, None if newest is None else newest.meta.partitions)
+    logs = logs_in(store, label, None if newest is None else newest.logs)
     return Source(place=place, label=label, logs=logs, newest=newest, store=store)
 
 

@@ -24,13 +24,9 @@ from waltzd.wire.tls import Tls
 ATTEMPTS_MAX = 5
 
 
-def has_group_log(found: Picture) -> bool:
-    return len(found.partitions) > found.meta.partitions
-
-
 def plan_group_log(found: Picture) -> tuple[str, ...]:
     """The storages that are to hold it; none where the cluster has it already. Raises where it must not be made."""
-    if has_group_log(found):
+    if found.group_log is not None:
         return ()
     silent = sorted(found.silent)
     if silent:

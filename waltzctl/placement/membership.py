@@ -22,7 +22,7 @@ from waltzctl.shell.reach import StorageName, known_storages, option
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
-from waltzd.errors import BadArgument, ForeignCluster, NameInUse, Unsafe
+from waltzd.errors import BadArgument, ForeignCluster, GroupLogRefused, NameInUse, Unsafe
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.wire.tls import Tls
@@ -105,6 +105,11 @@ async def check_storage(now: Situation, storage: StorageMeta, tls: Tls | None) -
             f"the storage at {storage.admin_listen} was set up for {said.partitions} partitions; the cluster {meta.name} "
             f"has {meta.partitions}",
             next_step=f"start it with `partitions: {meta.partitions}`, in an empty directory",
+        )
+    if now.found.group_log is not None and not said.keeps_group_log:
+        raise GroupLogRefused(
+            f"{storage.name} cannot hold the group log of the cluster {meta.name}: too old a version of Waltz runs there",
+            next_step="bring it to the version of the other storages; then run this again",
         )
     for view in now.found.storages:
         if view.meta.name != storage.name and view.said is not None and said.is_same_as(view.said):

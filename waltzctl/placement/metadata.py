@@ -229,7 +229,7 @@ async def _from_file(
     target = await look_at(cluster, saved.meta)
     storages = {**target.storages, **known}
     found = await daemons.look(saved.meta, list(storages.values()), list(saved.servers.values()))
-    told = statements(found.storages, saved.meta.partitions)
+    told = statements(found.storages, saved.meta.partitions, logs=saved.logs)
     generations = _generations(saved, told, found)
     _check_newer(saved, target)
     verdicts = tuple(_verdict(saved, target, one, generations[one.partition]) for one in told)
@@ -257,7 +257,7 @@ async def _from_file(
 
 def _check_newer(saved: Saved, target: Target) -> None:
     """A document of a partition never goes back: what it forgets may have been decided."""
-    for number in range(saved.meta.partitions):
+    for number in range(saved.meta.partitions + 1):
         there, ours = target.partition(number), saved.partition(number)
         if there is None or is_from_a_tool(there) or _age(there) <= _age(ours):
             continue
@@ -283,6 +283,8 @@ def _verdict(saved: Saved, target: Target, told: Statement, generation: int) -> 
         ours = there  # of the same session, and it knows as much of who takes part
     members = sum(role is Membership.MEMBER for role in roles.values())
     replicas = max(1, members, len(ours.members) if ours is not None else 0)
+    if not roles and ours is None:  # the file is older than the group log: it has as many as the partitions
+        replicas = max(len(saved.replicas(other).replicas) for other in range(saved.meta.partitions)) or 1
     return from_saved(told, ours, roles, replicas=replicas, generation=generation)
 
 
@@ -292,7 +294,8 @@ def _generations(saved: Saved, told: Collection[Statement], found: Picture) -> t
     for number in range(len(told)):
         meta = saved.partition(number)
         highest[number] = max(
-            assignment.owners[number].generation if assignment is not None else 0, meta.generation if meta else 0
+            assignment.owners[number].generation if assignment is not None and number < len(assignment.owners) else 0,
+            meta.generation if meta else 0,
         )
     for view in found.servers:
         for one in view.said.partitions if view.said is not None else ():
@@ -478,7 +481,7 @@ async def _from_storages(
     wanted = Restoration(
         meta=replace(meta, format=max(meta.format, _format(told))),
         verdicts=tuple(verdicts),
-        generations=(0,) * meta.partitions,
+        generations=(0,) * len(told),
         counted_by_clock=minutes,
         documents=documents,
         storages=storages,

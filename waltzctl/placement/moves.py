@@ -51,8 +51,7 @@ class Situation:
         storage that was taken out since then cannot be reached, and counts for nothing."""
         there = self.storages.keys()
         wanted = {number: goal for number, goal in self.found.moves.items() if there >= set(goal)}
-        every = range(self.found.meta.partitions)
-        return {number: tuple(wanted.get(number, sorted(self.roles(number)))) for number in every}
+        return {number: tuple(wanted.get(number, sorted(self.roles(number)))) for number in self.found.logs}
 
     @property
     def groups(self) -> dict[str, str]:
@@ -73,7 +72,7 @@ class Situation:
         return storages[name]
 
     def check_partitions(self, numbers: Iterable[int]) -> None:
-        check_partitions(numbers, self.found.meta.partitions)
+        check_partitions(numbers, len(self.found.logs))
 
     def spread(self, storages: Mapping[str, str], replication: Mapping[int, int]) -> Goals:
         """Evenly, with the fewest copies: given where replicas are, or are going to. `storages` says the group of each."""

@@ -281,7 +281,7 @@ def transfer(
 
 def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     """The assignment that a transfer leads to; an error where it cannot be, or would not last."""
-    check_partitions(numbers, found.meta.partitions)
+    check_partitions(numbers, len(found.assignment.owners))
     if found.server(to).is_draining:
         raise WouldNotLast(
             f"{to} is draining",
@@ -366,7 +366,7 @@ def preferred(
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
-        check_partitions(numbers, found.meta.partitions)
+        check_partitions(numbers, len(found.assignment.owners))
         if server is not None:
             found.server(server)
         wishes = wishes_of(found.preferences, numbers, server)
@@ -427,7 +427,7 @@ def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str
 
 def _list_preferences(reach: Reach, numbers: Collection[int] | None, output: str) -> int:
     found = using(reach, Owners.of)
-    check_partitions(numbers or (), found.meta.partitions, not_done="nothing was asked")
+    check_partitions(numbers or (), len(found.assignment.owners), not_done="nothing was asked")
     heads = ("servers", "by", "owner", "honoured", "why not")
     put(
         Listing(
@@ -442,7 +442,7 @@ def _list_preferences(reach: Reach, numbers: Collection[int] | None, output: str
 
 
 def preference_rows(found: Owners) -> list[dict[str, Any]]:
-    by_servers = preferring(found.servers, Preferences(partitions={}), found.meta.partitions)
+    by_servers = preferring(found.servers, Preferences(partitions={}), len(found.assignment.owners))
     rows = []
     for number, owner in enumerate(found.assignment.owners):
         wanted = found.preferences.partitions.get(number)

@@ -147,7 +147,7 @@ def _relocate(
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, request.reach.tls)
-        wanted = list(range(now.found.meta.partitions)) if typed is None else typed
+        wanted = list(now.found.logs) if typed is None else typed
         now.check_partitions(wanted)
         subject = numbers or now.found.meta.name
         made = Relocation(now=now, verb=verb, subject=subject, goals=aim(now, wanted), keeps_rate=keeps_rate)

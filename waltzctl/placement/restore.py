@@ -184,7 +184,8 @@ class Wish:
         if newest is None:
             return 0
         meta, assignment = newest.partition(partition), newest.assignment
-        given = 0 if assignment is None else assignment.owners[partition].generation
+        is_known = assignment is not None and partition < len(assignment.owners)
+        given = assignment.owners[partition].generation if assignment is not None and is_known else 0
         return max(given, 0 if meta is None else meta.generation)
 
     def order(self, partition: int) -> RestoreOrder:
@@ -250,7 +251,7 @@ def _wish(
         meta = ClusterMeta(name=name, key=key, partitions=partitions, created=now, format=BATCHES)
     else:
         meta = replace(saved.meta, name=name, key=key, format=max(saved.meta.format, written))
-    planned = assign_replicas(partitions, {one.name: one.group for one in storages.values()}, replicas)
+    planned = assign_replicas(len(source.logs), {one.name: one.group for one in storages.values()}, replicas)
     return Wish(source=source, cut=cut, saved=saved, meta=meta, storages=storages, planned=planned)
 
 
@@ -280,16 +281,19 @@ def _check_key(source: Source, key: UUID, *, same_key: bool) -> None:
 
 
 def _of_size(source: Source, partitions: int) -> Source:
-    """With a log for each partition of the cluster, also for those of which nothing is in the store."""
+    """With a log for each partition of the cluster, also for those of which nothing is in the store; and for the group log,
+    where the documents know of one."""
     least = max(source.logs, default=-1) + 1
-    known = None if source.newest is None else source.newest.meta.partitions
-    if least > partitions or known not in (None, partitions):
+    known, logs = (None, partitions) if source.newest is None else (source.newest.meta.partitions, source.newest.logs)
+    if known is not None and least == known + 1:  # it was archived before its documents were saved
+        logs = least
+    if least > max(logs, partitions) or known not in (None, partitions):
         raise BadArgument(
             f"the storages were set up for {partitions} partitions, and the cluster in the store has "
             f"{least if known is None else known}" + (" or more" if known is None else ""),
             next_step="set `partitions` to that number in the configuration of the storages, in empty directories",
         )
-    return source.completed(partitions)
+    return source.completed(max(logs, partitions))
 
 
 def _replicas(saved: Saved | None) -> int:

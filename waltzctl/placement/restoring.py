@@ -91,8 +91,12 @@ class RealDaemons:
 # -- what storages say -------------------------------------------------------------------------------------------------
 
 
-def statements(storages: Iterable[StorageView], partitions: int) -> list[Statement]:
-    """What all of them say, partition by partition."""
+def statements(storages: Iterable[StorageView], partitions: int, *, logs: int = 0) -> list[Statement]:
+    """What all of them say, partition by partition; and of the group log, where the documents know of it, by the number of
+    `logs`, or where a storage holds anything of it."""
+    storages = list(storages)
+    held = {one.partition for view in storages if view.said is not None for one in view.said.assigned}
+    partitions = max(logs, partitions + (partitions in held))
     statuses: list[dict[str, ReplicaStatus]] = [{} for _ in range(partitions)]
     silent: list[dict[str, str]] = [{} for _ in range(partitions)]
     answering, absent = list[str](), dict[str, str]()

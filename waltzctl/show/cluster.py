@@ -128,6 +128,7 @@ PARTITIONS: Columns[PartitionView] = (
     Column("session", lambda view: None if view.said is None else view.said.session, is_right=True, is_wide=True),
     Column("waiting", lambda view: view.waiting, is_wide=True),
 )
+HOLDS: Column[PartitionView] = Column("holds", lambda view: "groups" if view.is_group_log else "transactions")
 DESCRIBED_PARTITIONS: Columns[PartitionView] = (
     Column("partition", lambda view: view.partition, is_right=True, cell=str),
     Column("owner", lambda view: view.owner, cell=_owner),
@@ -137,6 +138,7 @@ DESCRIBED_PARTITIONS: Columns[PartitionView] = (
     Column("committed", lambda view: None if view.said is None else view.said.committed, is_right=True, json=""),
     Column("format", lambda view: view.format, is_right=True),
     Column("", lambda view: view.is_open, json="is_open"),
+    Column("", lambda view: view.is_group_log, json="is_group_log"),
     Column("", lambda view: view.waiting, json="waiting"),
     Column("replicas", lambda view: f"{view.counting} of {len(view.replicas)}", is_right=True, json=""),
     Column("", lambda view: {name: str(role) for name, role in sorted(view.replicas.items())}, json="replicas"),
@@ -146,7 +148,8 @@ DESCRIBED_PARTITIONS: Columns[PartitionView] = (
 
 
 def partitions(found: Picture) -> Listing[PartitionView]:
-    return Listing(kind="partitions", columns=PARTITIONS, rows=found.partitions, nothing="The cluster has no partitions.")
+    columns = PARTITIONS if found.group_log is None else (*PARTITIONS, HOLDS)
+    return Listing(kind="partitions", columns=columns, rows=found.partitions, nothing="The cluster has no partitions.")
 
 
 def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str, ...] | None) -> Page:
@@ -175,7 +178,8 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
             owner += f", session {said.session:,}, {said.committed + 1:,} transactions, {count(said.mounts, 'client')}"
         if found.format is not None:
             owner += f", writes format {found.format}"
-        out.print(f"partition {found.partition}, owned by {owner}", soft_wrap=True)
+        what = f"partition {found.partition}{', the group log' if found.is_group_log else ''}"
+        out.print(f"{what}, owned by {owner}", soft_wrap=True)
         grid(out, columns, rows)
         if goal is not None:
             out.print(f"on its way to {', '.join(goal)}", style="yellow", soft_wrap=True)

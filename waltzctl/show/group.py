@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.picture.groups import GroupAt, Groups, GroupView, Standing
+from waltzctl.records.decode import decoded
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
 from waltzctl.show.terminal import ROWS_MAX, count, paragraph
 from waltzd.cluster.assignment import spell_numbers
@@ -15,6 +17,8 @@ from waltzd.protocol.groups import GroupMember, Mode, ParkedTransaction
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from waltzd.client.view import Transaction
 
 NONE = "There are no durable groups: `waltzctl group create NAME` makes one."
 STYLES = {
@@ -224,10 +228,52 @@ def settings(meta: GroupMeta) -> list[str]:
 
 # -- what was put aside ------------------------------------------------------------------------------------------------
 
-PARKED: Columns[ParkedTransaction] = (
-    Column("partition", lambda one: one.partition, is_right=True, cell=str),
-    Column("id", lambda one: one.id, is_right=True, cell=str),
-    Column("tries", lambda one: one.failures, is_right=True),
-    Column("member", lambda one: one.member),
-    Column("reason", lambda one: one.reason),
+
+PAYLOAD_CHARACTERS = 60
+
+
+def _begin(payload: Any) -> str:
+    """Of a payload that was decoded, in one line."""
+    text = json.dumps(payload, ensure_ascii=False) if isinstance(payload, dict | list) else str(payload or "")
+    return "".join(one if one.isprintable() else " " for one in text[:PAYLOAD_CHARACTERS])
+
+
+@dataclass(frozen=True)
+class ParkedOne:
+    one: ParkedTransaction
+    transaction: Transaction | None = None
+    """Where it was asked for, and the log still has it."""
+
+
+PARKED: Columns[ParkedOne] = (
+    Column("partition", lambda row: row.one.partition, is_right=True, cell=str),
+    Column("id", lambda row: row.one.id, is_right=True, cell=str),
+    Column("tries", lambda row: row.one.failures, is_right=True),
+    Column("member", lambda row: row.one.member),
+    Column("reason", lambda row: row.one.reason),
 )
+WITH_PAYLOADS: Columns[ParkedOne] = (
+    *PARKED,
+    Column("header", lambda row: None if row.transaction is None else row.transaction.header, is_right=True),
+    Column("size", lambda row: None if row.transaction is None else row.transaction.length, is_right=True),
+    Column("", lambda row: None if row.transaction is None else decoded(row.transaction.payload).encoding,
+           json="payload_encoding"),
+    Column("payload", lambda row: None if row.transaction is None else decoded(row.transaction.payload).value, cell=_begin),
+)  # fmt: skip
+
+
+def parked(name: str, rows: Sequence[ParkedOne], *, with_payloads: bool, is_more: bool) -> Page:
+    things = Listing(
+        kind="parked",
+        columns=WITH_PAYLOADS if with_payloads else PARKED,
+        rows=rows,
+        nothing=f"Nothing is parked in {name}.",
+        more={"group": name, "is_more": is_more},
+    )
+
+    def draw(out: Console) -> None:
+        things.draw(out)
+        if is_more:
+            out.print("There are more: -n shows them.")
+
+    return Page(draw=draw, things=things)

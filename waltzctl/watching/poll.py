@@ -14,14 +14,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 from waltzctl.picture import last_seen
+from waltzctl.picture.documents import Kept
 from waltzctl.picture.last_seen import LastSeen
 from waltzctl.picture.look import Contacts, look, look_without
 from waltzctl.picture.picture import Picture
-from waltzctl.shell.blueprint import ZOOKEEPER, load_blueprint
+from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach
 from waltzctl.watching.facts import REPAIR, Facts, Lost, Sighting
@@ -33,7 +34,11 @@ from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMissing, WaltzError
 from waltzd.protocol.address import parse_address
 
+if TYPE_CHECKING:
+    from waltzctl.playground.local import LocalCluster
+
 CALL_SECONDS = 3.0
+SAVE_SECONDS = 10.0
 UNKNOWN_INSTANCE = UUID(int=0)
 LOST = (CannotConnect, CoordinatorRefused, NodeMissing, BadMetadata)
 """The coordinator does not answer, or has not the documents that it had, or they cannot be read."""
@@ -50,6 +55,11 @@ class Poll:
         self._coordinator: ZooKeeperCoordinator | None = None
         self._connecting = asyncio.Lock()
         self._contacts = Contacts()
+        self._documents = Kept()
+        self._local: LocalCluster | None = None
+        self._last: LastSeen | None = None
+        self._saved: LastSeen | None = None
+        self._saved_at = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,6 +68,7 @@ class Poll:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         async with self._contacts:
+            await self._documents.forget()
             if self._coordinator is not None:
                 await self._coordinator.close()
 
@@ -87,7 +98,7 @@ class Poll:
         no other daemon is known."""
         started = time.perf_counter()
         now = _now()
-        last = await asyncio.to_thread(last_seen.load, self.reach.where)
+        last = self._last or await asyncio.to_thread(last_seen.load, self.reach.where)
         lost: Lost | None = None
         coordinator_ms: float | None = None
         opened: list[str] = []
@@ -100,12 +111,14 @@ class Poll:
                     seconds=self._seconds,
                     aloud=self._aloud,
                     contacts=self._contacts,
+                    documents=self._documents.read,
                 )
             )
             coordinator_ms = await _round_trip(cluster)
             if should_be_closed(self.reach) and await cluster.coordinator.is_open(ROOT):
                 opened.append(ROOT)
         except LOST as error:
+            await self._documents.forget()
             known = known_of(self.reach, last)
             if known is None:
                 raise
@@ -124,7 +137,7 @@ class Poll:
             if not isinstance(error, CannotConnect | CoordinatorRefused) and last is None and not owned:
                 raise  # there may never have been one
         directory = self.reach.directory
-        down, unlisted = ([], {}) if directory is None else processes(directory, found)
+        down, unlisted = ([], {}) if directory is None else processes(self._cluster_in(directory), found)
         if lost is None:  # a server that an operator took out may be down
             there = {ZOOKEEPER, *(view.meta.name for view in found.nodes), *(meta.name for meta in found.missing)}
             down = [name for name in down if name in there]
@@ -144,14 +157,31 @@ class Poll:
             last = last_seen.of(self.reach.where, found, seen=now, troubles=troubles)
         elif last is not None:
             last = replace(last, troubles=troubles)
+        self._last = last
         if last is not None:
-            await asyncio.to_thread(last_seen.save, last)
+            await self._save(last)
         return Sighting(
             facts=facts,
             verdict=replace(verdict, reasons=reasons),
             at=now,
             milliseconds=(time.perf_counter() - started) * 1000,
         )
+
+    def _cluster_in(self, directory: Path) -> LocalCluster:
+        from waltzctl.playground.local import LocalCluster
+
+        if self._local is None or not (directory / BLUEPRINT).exists():
+            self._local = LocalCluster.find(directory)
+        else:
+            self._local.recall()
+        return self._local
+
+    async def _save(self, last: LastSeen) -> None:
+        """For other commands: at once when there is something new, and now and then for the time alone."""
+        is_new = self._saved is None or replace(last, seen=self._saved.seen) != self._saved
+        if is_new or time.monotonic() - self._saved_at > SAVE_SECONDS:
+            await asyncio.to_thread(last_seen.save, last)
+            self._saved, self._saved_at = last, time.monotonic()
 
     async def looks(self, every: float) -> AsyncIterator[Sighting | WaltzError]:
         """One look every so many seconds, without an end. An error may be another one the next time."""
@@ -199,12 +229,9 @@ async def confirmed(ask: Callable[[], Awaitable[Picture]]) -> Picture:
     return await ask() if slow(found) else found
 
 
-def processes(directory: Path, found: Picture) -> tuple[list[str], dict[str, int]]:
+def processes(cluster: LocalCluster, found: Picture) -> tuple[list[str], dict[str, int]]:
     """Of a cluster on this machine: processes that should run and do not; and servers that run and are not in the
     coordinator's list, with their process numbers."""
-    from waltzctl.playground.local import LocalCluster
-
-    cluster = LocalCluster.find(directory)
     running = {
         name: daemon.life.pid for name, daemon in cluster.daemons.items() if daemon.life is not None and daemon.is_running
     }

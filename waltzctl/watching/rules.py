@@ -116,7 +116,7 @@ def _check(rule: Rule, facts: Facts) -> Check:
 
 
 def _sentence(found: Picture, opened: int) -> str:
-    total = max(len(found.partitions), found.meta.partitions)
+    total = len(found.logs)
     partitions = "1 partition is open" if (opened, total) == (1, 1) else f"{opened} of {total} partitions are open"
     if opened == total > 1:
         partitions = f"all {total} partitions are open"

@@ -58,7 +58,7 @@ def coordination(facts: Facts) -> Found:
             sentence="no server is the leader, so partitions are given to no server",
             next_step="wait for one session with ZooKeeper; if it lasts, look at `waltzctl events --level warning`",
         )
-    if len(found.partitions) != found.meta.partitions:
+    if len(found.partitions) != len(found.logs):
         yield Reason(
             key="assignment",
             sentence=f"the assignment names {len(found.partitions)} of {found.meta.partitions} partitions: that document "

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from waltzd.client.client import Client
 from waltzd.client.routes import Partitions
-from waltzd.errors import BadArgument
+from waltzd.errors import BadArgument, Trimmed
 
 E = TypeVar("E")
 
@@ -24,6 +24,14 @@ class GroupLogClient(Client[E]):
 
     async def _set_partitions(self, partitions: Partitions, seconds: float) -> None:
         await super()._set_partitions((self.number,), seconds)
+
+    async def first_id(self) -> int:
+        """Where reading begins: all that is needed to know where the groups stand is said from there on."""
+        try:
+            await self.read_some(self.number, 0)
+        except Trimmed as error:
+            return error.number("floor") or 0
+        return 0
 
     def _check_number(self, partition: int) -> None:
         if partition != self.number:

@@ -49,6 +49,7 @@ from waltzd.errors import (
     NotPermitted,
     Superseded,
     TooLarge,
+    Trimmed,
 )
 from waltzd.format.checksum import I64
 from waltzd.format.record import HeadArray
@@ -78,6 +79,7 @@ FINAL = (
     NotPermitted,
     Superseded,
     TooLarge,
+    Trimmed,
 )
 """A server that refuses a mount with one of these refuses the next one too."""
 STORY_EVENTS = 200

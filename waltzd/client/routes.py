@@ -30,6 +30,7 @@ from waltzd.errors import (
     NotReady,
     Retry,
     TlsMismatch,
+    Trimmed,
     WaltzError,
     WrongPeer,
 )
@@ -457,7 +458,7 @@ async def _patiently(
     seconds: float,
     failed: Callable[[str], str],
     *identity: int,
-    final: type[WaltzError] = BeyondLog,
+    final: type[WaltzError] | tuple[type[WaltzError], ...] = (BeyondLog, Trimmed),
 ) -> T:
     """Retry for so long, while that can help; `failed` makes the message of the error at the end. `final`: an error that
     is one, although it may be tried again elsewhere."""

@@ -117,6 +117,18 @@ class Saved:
         return found
 
     @property
+    def numbers(self) -> list[int]:
+        """Of the logs that have documents of their own."""
+        return [int(one) for folder in (REPLICAS, PARTITIONS) for one in self.below(folder, Document)]
+
+    @property
+    def logs(self) -> int:
+        """How many there are: the partitions, and the group log where there is one."""
+        assignment, partitions = self.assignment, self.meta.partitions
+        owners = 0 if assignment is None else len(assignment.owners)
+        return partitions + (owners == partitions + 1 or (assignment is None and partitions in self.numbers))
+
+    @property
     def storages(self) -> dict[str, StorageMeta]:
         return self.below(STORAGES, StorageMeta)
 
@@ -212,9 +224,8 @@ def _document(found: Mapping[str, Any], name: str, at: int) -> tuple[str, Docume
 
 
 def _check_numbers(saved: Saved, name: str) -> None:
-    partitions, assignment = saved.meta.partitions, saved.assignment
-    numbers = [int(one) for folder in (REPLICAS, PARTITIONS) for one in saved.below(folder, Document)]
-    if max(numbers, default=0) >= partitions or (assignment is not None and len(assignment.owners) != partitions):
+    assignment, numbers = saved.assignment, saved.numbers
+    if max(numbers, default=0) >= saved.logs or (assignment is not None and len(assignment.owners) != saved.logs):
         raise MetadataFileDamaged(f"{name} contradicts itself: it has more or fewer partitions than the cluster")
 
 

@@ -104,7 +104,11 @@ def of_server(
     ):  # fmt: skip
         yield _family(CounterMetricFamily, f"waltz_server_{name}", about, (), [((), float(value))])
     yield _gauge("waltz_server_partitions", "Partitions that it owns, open or not.", len(found.partitions))
-    yield _gauge("waltz_server_cluster_partitions", "Partitions of the whole cluster.", cluster_partitions)
+    yield _gauge(
+        "waltz_server_cluster_partitions",
+        "Partitions of the whole cluster, and the group log where there is one.",
+        cluster_partitions,
+    )
     yield _histogram(
         "waltz_server_commit_seconds",
         "From the arrival of a batch to the outcome, of each committed transaction, over all partitions.",

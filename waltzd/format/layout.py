@@ -200,6 +200,8 @@ CONTROL_STRUCT_BYTES = 36
 CONTROL_INFO_BYTES = 4 + 2 * CONTROL_STRUCT_BYTES
 FLAG_AVAILABLE = 0x1
 FLAG_ASSIGNED = 0x4
+GROUP_SEGMENT_BYTES = 1 << 20
+"""Of the group log: what is not needed any more goes in whole segments."""
 PARTITIONS_MAX = 1 << 16
 """Far above any real cluster; a control file that claims more is damaged."""
 

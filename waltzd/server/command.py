@@ -201,7 +201,7 @@ async def _watch(address: Address, daemon: _Daemon, ends: AsyncExitStack, tls: T
     async def collect() -> metrics.Families:
         return metrics.of_server(
             daemon.describe(),
-            cluster_partitions=daemon.owner.meta.partitions,
+            cluster_partitions=daemon.owner.logs,
             unready=await daemon.unready(),
             commit=daemon.all_counters.commit(),
             certificate_seconds=daemon.expiry.seconds_left(),
@@ -308,6 +308,7 @@ class _Daemon:
             is_keeper=lambda: self.owner.group_log in self.owner.owned,
             on_fatal=end_at_once,
         )
+        self.owner.needed_from = self.groups.needed_from
         self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
         self._saver = MetadataSaver(
             cluster,
@@ -420,16 +421,19 @@ class _Daemon:
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
     ) -> OwnedLog[Pipeline]:
         counters = self.all_counters.begin(partition)
+        settings, limits = self._session_settings, self._pipeline_settings
+        if partition == self._meta.partitions:
+            settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
 
         def make_pipeline(session: Log) -> Pipeline:
-            return Pipeline(session, self._pipeline_settings, self._capacity, on_fatal=end_at_once, counters=counters)
+            return Pipeline(session, limits, self._capacity, on_fatal=end_at_once, counters=counters)
 
         return OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._session_settings,
+            settings=settings,
             ticker=self._ticker,
             make_pipeline=make_pipeline,
             say=log.info,

@@ -78,6 +78,8 @@ class PartitionOwner:
         self._registration = registration
         self._make_owned_log = make_owned_log
         self._close_seconds = close_seconds
+        self.needed_from: Callable[[], int] = lambda: 0
+        """The first id of the group log that is needed, as whoever reads it here knows. Until then, all of it."""
         self._assignment: Assignment | None = None
         self._servers: dict[str, ServerMeta] = {}
         self._topology: Topology | None = None
@@ -143,6 +145,11 @@ class PartitionOwner:
     def owned(self) -> list[int]:
         """The partitions that are here, also those that are being opened or handed over."""
         return sorted(self._tenancies)
+
+    @property
+    def logs(self) -> int:
+        """How many the cluster has: the partitions, and the group log where there is one."""
+        return self.meta.partitions if self._assignment is None else len(self._assignment.owners)
 
     def describe(self) -> tuple[OwnedPartition, ...]:
         owned_logs = [self._tenancies[partition].owned for partition in self.owned]

@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from waltzd.sql.engine import sqlite
+from waltzd.sql.inbox import SqlInbox
 from waltzd.sql.view import Poison, SqlView
 
-__all__ = ["Poison", "SqlView", "sqlite"]
+__all__ = ["Poison", "SqlInbox", "SqlView", "sqlite"]

@@ -13,8 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from waltzd.errors import ApplyFailed, BadArgument
 
@@ -115,3 +118,25 @@ class Guard:
         if self._is_on:
             self.refused = self.refused or f"the application's function tried to {what}"
             raise ApplyFailed(self.refused, next_step=ONLY_READ_AND_WRITE)
+
+
+def prove_alive(connection: Connection, doing: str, **facts: Any) -> None:
+    """For a function that went on after a statement that failed: PostgreSQL would answer the commit with a rollback and
+    call it a success."""
+    try:
+        connection.execute(sa.select(sa.literal(1)))
+    except DBAPIError as error:
+        if is_of_the_database(error):
+            raise
+        raise ApplyFailed(
+            f"a statement failed while {doing}, and the function went on: "
+            "a savepoint around such a statement keeps the rest",
+            **facts,
+        ) from error
+
+
+def is_of_the_database(error: Exception) -> bool:
+    """The database could not, rather than the application was wrong."""
+    if isinstance(error, OperationalError | InterfaceError | PoolTimeout):
+        return True
+    return isinstance(error, DBAPIError) and error.connection_invalidated

@@ -115,17 +115,7 @@ class Positions:
 
     def _prove_transactions(self) -> None:
         probe = -2 - secrets.randbelow(1 << 30)
-        with self._engine.connect() as connection:
-            connection.execute(self._insert(probe))
-            connection.rollback()
-        if self.read(probe) is None:
-            return
-        with self._engine.begin() as connection:
-            connection.execute(sa.delete(self._positions).where(*self._at(probe)))
-        raise NotTransactional(
-            f"a row of {self._positions.name} that was rolled back is still there: this {self._engine.dialect.name} engine "
-            "commits every statement, or the table knows no transactions"
-        )
+        prove_transactions(self._engine, self._positions, self._insert(probe), self._at(probe))
 
     # -- positions
 
@@ -179,6 +169,30 @@ def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def prove_transactions(
+    engine: Engine, table: sa.Table, insert: sa.Insert, this: tuple[sa.ColumnElement[bool], ...]
+) -> None:
+    """Raises NotTransactional when a row (`this`) that is inserted stays although that was rolled back."""
+    with engine.connect() as connection:
+        connection.execute(insert)
+        connection.rollback()
+    with engine.connect() as connection:
+        if connection.execute(sa.select(sa.literal(1)).select_from(table).where(*this)).first() is None:
+            return
+    with engine.begin() as connection:
+        connection.execute(sa.delete(table).where(*this))
+    raise NotTransactional(
+        f"a row of {table.name} that was rolled back is still there: this {engine.dialect.name} engine "
+        "commits every statement, or the table knows no transactions"
+    )
+
+
+def limit_waiting(connection: Connection, seconds: int) -> None:
+    """For others that have locked what this transaction wants. Where it does nothing, the engine says how long."""
+    if connection.engine.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{seconds}s'")
 
 
 def create(engine: Engine, metadata: sa.MetaData) -> None:

@@ -21,8 +21,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from waltzd.client.view import Decision, E_contra, Transaction, end_of_part
 from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, EventUnknown, NotApplied, ViewBehind, WaltzError
@@ -30,8 +29,16 @@ from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.locks import Committed, Token, token_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.sql.engine import checked_engine
-from waltzd.sql.guard import ONLY_READ_AND_WRITE, Guard, check_function, name_of, refuse_what_came
-from waltzd.sql.positions import Positions, create
+from waltzd.sql.guard import (
+    ONLY_READ_AND_WRITE,
+    Guard,
+    check_function,
+    is_of_the_database,
+    name_of,
+    prove_alive,
+    refuse_what_came,
+)
+from waltzd.sql.positions import Positions, create, limit_waiting
 
 R = TypeVar("R")
 Part: TypeAlias = Sequence[Transaction[Any]]
@@ -360,7 +367,7 @@ class SqlView(Generic[E_contra]):
             below = connection.connection
             try:
                 # The first statement writes: SQLite then takes the write lock at once, and honours its busy timeout.
-                self._limit_waiting(connection)
+                limit_waiting(connection, self._lock_seconds)
                 if self._positions.raise_from(connection, partition, first - 1, last):
                     work(connection, part)
                     transaction.commit()  # raises when the application has ended it all the same
@@ -384,10 +391,6 @@ class SqlView(Generic[E_contra]):
             )
         return found
 
-    def _limit_waiting(self, connection: Connection) -> None:
-        if self._engine.dialect.name == "postgresql":
-            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{self._lock_seconds}s'")
-
     def _call_application(self, connection: Connection, part: Part) -> None:
         guard = Guard(connection)
         wanted = [transaction for transaction in part if transaction.header != PROBE_HEADER]
@@ -403,7 +406,7 @@ class SqlView(Generic[E_contra]):
         with guard:
             self._call_guarded(connection, given, first, guard)
         if guard.took_a_failure():
-            self._prove_alive(connection, first)
+            prove_alive(connection, f"applying {_name(first)}", partition=first.partition, id=first.id)
 
     def _call_guarded(
         self, connection: Connection, given: Transaction[Any] | Part, first: Transaction[Any], guard: Guard
@@ -413,7 +416,7 @@ class SqlView(Generic[E_contra]):
         try:
             refuse_what_came(self._function(connection, given))
         except Exception as error:
-            if not guard.refused and _is_of_the_database(error):
+            if not guard.refused and is_of_the_database(error):
                 raise
             cause = error
         if guard.refused:  # also when the application swallowed what it was told
@@ -422,21 +425,6 @@ class SqlView(Generic[E_contra]):
         if cause is not None:
             what = f"{type(cause).__name__}: {_first_line(cause)}"
             raise ApplyFailed(f"applying {_name(first)} failed: {what}", **facts) from cause
-
-    def _prove_alive(self, connection: Connection, transaction: Transaction[Any]) -> None:
-        """The function went on after a statement that failed: PostgreSQL would answer the commit with a rollback and call
-        it a success."""
-        try:
-            connection.execute(sa.select(sa.literal(1)))
-        except DBAPIError as error:
-            if _is_of_the_database(error):
-                raise
-            raise ApplyFailed(
-                f"a statement failed while applying {_name(transaction)}, and the function went on: "
-                "a savepoint around such a statement keeps the rest",
-                partition=transaction.partition,
-                id=transaction.id,
-            ) from error
 
     # -- giving up
 
@@ -576,13 +564,6 @@ def _group_of(part: Part, error: ApplyFailed) -> Part:
     while start > 0 and part[start].follows:
         start -= 1
     return part[start : end_of_part(part, start, 1)]
-
-
-def _is_of_the_database(error: Exception) -> bool:
-    """The database could not, rather than the application was wrong."""
-    if isinstance(error, OperationalError | InterfaceError | PoolTimeout):
-        return True
-    return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def _name(transaction: Transaction[Any]) -> str:

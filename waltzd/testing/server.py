@@ -26,7 +26,6 @@ from waltzd.server.lookout import Dial, Lookout
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
@@ -95,6 +94,8 @@ class LocalServer:
         self.access = Access.free()
         self.clients = Registry()
         self.groups: Board | None = None if reach is None else self._make_board(reach)
+        if self.groups is not None:
+            self.owner.needed_from = self.groups.needed_from
         self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None
@@ -163,14 +164,17 @@ class LocalServer:
     def _make_owned_log(
         self, partition: int, generation: int, previous_owner_alive: Callable[[], bool]
     ) -> OwnedLog[Pipeline]:
+        settings, limits = self._settings, self._pipeline
+        if partition == self.owner.meta.partitions:
+            settings, limits = settings.of_group_log(lambda: self.owner.needed_from()), limits.of_group_log()
         owned: OwnedLog[Pipeline] = OwnedLog(
             partition,
             generation,
             cluster=self._cluster,
             connect=self._connect,
-            settings=self._settings,
+            settings=settings,
             ticker=self._ticker,
-            make_pipeline=self._make_pipeline,
+            make_pipeline=lambda session: Pipeline(session, limits, self._capacity, on_fatal=self._on_fatal),
             say=lambda sentence: self._say(f"partition {partition}: {sentence}"),
             previous_owner_alive=previous_owner_alive,
         )
@@ -179,6 +183,3 @@ class LocalServer:
 
     async def _ask_storage(self, storage: StorageMeta, numbers: Sequence[int]) -> Sequence[int]:
         return await self._connect(storage).quiet(numbers)
-
-    def _make_pipeline(self, session: Log) -> Pipeline:
-        return Pipeline(session, self._pipeline, self._capacity, on_fatal=self._on_fatal)

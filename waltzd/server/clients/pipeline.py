@@ -37,6 +37,7 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import Batch, End, encode_batch
 from waltzd.format.checksum import I64
+from waltzd.format.layout import GROUP_SEGMENT_BYTES
 from waltzd.format.record import Run
 from waltzd.protocol.batches import AppendBatch, Committals, Limits, Refusals, ServerFrame
 from waltzd.protocol.locks import LockExplanation, Reason
@@ -84,6 +85,9 @@ class PipelineSettings:
     segment_bytes_max: int = 64 << 20
     """In format 1."""
     clock: Callable[[], int] = microseconds
+
+    def of_group_log(self) -> PipelineSettings:
+        return replace(self, segment_bytes_max=min(self.segment_bytes_max, GROUP_SEGMENT_BYTES))
 
 
 class Capacity:

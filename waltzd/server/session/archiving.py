@@ -14,7 +14,7 @@ from contextlib import suppress
 from waltzd.cluster.archives import archived, save_archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
-from waltzd.errors import BadFrame, ChangedMeanwhile, WaltzError
+from waltzd.errors import BadFrame, ChangedMeanwhile, ForeignArchive, UnfitSegment, WaltzError
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.server.core.archive import IDLE_SECONDS, Rounds, Turns
 from waltzd.server.session.replica import Log
@@ -40,6 +40,8 @@ class Archiving:
         self.known: Archived | None = None
         """As the coordinator says; None before it was asked, and where nothing is archived."""
         self.trouble = ""
+        self.begins_late = False
+        """What this log had at its beginning was trimmed before there was an archive, so it can be in none."""
 
     async def run(self) -> None:
         """Until it is cancelled. Nothing of the log depends on its archive, so a mistake in here ends nothing else.
@@ -106,7 +108,11 @@ class Archiving:
             is_trimmed = any(status.floor for status in owned.core.statuses.values())
             check(found, known, owned.committed, is_trimmed=is_trimmed)
         except WaltzError as error:
-            turns.failed(name, f"{error.code} {error.message}", able)
+            self.begins_late = self._begins_late(error)
+            if self.begins_late:
+                turns.found_none(name, committed)
+            else:
+                turns.failed(name, f"{error.code} {error.message}", able)
         else:
             if found == known:
                 turns.found_none(name, committed)
@@ -118,6 +124,13 @@ class Archiving:
                 self._rounds.uploaded(known.last_id, found.last_id)
         self._tell(turns.trouble)
         return turns.pause
+
+    def _begins_late(self, error: WaltzError) -> bool:
+        """Only the group log is trimmed without an archive."""
+        core, settings = self._log.core, self._log.settings
+        is_unfit = isinstance(error, ForeignArchive | UnfitSegment)
+        is_trimmed = any(status.floor for status in core.statuses.values())
+        return settings.needed_from is not None and self.known is None and is_trimmed and is_unfit
 
     # -- whether it is all there still
 

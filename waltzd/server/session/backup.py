@@ -74,7 +74,7 @@ class Backup:
         able = [
             name for name, link in sorted(self._log.links.items()) if link.is_readable and self._archiving.archives(name)
         ]
-        if not able:
+        if not able or self._archiving.begins_late:
             return seconds
         if self._since is None:
             self._since = asyncio.get_running_loop().time()

@@ -110,6 +110,13 @@ class Reading:
         """Committed records from `first_id` on that replicas have trimmed, at least one. `ArchiveAway` for a fault that may
         pass."""
         lane = self.settings.archive
+        if self.settings.needed_from is not None:
+            floor = self._lowest(first_id)
+            raise Trimmed(
+                f"the group log begins at id {floor}; id {first_id} is not needed any more to know where the groups stand",
+                next_step="begin at the id that the message names",
+                floor=floor,
+            )
         if lane is None:
             raise OnlyInArchive(
                 f"partition {self.partition}: id {first_id} is only in the archive, and this server has no `archive` in "

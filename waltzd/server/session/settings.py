@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.server.session.archive_lane import ArchiveLane
@@ -22,6 +22,8 @@ ACKNOWLEDGED_SECONDS = 10.0
 holds less is known to have forgotten something, whatever becomes of the owner."""
 TICK_SECONDS = 1.0
 """How often the links of an open session are looked at."""
+GROUP_SESSION_BYTES = 8 << 20
+"""`session_bytes_max` of the group log, at most."""
 RENEWALS_MAX = 1
 """So many partitions of one server begin a planned new session at a time. Two of them flush beside each other on the same
 storages, and both are silent for longer (docs/performance.md)."""
@@ -93,5 +95,14 @@ class SessionSettings:
     """Where readers find what storages have trimmed."""
     backup_seconds: float = 0.0
     """How often a storage is asked to upload what is committed and not archived yet; 0: never."""
+    needed_from: Callable[[], int] | None = None
+    """Of the group log: the first id that whoever reads it needs. What is below goes, also where there is no archive. None:
+    of a partition, where only what is archived may go."""
     wall: Callable[[], int] = wall_clock
     """For what people read of backups: microseconds since 1970."""
+
+    def of_group_log(self, needed_from: Callable[[], int]) -> SessionSettings:
+        """It stays short: new sessions begin often, so that what may go is on all replicas soon. Nobody reads below its
+        floor, so no archive is asked for that."""
+        size = min(self.session_bytes_max, GROUP_SESSION_BYTES)
+        return replace(self, session_bytes_max=size, archive=None, needed_from=needed_from)

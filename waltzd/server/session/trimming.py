@@ -5,6 +5,9 @@ What the floor may become is decided in `waltzd.server.core.retention`, by what 
 storage looks whether the objects that are to be the only copy are in the store at this moment: trimming stops at the first
 one that is missing. The highest floor that is met anywhere counts, so a document that went back is brought forward again.
 A storage that is not told now is told later: each step can be done again.
+
+The group log is trimmed by another measure: what is not needed any more to know where the groups stand goes, also without
+an archive, and no document says its floor. The replicas do.
 """
 
 from __future__ import annotations
@@ -67,6 +70,9 @@ class Trimming:
 
     async def _step(self) -> None:
         log, core = self._log, self._log.core
+        if log.settings.needed_from is not None:
+            await self._trim_behind(log.settings.needed_from())
+            return
         if not any(status.archives or status.floor for status in core.statuses.values()):
             return  # there is no archive
         meta, version = await archived(self._cluster.coordinator, log.partition)
@@ -136,6 +142,29 @@ class Trimming:
         if failed is not None:
             raise failed
         return ArchiveCheck(last_id=first_id - 1, missing="no storage that can look into the archive answers")
+
+    async def _trim_behind(self, needed: int) -> None:
+        """Of the group log, all that nobody needs to know where the groups stand. What was trimmed before there was an
+        archive can never be in one; else it is archived first."""
+        log, core = self._log, self._log.core
+        meta, _ = await archived(self._cluster.coordinator, log.partition)
+        floor = max((status.floor for status in core.statuses.values()), default=0)
+        if meta is None and floor == 0 and any(status.archives for status in core.statuses.values()):
+            return
+        names = [name for name, link in sorted(log.links.items()) if link.is_readable and name in core.roles]
+        held = {name: core.held(name) for name in core.statuses}
+        reach = min(log.committed, reach_of(core.meta, core.roles, core.statuses, held))
+        last = log.committed if meta is None else meta.last
+        looked_at = (last, reach, needed, tuple(names), floor)
+        if looked_at != self._looked_at:
+            replicas: list[list[Sealed]] = []
+            for name in names:
+                replicas.append(await log.port(name).segments(log.partition, session=log.session))
+            found = next_floor(floor, archived=last, reach=reach, replicas=replicas, keep=Keep(seconds=0), older=needed - 1)
+            if found <= floor:
+                self._looked_at = looked_at
+            floor = found
+        await self._tell_storages(floor)
 
     async def _tell_storages(self, floor: int) -> None:
         """A planned new session may begin meanwhile, with new links: then some are told at the next look."""

@@ -112,6 +112,8 @@ class Board:
                 async with aclosing(self.group_log.follow(self.ledger.reach)) as batches:
                     async for batch in batches:
                         self._read(batch)
+            except GroupStateDamaged:
+                return
             except WaltzError as error:
                 self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is away: {error.message}")
             await asyncio.sleep(LOOK_SECONDS)
@@ -333,6 +335,10 @@ class Board:
 
     # -- what others see -----------------------------------------------------------------------------------------------
 
+    def needed_from(self) -> int:
+        """The first id of the group log that is needed: whoever reads from there on knows all that counts."""
+        return 0 if self.damage is not None else self.ledger.floor
+
     @property
     def places(self) -> Iterator[Place]:
         return iter(self._places.values())
@@ -371,6 +377,8 @@ class Board:
         found: list[ParkedTransaction] = []
         for key, state in sorted(self.ledger.places(), key=lambda item: item[0]):
             if key[:2] == (name, made_at) and partition in (None, key.partition):
+                at_work = self._places.get(key)
+                state = state if at_work is None else at_work.state or state
                 found += (
                     ParkedTransaction(key.partition, id, one.failures, one.member, one.reason)
                     for id, one in sorted(state.parked.items())

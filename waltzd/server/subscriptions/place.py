@@ -181,6 +181,11 @@ class Place:
         return Keeper(key, ledger, after=start, now=self._now())
 
     @property
+    def state(self) -> State | None:
+        """As it is here, which may be ahead of the group log; None before the claim."""
+        return self._state if self._is_claimed else None
+
+    @property
     def _state(self) -> State:
         return self._keeping.keeper.state
 

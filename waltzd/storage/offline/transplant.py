@@ -515,7 +515,7 @@ def _why_replaced(disk: Disk, target: str, control: ControlFile, number: int, *,
     directory = join(target, str(number))
     if control.is_damaged(number):
         return "its part of the control file is damaged"
-    if not control.info(number).is_assigned:
+    if not control.is_assigned(number):
         return "it is not assigned to this storage" if disk.exists(directory) else ""
     if not disk.exists(directory):
         return "its directory is missing"
@@ -607,6 +607,7 @@ def _take(disk: Disk, wanted: Transplant, control: ControlFile, graft: Graft, on
 def _give_name(disk: Disk, target: str, control: ControlFile, number: int, build: str) -> str | None:
     """From here on the replica is this one. In between none is assigned, so a crash leaves files that an owner may
     replace."""
+    control.make_record(number)
     if control.is_damaged(number) or control.info(number) not in initial_structs():
         control.reset(number)
     aside = set_aside(disk, target, number)

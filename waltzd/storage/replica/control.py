@@ -332,6 +332,8 @@ class Ledger:
     key: UUID | None = None
     has_identity: bool = False
     structs: dict[int, ControlStruct] = field(default_factory=dict)
+    group_log: int | None = None
+    """The number that the group log has, where there is one."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -370,6 +372,7 @@ def read_ledger(disk: Disk, directory: str, control: File | None = None) -> Ledg
 
 def _read_groups(disk: Disk, directory: str, first: ControlHeader, ledger: Ledger) -> None:
     number, path = first.partitions, join(directory, GROUPS_NAME)
+    ledger.group_log = number
     if not disk.exists(path):
         if disk.exists(join(directory, str(number))):
             missing = Finding(Code.CONTROL_FILE, path, "the control file of the group log is missing", partition=number)

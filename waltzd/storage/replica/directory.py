@@ -26,6 +26,7 @@ from waltzd.format.layout import (
     CONTROL_NAME,
     FLAG_ASSIGNED,
     FLAG_AVAILABLE,
+    GROUP_SEGMENT_BYTES,
     NEW_SUFFIX,
     RESERVE_NAME,
     SEGMENT_SUFFIX,
@@ -186,8 +187,12 @@ class Directory:
         return join(self.path, str(number))
 
     def _site(self, number: int) -> Site:
+        settings = self._settings
+        if number == self.control.group_log:
+            size = min(settings.segment_bytes_max, GROUP_SEGMENT_BYTES)
+            settings = replace(settings, segment_bytes_max=size)
         return Site(
-            disk=self._disk, directory=self._path_of(number), number=number, control=self.control, settings=self._settings
+            disk=self._disk, directory=self._path_of(number), number=number, control=self.control, settings=settings
         )
 
     # -- partitions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from waltzctl.console.chart import HEIGHT, MARK_X, TOP, WIDTH, Cursor, Line, cursors, lines
+from waltzctl.console.chart import HEIGHT, MARK_X, POINTS_MAX, TOP, WIDTH, Cursor, Line, cursors, lines
 
 
 def points(drawn: str, number: int) -> list[tuple[str, float, float]]:
@@ -39,3 +39,14 @@ def test_cursors_stand_further_left_the_more_they_lack() -> None:
     assert MARK_X > places[0] > places[1] > places[2] > 0
     assert re.findall(r'circle class="(\w+)"', drawn) == ["counts", "counts", "apart"]
     assert "s1 level, s2 10 behind, s3 1,000,000,000,000 behind" in drawn
+
+
+def test_a_line_has_few_points_and_all_its_peaks() -> None:
+    times = [float(at) for at in range(600)]
+    values = [1000.0 if at == 333 else float(at % 7) for at in range(600)]
+    drawn = points(str(lines(times, [Line("tx", values)], seconds=600.0, label="")), 0)
+    assert len(drawn) <= POINTS_MAX + 1
+    assert min(y for _, _, y in drawn) == TOP
+    later = [at + 2 for at in times]
+    again = points(str(lines(later, [Line("tx", values)], seconds=600.0, label="")), 0)
+    assert len(again) <= POINTS_MAX + 1

@@ -118,7 +118,7 @@ HEAD = {"kind": KIND, "version": 1, "cluster": "a", "key": str(KEY), "moment": "
         ([HEAD, ROOT, {"path": 5}], UnknownVersion),
         ([HEAD, {"path": "/", "document": {**ROOT["document"], "schema": 2}}], BadMetadata),
         ([HEAD, {"path": "/", "document": {**ROOT["document"], "partitions": 0}}], BadMetadata),
-        ([HEAD, ROOT, {"path": "/replicas/1", "document": {"schema": 1, "replicas": {}}}], MetadataFileDamaged),
+        ([HEAD, ROOT, {"path": "/replicas/2", "document": {"schema": 1, "replicas": {}}}], MetadataFileDamaged),
         ([HEAD, ROOT, ROOT], MetadataFileDamaged),
         ([HEAD], MetadataFileDamaged),
         ([HEAD | {"key": str(HOME)}, ROOT], MetadataFileDamaged),

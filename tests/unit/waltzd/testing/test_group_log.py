@@ -11,6 +11,8 @@ import pytest
 from waltzd.client.client import Client
 from waltzd.client.group_log import GroupLogClient
 from waltzd.client.view import Transaction
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import Assignment
 from waltzd.errors import BadArgument, GroupLogClosed, NoSuchPartition
 from waltzd.protocol.locks import Committed, Rejected
 from waltzd.protocol.role import Identity, Role
@@ -131,3 +133,17 @@ async def test_a_server_is_a_client_of_the_group_log_alone(cluster: LocalCluster
         async with other:
             with pytest.raises(GroupLogClosed):
                 await other.end_position(1)
+
+
+@told(partitions=2, groups=True)
+async def test_servers_follow_an_assignment_that_has_lost_it(cluster: LocalCluster) -> None:
+    """As after documents that were put back from a time before there was one."""
+    documents = Cluster(cluster.tree.connect())
+    assignment, version = await documents.assignment()
+    await documents.save_assignment(Assignment(owners=assignment.owners[:2]), version)
+    async with asyncio.timeout(30):
+        while any(2 in server.owner.owned for server in cluster._living()):
+            await asyncio.sleep(0.01)
+    for server in cluster._living():
+        with pytest.raises(NoSuchPartition):
+            server.owner.pipeline(2, None)

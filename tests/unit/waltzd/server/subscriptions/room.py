@@ -17,16 +17,19 @@ from waltzd.protocol.groups import (
     Deliveries,
     DeliveryFrame,
     Dismissed,
+    GroupPlace,
     Joined,
     JoinRequest,
     Kept,
     Leave,
     Mode,
+    ParkedTransaction,
     Paused,
     Said,
     Verb,
 )
 from waltzd.protocol.peers import AttendPort
+from waltzd.server.groups.state import Parked
 from waltzd.server.subscriptions.board import Board
 from waltzd.testing import LocalCluster
 
@@ -220,6 +223,31 @@ class Room:
         found = await self.again_and_again(lambda: self.board().make(meta))
         assert isinstance(found, MadeGroup)
         return found
+
+    def parked(self, name: str) -> list[ParkedTransaction]:
+        return self.board().parked(name, None, None, 100)[0]
+
+    async def parked_in_log(self, name: str) -> list[Parked]:
+        """In partition 0, as another server would read it now."""
+        board = self.board()
+        await board.level()
+        state = board.ledger.state(name, 0)
+        assert state is not None
+        return [state.parked[id] for id in sorted(state.parked)]
+
+    def place(self, name: str) -> GroupPlace:
+        """In partition 0."""
+        return self.board().describe(name)[0].places[0]
+
+    async def write(self, name: str) -> None:
+        """What has changed is on disks afterwards."""
+        (place,) = (place for place in self.board().places if place.key.name == name)
+        await place.rewrite()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not is_so():
+                await asyncio.sleep(0.02)
 
     async def again_and_again(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Until no fail-over is in the way."""

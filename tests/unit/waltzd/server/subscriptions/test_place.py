@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from tests.unit.waltzd.server.subscriptions.room import Room
+from waltzd.client import client
+from waltzd.cluster.groups import GroupMeta, GroupStart
+from waltzd.errors import (
+    BadFrame,
+    Displaced,
+    GroupBeyondLog,
+    GroupExists,
+    GroupLogAway,
+    GroupStateDamaged,
+    NoSuchChannel,
+    NoSuchGroup,
+    NoSuchPartition,
+    NotGranted,
+    NotInGroup,
+    NotReady,
+    NotSent,
+    SessionEnded,
+    WaltzError,
+)
+from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.channels import Parts
+from waltzd.protocol.groups import Change, Exhausted, KeyedBy, Mode, ParkedTransaction, Verb
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
+from waltzd.server.groups import keeper, ledger
+from waltzd.server.groups.ledger import lock_of, stands
+from waltzd.server.groups.state import Parked, State
+from waltzd.server.subscriptions import place
+from waltzd.server.subscriptions.group_log import GroupLog
 
 
 def test_members_share_a_queue_and_what_is_acknowledged_comes_never_again() -> None:
@@ -24,5 +57,409 @@ def test_members_share_a_queue_and_what_is_acknowledged_comes_never_again() -> N
         async with room.member("mailer", "c", room=100) as c:
             assert {one.id for one in await c.take(6)} == {4, 5, 6, 7, 8, 9}
             assert c.epoch > a.epoch
+
+    Room.run(story)
+
+
+def test_a_member_that_goes_in_order_has_failed_in_nothing_and_one_that_breaks_off_has() -> None:
+    async def story(room: Room) -> None:
+        await room.append(2)
+        await room.make("mailer")
+        async with room.member("mailer", "a") as a:
+            assert [one.attempt for one in await a.take(2)] == [1, 1]
+            await a.leave()
+            async with room.member("mailer", "b") as b:
+                assert [one.attempt for one in await b.take(2)] == [1, 1]
+        async with room.member("mailer", "c") as c:
+            assert [one.attempt for one in await c.take(2)] == [2, 2]
+
+    Room.run(story)
+
+
+def test_a_newer_stream_of_a_member_takes_the_place_of_the_older() -> None:
+    async def story(room: Room) -> None:
+        await room.append(1)
+        await room.make("mailer")
+        async with room.member("mailer", "a") as old:
+            await old.take(1)
+            async with room.member("mailer", "a") as new:
+                assert isinstance(await old.dismissed(), Displaced)
+                assert [one.attempt for one in await new.take(1)] == [2]
+                assert (await new.acknowledge(0)).taken == 1
+
+    Room.run(story)
+
+
+def test_what_is_put_aside_is_on_disks_before_that_is_answered() -> None:
+    async def story(room: Room) -> None:
+        await room.append(3)
+        await room.make("mailer", deliver_max=2)
+        async with room.member("mailer", "a") as a:
+            await a.take(3)
+            room.cluster.luck.lost_answers[room.cluster.meta.partitions] = 1
+            assert (await a.say(Verb.REJECT, 0, reason="it is spam")).taken == 1
+            assert [one.reason for one in await room.parked_in_log("mailer")] == ["it is spam"]
+            await a.say(Verb.REFUSE, 1, reason="once")
+            assert [(one.id, one.attempt) for one in await a.take(1)] == [(1, 2)]
+            await a.say(Verb.REFUSE, 1, reason="twice")
+            assert await room.parked_in_log("mailer") == [Parked(1, "a", "it is spam"), Parked(2, "a", "twice")]
+
+    Room.run(story)
+
+
+def test_operators_replay_skip_and_reset() -> None:
+    async def story(room: Room) -> None:
+        await room.append(6)
+        made_at = (await room.make("mailer")).made_at
+        board = room.board()
+        async with room.member("mailer", "a", room=2) as a:
+            await a.take(2)
+            await a.say(Verb.REJECT, 0, 1, reason="later")
+            await a.take(2)
+            replayed = await board.change("mailer", made_at, 0, Change.REPLAY, [0])
+            assert replayed.count == 1
+            assert room.parked("mailer") == [ParkedTransaction(0, 1, 1, "a", "later")]
+            assert (await a.acknowledge(2)).taken == 1
+            assert [(one.id, one.attempt) for one in await a.take(1)] == [(0, 1)]
+            assert (await board.change("mailer", made_at, 0, Change.SKIP, [4])).floor == 4
+            assert (await a.acknowledge(0, 3)).done == 2, "they are not to be done any more"
+            assert [one.id for one in await a.take(1)] == [5]
+            assert (await board.change("mailer", made_at, 0, Change.RESET, [1])).floor == 1
+            assert isinstance(await a.dismissed(), NotReady)
+        async with room.member("mailer", "a") as again:
+            assert [one.id for one in await again.take(4)] == [2, 3, 4, 5]
+            assert (await again.say(Verb.ACKNOWLEDGE, 2, epoch=a.epoch)).is_old
+        assert [one.id for one in room.parked("mailer")] == [1]
+        with pytest.raises(GroupBeyondLog):
+            await board.change("mailer", made_at, 0, Change.SKIP, [6])
+        with pytest.raises(NoSuchGroup):
+            await board.change("mailer", made_at + 1, 0, Change.SKIP, [1])
+
+    Room.run(story)
+
+
+def test_a_group_that_stops_goes_on_when_an_operator_says_so() -> None:
+    async def story(room: Room) -> None:
+        await room.append(2)
+        made_at = (await room.make("mailer", deliver_max=1, exhausted=Exhausted.STOP)).made_at
+        async with room.member("mailer", "a", room=1) as a:
+            await a.take(1)
+            await a.say(Verb.REFUSE, 0, reason="no")
+            await a.until(lambda: "id 0: no" in a.paused)
+            assert (await room.board().change("mailer", made_at, 0, Change.GO_ON, [])).count == 1
+            assert [(one.id, one.attempt) for one in await a.take(1)] == [(0, 2)]
+            await a.until(lambda: a.paused == "")
+
+    Room.run(story)
+
+
+def test_one_member_has_an_ordered_group_and_is_told_what_is_kept_when_all_before_it_is() -> None:
+    async def story(room: Room) -> None:
+        await room.append(4)
+        await room.make("index", mode=Mode.ORDERED)
+        async with room.member("index", "a") as a, room.member("index", "b") as b:
+            assert [one.id for one in await a.take(4)] == [0, 1, 2, 3]
+            later = await a.acknowledge(2)
+            first = await a.acknowledge(0)
+            await room.write("index")
+            assert (a.kept_number, b.given) == (0, []), "2 is not done for as long as 1 is not"
+            assert later.number < first.number
+            last = await a.acknowledge(1)
+            await a.kept(last.number)
+        async with room.member("index", "c") as c:
+            assert [one.id for one in await c.take(1)] == [3]
+
+    Room.run(story)
+
+
+def test_transactions_of_one_key_are_done_one_after_the_other() -> None:
+    async def story(room: Room) -> None:
+        await room.append(6, header=lambda id: id % 2)
+        await room.make("mailer", mode=Mode.KEYED)
+        async with room.member("mailer", "a", room=1) as a, room.member("mailer", "b", room=1) as b:
+            assert {*[one.id for one in await a.take(1)], *[one.id for one in await b.take(1)]} == {0, 1}
+            one = a if a.ids == [0] else b
+            await one.acknowledge(0)
+            await a.until(lambda: 2 in {*a.ids, *b.ids})
+            assert {*a.ids, *b.ids} == {0, 1, 2}
+
+    Room.run(story)
+
+
+def test_the_keys_of_a_group_may_be_locks() -> None:
+    async def story(room: Room) -> None:
+        for lock in ("x", "y", "x", None):
+            locks = [] if lock is None else [append_lock(lock)]
+            await room.client.append(b"", partition=0, locks=locks, position=-1)
+        await room.make("mailer", mode=Mode.KEYED, key=KeyedBy.LOCK)
+        async with room.member("mailer", "a") as a:
+            assert [one.id for one in await a.take(3)] == [0, 1, 3]
+            await a.acknowledge(0)
+            assert [one.id for one in await a.take(1)] == [2]
+
+    Room.run(story)
+
+
+def test_a_filter_leaves_out_what_a_group_does_not_want_and_probes_are_wanted_by_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "checked_header", lambda header: header)
+
+    async def story(room: Room) -> None:
+        await room.append(300, header=lambda id: id % 3)
+        await room.client.append(b"", partition=0, header=PROBE_HEADER)
+        await room.append(1, header=lambda id: 7)
+        await room.make("some", headers=(2, 7), max_in_flight=1000)
+        await room.make("all", max_in_flight=1000)
+        async with room.member("some", "a", room=200) as a, room.member("all", "b", room=400) as b:
+            assert [one.id for one in await a.take(101)] == [*range(2, 300, 3), 301]
+            await a.acknowledge(*a.ids)
+            assert [one.id for one in await b.take(301)] == [*range(300), 301]
+        assert room.place("some").floor == 301
+
+    Room.run(story)
+
+
+def test_what_has_left_the_memory_of_the_server_is_read_from_storages() -> None:
+    async def story(room: Room) -> None:
+        tail = room.cluster._running(room.cluster.owner(0)).owner.pipeline(0, None).session.tail
+        tail._bytes_max = 1 << 20
+        for _ in range(10):
+            await room.append(100, size=20_000)
+        assert tail.first_id > 500
+        await room.make("mailer", max_in_flight=1000)
+        async with room.member("mailer", "a") as a:
+            assert [one.id for one in await a.take(1000)] == [*range(1000)]
+            assert a.given[17].payload.startswith(b"17\0")
+            assert a.frames >= 20, "a frame has at most a mebibyte"
+
+    Room.run(story)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_made_once_changed_and_removed_while_members_work() -> None:
+    async def story(room: Room) -> None:
+        await room.append(2)
+        first = await room.make("mailer")
+        assert first.is_new
+        assert await room.make("mailer") == replace(first, is_new=False)
+        assert await room.make("mailer", starts=(GroupStart(0, 1),)) == replace(first, is_new=False), "it has begun"
+        with pytest.raises(GroupExists):
+            await room.make("mailer", mode=Mode.ORDERED)
+        board = room.board()
+        async with room.member("mailer", "a", room=1) as a:
+            await a.take(1)
+            await board.set(replace(first.meta, deliver_max=7), first.made_at)
+            assert isinstance(await a.dismissed(), NotReady)
+        with pytest.raises(GroupExists):
+            await board.set(replace(first.meta, partitions=Parts("0")), first.made_at)
+        async with room.member("mailer", "a", room=1) as a:
+            await a.take(1)
+            await board.remove("mailer", first.made_at)
+            assert isinstance(await a.dismissed(), NoSuchGroup)
+        with pytest.raises(NoSuchGroup):
+            await board.remove("mailer", first.made_at)
+        again = await room.make("mailer", starts=(GroupStart(0, 0),))
+        assert again.made_at > first.made_at
+        async with room.member("mailer", "a") as a:
+            assert [one.id for one in await a.take(1)] == [1]
+
+    Room.run(story)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"partitions": Parts("0-3")}, NoSuchPartition),
+        ({"partitions": Parts("orders")}, NoSuchChannel),
+        ({"starts": (GroupStart(0, 5),)}, GroupBeyondLog),
+        ({"starts": (GroupStart(9, 5),)}, NoSuchPartition),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], error: type[WaltzError]) -> None:
+    async def story(room: Room) -> None:
+        with pytest.raises(error):
+            await room.make("mailer", **settings)
+
+    Room.run(story)
+
+
+def test_a_member_is_told_why_it_cannot_join() -> None:
+    async def story(room: Room) -> None:
+        await room.make("mailer", partitions=Parts("0"))
+        with pytest.raises(NoSuchGroup):
+            async with room.member("other", "a"):
+                pass
+        with pytest.raises(NotInGroup):
+            async with room.member("mailer", "a", partition=1):
+                pass
+        room.cluster.set_policy([{"names": ["*"], "may": ["subscribe"], "groups": ["index-*"]}])
+        with pytest.raises(NotGranted):
+            async with room.member("mailer", "a"):
+                pass
+        room.cluster.set_policy([{"names": ["*"], "may": ["subscribe"], "groups": ["mail*"]}])
+        async with room.member("mailer", "a") as a:
+            room.cluster.set_policy([{"names": ["*"], "may": ["append"], "groups": ["mail*"]}])
+            assert isinstance(await a.dismissed(), NotGranted)
+
+    Room.run(story, partitions=2)
+
+
+def test_nonsense_ends_the_stream_of_who_says_it() -> None:
+    async def story(room: Room) -> None:
+        await room.append(2)
+        await room.make("mailer")
+        async with room.member("mailer", "a", room=1) as a, room.member("mailer", "b", room=1) as b:
+            await a.take(1)
+            await b.take(1)
+            with pytest.raises(BadFrame):
+                await a.say(Verb.ACKNOWLEDGE, -3)
+            assert (await b.acknowledge(*b.ids)).taken == 1
+
+    Room.run(story)
+
+
+def test_a_place_that_nobody_needs_is_written_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "IDLE_SECONDS", 0.0)
+
+    async def story(room: Room) -> None:
+        await room.append(1)
+        await room.make("mailer")
+        async with room.member("mailer", "a") as a:
+            await a.take(1)
+            await a.acknowledge(0)
+            await a.leave()
+        await room.until(lambda: not list(room.board().places))
+        assert (room.place("mailer").floor, room.place("mailer").is_at_work) == (0, False)
+
+    Room.run(story)
+
+
+def test_the_group_log_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "SLACK_BYTES", 2000)
+
+    async def story(room: Room) -> None:
+        await room.append(200)
+        for name in ("one", "two", "three"):
+            await room.make(name)
+        async with room.member("one", "a"):
+            pass
+        async with room.member("two", "a", room=1) as a:
+            for _ in range(200):
+                (given,) = await a.take(1)
+                await a.acknowledge(given.id)
+                await room.write("two")
+        known = room.board().ledger
+        await room.until(lambda: known.overdue is None)
+        assert known.floor > 100, "what was written first was written anew"
+        assert set(known.groups) == {"one", "two", "three"}
+
+    Room.run(story)
+
+
+# -- the group log -----------------------------------------------------------------------------------------------------
+
+
+class Away:
+    """The group log, while it takes nothing."""
+
+    def __init__(self, log: GroupLog) -> None:
+        self.follow, self.read, self.end, self.close = log.follow, log.read, log.end, log.close
+
+    async def append(self, data: bytes, lock: Lock, position: int) -> AppendOutcome:
+        raise NotSent("its owner is away")
+
+
+def test_without_the_group_log_a_group_goes_on_to_a_bound_and_nothing_that_was_said_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "UNWRITTEN_MAX", 5)
+
+    async def story(room: Room) -> None:
+        await room.append(10)
+        await room.make("mailer")
+        async with room.member("mailer", "a", room=1) as a:
+            await a.take(1)
+            board, log = room.board(), room.board().group_log
+            board.group_log = Away(log)
+            for id in range(5):
+                assert (await a.acknowledge(id)).taken == 1
+                if id < 4:
+                    await a.take(1)
+            await a.until(lambda: a.paused != "")
+            assert (a.ids, a.kept_number) == ([0, 1, 2, 3, 4], 0)
+            with pytest.raises(GroupLogAway):
+                await room.make("other")
+            board.group_log = log
+            await a.take(1)
+            await a.kept(5)
+            assert a.paused == ""
+
+    Room.run(story)
+
+
+def test_a_group_log_that_cannot_be_understood_stops_groups_and_nothing_else() -> None:
+    async def story(room: Room) -> None:
+        await room.append(1)
+        await room.make("mailer")
+        board = room.board()
+        async with room.member("mailer", "a") as a:
+            await a.take(1)
+            await board.group_log.append(b"nonsense", write_lock("x"), -1)
+            assert isinstance(await a.dismissed(), GroupStateDamaged)
+        with pytest.raises(GroupStateDamaged):
+            await board.make(GroupMeta(name="other", partitions=None, mode=Mode.QUEUE))
+        with pytest.raises(GroupStateDamaged):
+            async with room.member("mailer", "a"):
+                pass
+        assert "kind" in board.trouble or "middle" in board.trouble
+        assert board.needed_from() == 0, "nothing of it is trimmed"
+        await room.append(1)
+
+    Room.run(story)
+
+
+def test_what_an_owner_says_that_was_replaced_is_never_kept() -> None:
+    async def story(room: Room) -> None:
+        await room.append(3)
+        made_at = (await room.make("mailer")).made_at
+        async with room.member("mailer", "a", room=1) as a:
+            await a.take(1)
+            await a.kept((await a.acknowledge(0)).number)
+            await a.take(1)
+            board = room.board()
+            await board.level()
+            state = State.of(board.ledger.state("mailer", 0).snapshot())  # type: ignore[union-attr]
+            state.begin_epoch()
+            data = stands("mailer", 0, made_at, state.delta() or b"")
+            (at_work,) = board.places
+            at_work.look = lambda: None  # type: ignore[method-assign]  # it has not heard of the other one
+            assert isinstance(await board.group_log.append(data, lock_of("mailer", 0), board.ledger.reach), Committed), (
+                "another owner has claimed it"
+            )
+            answer = await a.acknowledge(1)
+            assert answer.taken == 1
+            assert isinstance(await a.dismissed(), NotReady)
+            assert a.kept_number < answer.number
+        async with room.member("mailer", "b") as b:
+            assert [one.id for one in await b.take(2)] == [1, 2]
+            assert b.epoch == state.epoch + 1
+
+    Room.run(story)
+
+
+def test_a_place_ends_with_its_pipeline() -> None:
+    async def story(room: Room) -> None:
+        await room.append(1)
+        await room.make("mailer")
+        async with room.member("mailer", "a") as a:
+            await a.take(1)
+            (at_work,) = room.board().places
+            at_work.pipeline.close(SessionEnded("it is over"))
+            assert isinstance(await a.dismissed(), SessionEnded)
+            assert not list(room.board().places)
+            assert not at_work.pipeline._followers
 
     Room.run(story)

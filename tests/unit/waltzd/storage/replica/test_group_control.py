@@ -143,3 +143,16 @@ def test_a_file_of_another_cluster_is_refused() -> None:
     assert served(directory.partition(0), expected(0, 6)) == set(range(6))
     with pytest.raises(ControlDamaged, match="belongs to the cluster"):
         directory.partition(NUMBER)
+
+
+@pytest.mark.parametrize("loss", [Loss.ORDERED, Loss.SCATTERED])
+def test_what_it_promised_survives_the_loss_of_power(loss: Loss) -> None:
+    for seed in range(8):
+        disk = lived_in()
+        directory = open_directory(disk)
+        directory.partition(NUMBER).open_session(9)
+        directory.partition(NUMBER).set_low_mark(9, 5)
+        before = directory.control.info(NUMBER)
+        copy = disk.clone(seed)
+        copy.power_cut(loss)
+        assert open_directory(copy).control.info(NUMBER) == before

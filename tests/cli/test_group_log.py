@@ -1,0 +1,83 @@
+"""A real cluster of today gets its group log while it runs, and keeps it through the loss of processes and of a storage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.moving_words import bounded
+from waltzctl.placement.group_log import make_group_log
+from waltzctl.playground.local import LocalCluster
+from waltzctl.shell.reach import resolve, using
+from waltzd.client.group_log import GroupLogClient
+from waltzd.cluster.cluster import Cluster
+from waltzd.protocol.locks import Committed
+
+Tool = Callable[..., Any]
+PATIENCE_SECONDS = 120.0
+GROUP_LOG = 1
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    local = LocalCluster.make(tmp_path_factory.mktemp("groups") / "cluster", partitions=1, servers=2)
+    try:
+        local.start()
+        local.grow(storages=4, servers=2)
+        local.start()
+        yield local
+    finally:
+        local.kill()
+
+
+async def append(local: LocalCluster, *payloads: bytes) -> None:
+    async with GroupLogClient[bytes](local.server_addresses) as client:
+        for payload in payloads:
+            outcome = await client.append(payload, partition=client.number, timeout=PATIENCE_SECONDS)
+            assert isinstance(outcome, Committed)
+
+
+async def kept(local: LocalCluster) -> list[bytes]:
+    async with GroupLogClient[bytes](local.server_addresses) as client:
+        found = await client.read_some(client.number, 0, timeout=PATIENCE_SECONDS)
+        return [transaction.payload for transaction in found]
+
+
+def test_it_comes_while_the_cluster_runs_and_nothing_of_it_is_lost(cluster: LocalCluster, waltzctl: Tool) -> None:
+    place = "--directory", str(cluster.directory)
+
+    async def make(found: Cluster) -> bool:
+        return await make_group_log(found)
+
+    assert "holds" not in waltzctl("partition", "list", *place).out
+    assert using(resolve({"directory": str(cluster.directory)}), make)
+    assert not using(resolve({"directory": str(cluster.directory)}), make), "it is there already"
+    asyncio.run(append(cluster, b"0", b"1"))
+    row = json.loads(waltzctl("partition", "list", *place, "-o", "json").out)["partitions"][GROUP_LOG]
+    assert row["holds"] == "groups"
+    owner = waltzctl("partition", "describe", str(GROUP_LOG), *place)
+    assert "the group log" in owner.out
+
+    cluster.recall()
+    held = row["replicas"]
+    for name in (held[0], *cluster.blueprint.server_names):
+        cluster.daemons[name].kill()
+    for name in (held[0], *cluster.blueprint.server_names):
+        cluster.start_one(name)
+    asyncio.run(append(cluster, b"2"))
+
+    spare = next(name for name in cluster.blueprint.storage_names if name not in held)
+    new = f"{spare}={','.join(cluster.blueprint.addresses(spare))}"
+    done = waltzctl(*bounded(("storage", "replace", held[1], new, "--yes", "--confirm", held[1])), *place)
+    assert done.code == 0, done
+    row = json.loads(waltzctl("partition", "list", *place, "-o", "json").out)["partitions"][GROUP_LOG]
+    assert sorted(row["replicas"]) == sorted({*held, spare} - {held[1]})
+    cluster.daemons[held[0]].kill()  # so the new replica is one of the two that are needed
+    asyncio.run(append(cluster, b"3"))
+    assert asyncio.run(kept(cluster)) == [b"0", b"1", b"2", b"3"]
+    cluster.start_one(held[0])
+    assert "was changed by hand" not in waltzctl("doctor", *place).out

@@ -1,0 +1,120 @@
+"""Whom to tell what is to be done to a durable group, and telling it again until it is done.
+
+Any server changes a group as a whole; what is done in one partition, its owner does. Owners change, and the group log may
+be away for a moment: what can be done a moment later is tried again. All of these changes may be asked for twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from waltzctl.picture.groups import GroupView
+from waltzctl.shell.progress import Say
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.cluster.documents import ServerMeta
+from waltzd.cluster.groups import GroupMeta, MadeGroup
+from waltzd.errors import NoServerUp, Retry, Unfinished, WaltzError, WrongPeer
+from waltzd.protocol.groups import Change, Changed
+from waltzd.wire.servers import ServerAdminClient, ServerClient
+from waltzd.wire.tls import Tls
+
+CALL_SECONDS = 10.0
+WAIT_SECONDS = 30.0
+"""For an owner, or for the group log: a fail-over takes less."""
+PAUSE_SECONDS = 0.3
+T = TypeVar("T")
+
+
+async def told(cluster: Cluster, tls: Tls | None, say: Say, call: Callable[[ServerAdminClient], Awaitable[T]]) -> T:
+    """What any server answers."""
+    key = (await cluster.meta()).key
+
+    async def ask(server: ServerMeta) -> T:
+        async with ServerAdminClient(server.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=server.name) as admin:
+            return await call(admin)
+
+    return await _in_turn(cluster, say, ask)
+
+
+async def made(cluster: Cluster, tls: Tls | None, say: Say, meta: GroupMeta) -> MadeGroup:
+    key = (await cluster.meta()).key
+
+    async def ask(server: ServerMeta) -> MadeGroup:
+        async with ServerClient(server.listen, key, seconds=CALL_SECONDS, tls=tls) as client:
+            return await client.make_group(meta)
+
+    return await _in_turn(cluster, say, ask)
+
+
+async def _in_turn(cluster: Cluster, say: Say, ask: Callable[[ServerMeta], Awaitable[T]]) -> T:
+    """One server after the other, and all of them again, while the reason is one that passes."""
+    until = _now() + WAIT_SECONDS
+    while True:
+        error: WaltzError = NoServerUp("no server of the cluster is up", not_done="nothing was changed")
+        for server in (await cluster.servers()).values():
+            try:
+                return await ask(server)
+            except WaltzError as refusal:
+                error = _passing(refusal)
+        await _pause(until, error, say)
+
+
+async def changed(
+    cluster: Cluster, tls: Tls | None, say: Say, group: GroupView, change: Change, wanted: Mapping[int, Sequence[int]]
+) -> list[dict[str, int]]:
+    """`wanted`: the ids, by partition. What came of it, partition by partition."""
+    found: list[dict[str, int]] = []
+    for partition, ids in sorted(wanted.items()):
+        say(f"{len(found)} of {len(wanted)} partitions done")
+        try:
+            one = await _changed(cluster, tls, say, group, partition, change, ids)
+        except WaltzError as error:
+            if not found:
+                raise
+            done = spell_numbers([row["partition"] for row in found])
+            raise Unfinished(
+                f"partition {partition}: {error.code} {error.message}",
+                not_done=f"it was done in {done}, and in no other partition",
+            ) from error
+        found.append({"partition": partition, "count": one.count, "epoch": one.epoch, "floor": one.floor})
+    return found
+
+
+async def _changed(
+    cluster: Cluster, tls: Tls | None, say: Say, group: GroupView, partition: int, change: Change, ids: Sequence[int]
+) -> Changed:
+    """By the owner of the partition, whoever that is in the end."""
+    key, until = (await cluster.meta()).key, _now() + WAIT_SECONDS
+    while True:
+        assignment, _ = await cluster.assignment()
+        owner, servers = assignment.owners[partition].server, await cluster.servers()
+        error: WaltzError = NoServerUp(f"no server that is up owns partition {partition}", not_done="nothing was changed")
+        if owner in servers:
+            address = servers[owner].admin_listen
+            async with ServerAdminClient(address, key, seconds=CALL_SECONDS, tls=tls, name=owner) as admin:
+                try:
+                    return await admin.change_group(group.name, group.made_at, partition, change, ids)
+                except WaltzError as refusal:
+                    error = _passing(refusal)
+        await _pause(until, error, say)
+
+
+def _passing(error: WaltzError) -> WaltzError:
+    """Raises an error that is the same a moment later."""
+    if error.retry is Retry.NEVER or isinstance(error, WrongPeer):
+        raise error
+    return error
+
+
+async def _pause(until: float, error: WaltzError, say: Say) -> None:
+    if _now() > until:
+        raise error
+    say(error.message)
+    await asyncio.sleep(PAUSE_SECONDS)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

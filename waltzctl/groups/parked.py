@@ -1,0 +1,218 @@
+"""`waltzctl group parked`: what a group has put aside, and what becomes of it.
+
+A transaction is parked when its tries are used up, or a member rejected it. It stays in the log; only the group knows that
+it is not done. To replay it is to give it out again, once: one that fails again is parked again, so no replay goes round
+in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from waltzctl.groups.asking import changed, told
+from waltzctl.groups.command import GroupName, one_of
+from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
+from waltzctl.picture.groups import GroupView
+from waltzctl.records.follow import addresses_of, opened
+from waltzctl.shell.change import Change as Planned
+from waltzctl.shell.change import Changing, Request
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import Meant, Reach, check_operator, using
+from waltzctl.shell.safety import Danger, Plan
+from waltzctl.show import group as show
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.group import ParkedOne
+from waltzd import Client
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import EXIT_OK, BadArgument, WaltzError
+from waltzd.protocol.groups import Change, ParkedTransaction
+from waltzd.wire.servers import ServerAdminClient
+
+AT_ONCE = 1000
+"""Of one answer, and of one change."""
+IDS_MAX = 100_000
+Ids = Annotated[str | None, Argument(metavar="[PARTITION:IDS]", help="Those that are meant, as 0:17,20-25; or --all.")]
+All = Annotated[bool, Option("--all", help="All that is parked, in all partitions or in those of --partitions.")]
+
+
+def list_(
+    *,
+    name: GroupName,
+    numbers: Partitions = None,
+    most: Annotated[int, Option("-n", min=1, max=IDS_MAX, metavar="ROWS", help="So many at most.")] = 100,
+    with_payloads: Annotated[
+        bool, Option("--payload", help="With the transactions themselves, read from the log.")
+    ] = False,
+    reach: Meant,
+    output: AnyForm = "table",
+) -> int:
+    """What a group has put aside: how often it failed, which member had it last, and why. With --payload the transactions
+    are read, which needs the right of an operator; what was trimmed from the log has none.
+
+    \b
+    Examples:
+      waltzctl group parked list mailer
+      waltzctl group parked list mailer --payload -o json
+    """
+    if with_payloads:
+        check_operator(reach.tls, "read transactions")
+
+    async def ask(cluster: Cluster) -> tuple[list[ParkedOne], bool]:
+        _, group = await one_of(cluster, reach.tls, name)
+        found = await _parked(cluster, reach, group, await chosen(cluster, group, numbers), most + 1)
+        rows = found[:most]
+        if not (with_payloads and rows):
+            return list(map(ParkedOne, rows)), len(found) > most
+        async with _reader(cluster, reach) as client:
+            return [await _read(client, one) for one in rows], len(found) > most
+
+    rows, is_more = using(reach, ask)
+    put(show.parked(name, rows, with_payloads=with_payloads, is_more=is_more), output)
+    return EXIT_OK
+
+
+def replay(*, name: GroupName, ids: Ids = None, is_all: All = False, numbers: Partitions = None, request: Changing) -> int:
+    """Let what is parked be done again, each once, from its first try on. One that fails again is parked again, and stays
+    parked until somebody says so.
+
+    \b
+    Examples:
+      waltzctl group parked replay mailer --all --dry-run
+      waltzctl group parked replay mailer 0:17,20-25 --yes --reason 'the address is right now'
+    """
+    return _change("replay", "to be done again", Change.REPLAY, Danger.ASK, name, ids, is_all, numbers, request)
+
+
+def discard(*, name: GroupName, ids: Ids = None, is_all: All = False, numbers: Partitions = None, request: Changing) -> int:
+    """Leave what is parked for good: the group does not know of it any more, and nobody does it. The log keeps the
+    transactions.
+
+    \b
+    Examples:
+      waltzctl group parked discard mailer --all --dry-run
+      waltzctl group parked discard mailer 0:17 --confirm mailer --reason 'it was sent by hand'
+    """
+    return _change("discard", "left for good", Change.DISCARD, Danger.TYPED, name, ids, is_all, numbers, request)
+
+
+def _change(
+    verb: str,
+    what: str,
+    change: Change,
+    danger: Danger,
+    name: str,
+    ids: str | None,
+    is_all: bool,
+    numbers: str | None,
+    request: Request,
+) -> int:
+    if is_all is (ids is not None) or (ids is not None and numbers is not None):
+        raise BadArgument(
+            "say which are meant: their ids, or --all",
+            not_done="nothing was changed",
+            next_step=f"as in `waltzctl group parked {verb} {name} 0:17,20-25`, or with --all",
+        )
+    typed = None if ids is None else _typed(ids)
+
+    async def prepare(cluster: Cluster) -> Planned:
+        _, group = await one_of(cluster, request.reach.tls, name)
+        if typed is None:
+            wanted = await chosen(cluster, group, numbers)
+        else:
+            wanted = await chosen(cluster, group, str(typed[0]))
+        there: dict[int, list[int]] = {}
+        for one in await _parked(cluster, request.reach, group, wanted, IDS_MAX):
+            if typed is None or one.id in typed[1]:
+                there.setdefault(one.partition, []).append(one.id)
+        plan = Plan(
+            verb=f"group parked {verb}",
+            subject=name,
+            steps=(*(_spelled(number, found, what) for number, found in there.items()), *_absent(typed, there)),
+            danger=danger,
+        )
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            return {"partitions": await changed(cluster, request.reach.tls, say, group, change, there)}
+
+        return Planned(plan=plan, do=do)
+
+    return request.perform(prepare)
+
+
+def _spelled(number: int, ids: Sequence[int], what: str) -> str:
+    one = len(ids) == 1
+    shown = spell_numbers(ids[:AT_ONCE])
+    return f"partition {number}: {len(ids):,} {'is' if one else 'are'} {what}: {'id' if one else 'ids'} {shown}"
+
+
+def _absent(typed: tuple[int, Sequence[int]] | None, there: Mapping[int, Sequence[int]]) -> list[str]:
+    if typed is None or not there:
+        return []
+    number, ids = typed
+    absent = sorted(set(ids) - set(there[number]))
+    return [f"note: not parked there: {spell_numbers(absent[:AT_ONCE])}"] if absent else []
+
+
+def _typed(text: str) -> tuple[int, Sequence[int]]:
+    """`0:17,20-25`"""
+    number, colon, rest = text.partition(":")
+    found: set[int] = set()
+    for part in rest.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (colon and number.isdecimal() and first.isdecimal() and (not dash or last.isdecimal())):
+            raise BadArgument(
+                f"{text!r} says no parked transactions",
+                not_done="nothing was changed",
+                next_step="write a partition and the ids there: 0:17,20-25",
+            )
+        ids = range(int(first), int(last or first) + 1)
+        if len(found) + len(ids) > IDS_MAX:
+            raise BadArgument(f"{text!r}: more than {IDS_MAX:,} ids at once", not_done="nothing was changed")
+        found |= set(ids)
+    return int(number), sorted(found)
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+async def _parked(
+    cluster: Cluster, reach: Reach, group: GroupView, wanted: Sequence[int], most: int
+) -> list[ParkedTransaction]:
+    """By partition and id, so many at most."""
+    found: list[ParkedTransaction] = []
+    for number in wanted:
+        one = group.at(number)
+        after, is_more = -1, one is not None and one.place.parked > 0
+        while is_more and len(found) < most:
+            count = min(AT_ONCE, most - len(found))
+
+            async def ask(admin: ServerAdminClient, number: int = number, after: int = after, count: int = count) -> Any:
+                return await admin.parked(group.name, number, after=after, count=count)
+
+            part = await told(cluster, reach.tls, _quietly, ask)
+            found += part.parked
+            is_more = part.is_more and bool(part.parked)
+            after = part.parked[-1].id if part.parked else after
+    return found
+
+
+def _quietly(_sentence: str, _amount: object = None, /) -> None:
+    pass
+
+
+@asynccontextmanager
+async def _reader(cluster: Cluster, reach: Reach) -> AsyncIterator[Client]:
+    async with opened(reach, await addresses_of(cluster, None), seconds=ASK_SECONDS) as client:
+        yield client
+
+
+async def _read(client: Client, one: ParkedTransaction) -> ParkedOne:
+    try:
+        return ParkedOne(one, await client.read(one.partition, one.id))
+    except WaltzError:  # it was trimmed, or its owner is away: what is known is shown all the same
+        return ParkedOne(one)

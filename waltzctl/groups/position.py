@@ -1,0 +1,253 @@
+"""Where durable groups begin in the log, and how they are moved: skip, reset, resume.
+
+A place is said by the id that is to be done first, or by a time, and becomes the id behind which the group begins. What is
+skipped is done by nobody; what is done again comes a second time: a plan says how much of either there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from waltzctl.groups.asking import changed
+from waltzctl.groups.command import GroupName, one_of
+from waltzctl.picture.groups import GroupView
+from waltzctl.records.follow import addresses_of, opened
+from waltzctl.shell import moment
+from waltzctl.shell.change import Change as Planned
+from waltzctl.shell.change import Changing, nothing_to_do
+from waltzctl.shell.numbers import check_partitions
+from waltzctl.shell.progress import Say
+from waltzctl.shell.reach import Reach
+from waltzctl.shell.safety import Danger, Plan
+from waltzd.cluster.assignment import spell_numbers
+from waltzd.cluster.channels import channels_of
+from waltzd.cluster.cluster import Cluster
+from waltzd.errors import BadArgument, NoSuchPartition
+from waltzd.protocol.channels import numbers_of
+from waltzd.protocol.groups import Change
+
+ASK_SECONDS = 10.0
+Partitions = Annotated[
+    str | None, Option("--partitions", metavar="PARTITIONS", help="Only in these, like 0-3,orders; all if it is not said.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """What options say of where a group is to begin. Nothing of it: at the first transaction."""
+
+    is_last: bool = False
+    ids: str | None = None
+    """`1000`, or for each partition `0=1000,3=20`."""
+    time: str | None = None
+
+    def options(self, how: str) -> list[str]:
+        """Those that were used."""
+        said = {"last": self.is_last, "id": self.ids is not None, "time": self.time is not None}
+        return [f"--{how}-{name}" for name, is_said in said.items() if is_said]
+
+    async def afters(self, numbers: Sequence[int], cluster: Cluster, reach: Reach, *, how: str) -> dict[int, int]:
+        """Of each partition the id behind which it begins."""
+        if self.ids is not None:
+            return _ids(self.ids, numbers, f"--{how}-id")
+        if not self.is_last and self.time is None:
+            return dict.fromkeys(numbers, -1)
+        time = None if self.time is None else moment.microseconds(self.time, datetime.now(UTC), f"--{how}-time")
+        addresses = await addresses_of(cluster, None)
+        async with opened(reach, addresses, seconds=ASK_SECONDS) as client:
+            return {
+                number: await (client.end_position(number) if time is None else client.position_at(number, time))
+                for number in numbers
+            }
+
+
+def _ids(text: str, numbers: Sequence[int], option: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for part in text.split(","):
+        number, is_of_one, id_ = part.strip().rpartition("=")
+        if not id_.isdecimal() or (is_of_one and not number.isdecimal()) or (not is_of_one and "," in text):
+            raise BadArgument(
+                f"{option} {text}: this says no ids",
+                not_done="nothing was changed",
+                next_step="write the id that is to be done first: 1000 for all partitions, 0=1000,3=20 for some",
+            )
+        if is_of_one and int(number) not in numbers:
+            raise _not_there(int(number), numbers)
+        found |= dict.fromkeys([int(number)] if is_of_one else numbers, int(id_) - 1)
+    return found
+
+
+def _not_there(number: int, numbers: Sequence[int]) -> NoSuchPartition:
+    return NoSuchPartition(
+        f"partition {number} is none of the group: it has {spell_numbers(sorted(numbers))}",
+        not_done="nothing was changed",
+        next_step="`waltzctl group describe NAME` shows them",
+        partition=number,
+    )
+
+
+async def chosen(cluster: Cluster, group: GroupView, text: str | None) -> list[int]:
+    """Partitions of a group that a person has named, by numbers and channels; all where nothing was said."""
+    ours = [one.partition for one in group.partitions]
+    if text is None:
+        return ours
+    channels, _ = await channels_of(cluster.coordinator)
+    wanted = sorted(numbers_of(text, channels))
+    check_partitions(wanted, (await cluster.meta()).partitions)
+    for number in wanted:
+        if number not in ours:
+            raise _not_there(number, ours)
+    return wanted
+
+
+def skip(
+    *,
+    name: GroupName,
+    partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
+    last: Annotated[int, Option("--to", min=0, metavar="ID", help="The last id that is not to be done.")],
+    request: Changing,
+) -> int:
+    """Leave out what a group has not done in PARTITION, up to an id: nobody does it, now or later. What is parked stays
+    parked. To put a single transaction aside, let its member reject it.
+
+    \b
+    Examples:
+      waltzctl group skip mailer 0 --to 41 --dry-run
+      waltzctl group skip mailer 0 --to 41 --confirm mailer --reason 'these were sent by hand'
+    """
+
+    async def prepare(cluster: Cluster) -> Planned:
+        _, group = await one_of(cluster, request.reach.tls, name)
+        await chosen(cluster, group, str(partition))
+        one = group.at(partition)
+        assert one is not None
+        if last <= one.place.floor:
+            return nothing_to_do("group skip", name)
+        most = min(last - one.place.floor, one.lag if one.lag is not None else last - one.place.floor)
+        plan = Plan(
+            verb="group skip",
+            subject=name,
+            steps=(f"partition {partition}: leave out what is not done up to {last}, at most {most:,} transactions",),
+            danger=Danger.TYPED,
+        )
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.SKIP, {partition: [last]})}
+
+        return Planned(plan=plan, do=do)
+
+    return request.perform(prepare)
+
+
+def reset(
+    *,
+    name: GroupName,
+    numbers: Partitions = None,
+    is_first: Annotated[bool, Option("--to-first", help="All that is there is to be done again.")] = False,
+    is_last: Annotated[bool, Option("--to-last", help="Only what comes from now on is to be done.")] = False,
+    ids: Annotated[
+        str | None,
+        Option("--to-id", metavar="ID", help="The id that is to be done first; of some partitions as 0=1000,3=20."),
+    ] = None,
+    time: Annotated[str | None, Option("--to-time", metavar="TIME", help=f"What came since then. {moment.HELP}")] = None,
+    request: Changing,
+) -> int:
+    """Let a group begin elsewhere. From there on everything is to be done, also what was done or parked; what lies before
+    is not, and what is parked there stays. Members go on by themselves, and what they have in their hands counts for
+    nothing.
+
+    \b
+    Examples:
+      waltzctl group reset mailer --to-time 2026-11-24T08:00 --dry-run
+      waltzctl group reset mailer --partitions 0 --to-first --confirm mailer --reason 'index lost'
+    """
+    begin = Begin(is_last=is_last, ids=ids, time=time)
+    said = [*(["--to-first"] if is_first else []), *begin.options("to")]
+    if len(said) != 1:
+        raise BadArgument(
+            f"{' and '.join(said)} contradict each other" if said else "where the group is to begin was not said",
+            not_done="nothing was changed",
+            next_step="say one of --to-first, --to-last, --to-id and --to-time",
+        )
+
+    async def prepare(cluster: Cluster) -> Planned:
+        _, group = await one_of(cluster, request.reach.tls, name)
+        afters = await begin.afters(await chosen(cluster, group, numbers), cluster, request.reach, how="to")
+        moved = {number: after for number, after in afters.items() if not _is_there(group, number, after)}
+        if not moved:
+            return nothing_to_do("group reset", name)
+        working = [member for member in group.members if any(_works(group, number, member) for number in moved)]
+        plan = Plan(
+            verb="group reset",
+            subject=name,
+            steps=(
+                *(_moved(group, number, after) for number, after in sorted(moved.items())),
+                *([f"note: {', '.join(working)} work there, and begin anew"] if working else []),
+            ),
+            danger=Danger.TYPED,
+        )
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            wanted = {number: [after] for number, after in moved.items()}
+            return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.RESET, wanted)}
+
+        return Planned(plan=plan, do=do)
+
+    return request.perform(prepare)
+
+
+def _is_there(group: GroupView, number: int, after: int) -> bool:
+    """Nothing would change: it stands there, and knows nothing above."""
+    one = group.at(number)
+    assert one is not None
+    return one.place.floor == one.place.reach == after
+
+
+def _works(group: GroupView, number: int, member: str) -> bool:
+    one = group.at(number)
+    return one is not None and any(found.name == member for found in one.place.members)
+
+
+def _moved(group: GroupView, number: int, after: int) -> str:
+    one = group.at(number)
+    assert one is not None
+    floor, head = one.place.floor, f"partition {number}: the next to be done is {after + 1:,}"
+    if after > floor:
+        return f"{head}; what is not done from {floor + 1:,} to {after:,} is left out"
+    again = max(0, one.place.reach - after) - one.place.open
+    return f"{head}; up to {again:,} transactions that were done come again"
+
+
+def resume(*, name: GroupName, numbers: Partitions = None, request: Changing) -> int:
+    """Let a group go on where it has stopped, since the tries of a transaction were used up: that transaction gets one more
+    try. When it fails again, the group stops again.
+
+    \b
+    Examples:
+      waltzctl group resume mailer --dry-run
+      waltzctl group resume mailer --partitions 0 --reason 'the mail server is back'
+    """
+
+    async def prepare(cluster: Cluster) -> Planned:
+        _, group = await one_of(cluster, request.reach.tls, name)
+        wanted = await chosen(cluster, group, numbers)
+        stopped = [one for one in group.partitions if one.partition in wanted and one.place.stopped]
+        plan = Plan(
+            verb="group resume",
+            subject=name,
+            steps=tuple(f"partition {one.partition}: go on; it stopped at {one.place.stopped}" for one in stopped),
+            danger=Danger.NONE,
+        )
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            ids: dict[int, Sequence[int]] = {one.partition: () for one in stopped}
+            return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.GO_ON, ids)}
+
+        return Planned(plan=plan, do=do)
+
+    return request.perform(prepare)

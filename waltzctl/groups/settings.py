@@ -1,0 +1,91 @@
+"""What options say of a durable group: durations, pauses, headers, as a person types them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from typer import Option
+
+from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX
+from waltzd.errors import BadArgument
+from waltzd.protocol.groups import Exhausted
+
+ALL = "all"
+_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)")
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+_HEADER = re.compile(r"-?[0-9]{1,10}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Settings that may be changed while a group lives; None where nothing was said."""
+
+    ack_wait: Annotated[
+        str | None,
+        Option("--ack-wait", metavar="DURATION", help="How long a member may take for a transaction (30s by default)."),
+    ] = None
+    max_in_flight: Annotated[
+        int | None,
+        Option("--max-in-flight", min=1, max=100_000, help="How many each member has in its hands (100 by default)."),
+    ] = None
+    tries: Annotated[
+        int | None, Option("--tries", min=1, max=1000, help="How often a transaction may fail (5 by default).")
+    ] = None
+    back_off: Annotated[
+        str | None,
+        Option("--back-off", metavar="DURATION,...", help="Pauses before further tries (1s,5s,30s by default), or none."),
+    ] = None
+    then: Annotated[
+        Literal["park", "stop"] | None,
+        Option("--then", help="When the tries are used up: put it aside (the default), or stop."),
+    ] = None
+    headers: Annotated[
+        str | None, Option("--headers", metavar="N,...", help="Only transactions with these headers (all by default).")
+    ] = None
+
+    def changes(self) -> Mapping[str, Any]:
+        """By the names of the group's fields."""
+        found = {
+            "ack_wait_ms": None if self.ack_wait is None else max(1, milliseconds(self.ack_wait, "--ack-wait")),
+            "max_in_flight": self.max_in_flight,
+            "deliver_max": self.tries,
+            "back_off_ms": None if self.back_off is None else _pauses(self.back_off),
+            "exhausted": None if self.then is None else Exhausted(self.then),
+            "headers": None if self.headers is None else _headers(self.headers),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def milliseconds(text: str, option: str) -> int:
+    found = _DURATION.fullmatch(text.strip())
+    length = -1 if found is None else int(found[1]) * _UNITS[found[2]]
+    if not 0 <= length <= MS_MAX:
+        raise BadArgument(
+            f"{option} {text}: this is no duration up to a day",
+            not_done="nothing was changed",
+            next_step="write it as 500ms, 30s, 5m or 1h",
+        )
+    return length
+
+
+def _pauses(text: str) -> tuple[int, ...]:
+    pauses = () if text == "none" else tuple(milliseconds(part, "--back-off") for part in text.split(","))
+    if len(pauses) > BACK_OFF_MAX:
+        raise BadArgument(f"--back-off: at most {BACK_OFF_MAX} pauses", not_done="nothing was changed")
+    return pauses
+
+
+def _headers(text: str) -> tuple[int, ...]:
+    parts = [] if text == ALL else [part.strip() for part in text.split(",")]
+    if not all(_HEADER.fullmatch(part) and -(1 << 31) <= int(part) < 1 << 31 for part in parts):
+        raise BadArgument(
+            f"--headers {text}: these are no headers",
+            not_done="nothing was changed",
+            next_step="write whole numbers of 32 bits, as 1,2,5, or `all`",
+        )
+    if len(parts) > HEADERS_MAX:
+        raise BadArgument(f"--headers: at most {HEADERS_MAX} of them", not_done="nothing was changed")
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,612 @@
+"""What the members of a durable group have done in a SQL database, so that nothing is done there twice.
+
+A delivery is done in one database transaction, and the first statement of that writes down its partition and id. So what is
+done is written there, what is written there is done, and a transaction that comes again meets its id: after a crash, a lost
+acknowledgement, a time that was over, or a change of owner.
+
+The set of ids is exact, and it is kept for ever. What a group says of its own place cannot stand for it: its floor passes
+over what is parked and what was skipped, and an operator may want exactly that to be done later. So nothing is forgotten
+below a floor. Ids become bits instead: one for each id of the log at most, and none for a page whose ids are all done.
+Whether an id is a row or a bit makes no difference to the answer, so folding rows into bits may happen at any time.
+
+A transaction inserts its row first and looks at the bits then. Rows leave only together with the bits that replace them,
+and an insert waits for whoever deletes the same row, so it meets one of the two. For that, what is read has to be as new as
+what was written; so an engine of PostgreSQL whose transactions read an older snapshot (REPEATABLE READ) is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import sqlite as sqlite_dialect
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, ForeignCluster, OtherInbox, WaltzError
+from waltzd.sql.engine import checked_engine
+from waltzd.sql.guard import (
+    ONLY_READ_AND_WRITE,
+    Guard,
+    check_function,
+    is_of_the_database,
+    prove_alive,
+    refuse_what_came,
+)
+from waltzd.sql.positions import NAME_MAX, create, limit_waiting, prove_transactions
+
+R = TypeVar("R")
+PAGE = 8192
+"""Ids whose bits are one row: 1 KiB."""
+FOLD_EVERY = 1000
+"""So many deliveries of a partition are done by a process before it folds again."""
+FOLD_MAX = 10_000
+"""Rows that one fold takes."""
+DELETE_MAX = 500
+"""Ids in one statement."""
+LOCK_SECONDS = 10
+PATIENCE_SECONDS = 60.0
+PAUSE_MIN, PAUSE_MAX = 0.1, 5.0
+"""Seconds before a database is asked again."""
+THREADS = 8
+FORGET = (1 << 63) - 1
+NEW_ENOUGH = ("READ COMMITTED", "SERIALIZABLE")
+_log = logging.getLogger("waltz.sql")
+
+
+class Delivered(Protocol):
+    """What an inbox looks at of a delivery."""
+
+    @property
+    def cluster(self) -> UUID: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def id(self) -> int: ...
+
+
+class Acknowledged(Delivered, Protocol):
+    async def ack(self) -> None: ...
+
+
+D = TypeVar("D", bound=Delivered)
+
+
+class SqlInbox:
+    """What the members of one durable group have done in a SQL database: each transaction is done there exactly once,
+    however often it is delivered. All members of the group have to use the same database; they share the inbox.
+
+    Example:
+        ```python
+        def send(connection, delivery):
+            connection.execute(sa.insert(mails).values(body=delivery.payload.decode()))
+
+        inbox = SqlInbox(sqlite("mails.db"), "mailer", tables=metadata)
+        await client.handle("mailer", inbox.handler(send))
+        await inbox.close()
+        ```
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        *,
+        name: str | None = None,
+        tables: sa.MetaData | None = None,
+        lock_seconds: int = LOCK_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+        threads: int | None = None,
+    ) -> None:
+        """Nothing is read or written before the first delivery.
+
+        Args:
+            engine: The database: `sqlite(path)`, or an engine of SQLAlchemy for PostgreSQL or MySQL.
+            group: The group whose deliveries are done here.
+            name: Of the inbox in the database; the group's, if it is not given. Under a new name nothing was done yet.
+            tables: The application's own tables, made when they are missing.
+            lock_seconds: How long to wait on PostgreSQL for another member that does the same transaction. Other databases
+                wait as long as the engine says.
+            patience_seconds: How long a handler waits for a database that does not answer before the delivery has failed.
+            threads: How many deliveries are done at once in this process: one for SQLite, which has one writer, else eight.
+
+        Raises:
+            BadArgument: `engine` is no engine, a name is empty or too long, or a number is below 1.
+        """
+        self._engine = checked_engine(engine)
+        self.group = group
+        self.name = group if name is None else name
+        if not 0 < len(self.name) <= NAME_MAX:
+            raise BadArgument(f"the name of an inbox has 1 to {NAME_MAX} characters, not {len(self.name)}")
+        for number, value in {"lock_seconds": lock_seconds, "threads": threads}.items():
+            if value is not None and value < 1:
+                raise BadArgument(f"{number} must be at least 1, not {value}")
+        self._tables = tables
+        self._lock_seconds = lock_seconds
+        self._patience = patience_seconds
+        self._done = _Done(self._engine, self.name)
+        self._cluster: UUID | None = None
+        self._preparing = threading.Lock()
+        self._unfolded: dict[int, int] = {}
+        """By partition, what was done here since the last fold. One that was never folded by this process is not in it."""
+        count = threads or (1 if engine.dialect.name == "sqlite" else THREADS)
+        self._threads = ThreadPoolExecutor(count, "waltz-inbox")
+        self._slots = asyncio.Semaphore(count)
+        """As many as there are threads: who holds one finds a thread for each of its steps."""
+
+    # -- for asyncio
+
+    @asynccontextmanager
+    async def once(self, delivery: Acknowledged) -> AsyncIterator[Connection | None]:
+        """A database transaction in which a delivery is done; it is acknowledged behind the commit.
+
+        The block is given the connection, or None for what was done before: there is nothing to do then. When the block
+        raises, the database transaction is rolled back, and nothing is said of the delivery: that is for who has it.
+
+        The block runs where it is written. Its statements hold up the loop as long as they take; `handler` runs a function
+        on a thread.
+
+        Example:
+            ```python
+            async for delivery in client.subscribe("mailer"):
+                async with inbox.once(delivery) as connection:
+                    if connection is not None:
+                        connection.execute(sa.insert(mails).values(body=delivery.payload.decode()))
+            ```
+
+        Raises:
+            ApplyFailed: The block tried to end the database transaction, or went on after a statement that failed.
+            DatabaseUnavailable: The database does not answer, or refuses.
+            ForeignCluster: The inbox is filled from another cluster.
+            OtherInbox: The inbox is another group's.
+        """
+        async with self._slots:
+            work = _Work(self, delivery)
+            connection = await self._begun(work)
+            try:
+                yield connection
+            except BaseException:
+                await self._on_thread(work.give_back)
+                raise
+            await self._on_thread(work.finish)
+        try:
+            await delivery.ack()
+        except WaltzError as error:
+            _log.info("inbox %s: %s; it is done, and not again when it comes again", self.name, error.message)
+
+    async def _begun(self, work: _Work) -> Connection | None:
+        beginning = self._threads.submit(work.begin)
+        try:
+            return await asyncio.wrap_future(beginning)
+        except asyncio.CancelledError:
+            if not beginning.cancel():  # it runs: nobody waits for what it has begun
+                beginning.add_done_callback(functools.partial(_give_back, work))
+            raise
+
+    def handler(self, function: Callable[[Connection, D], object]) -> Callable[[D], Awaitable[None]]:
+        """A handler for `client.handle`: it does each delivery by a function, once.
+
+        Args:
+            function: `function(connection, delivery)` does what the transaction means, through this connection and nothing
+                else: it is called again when the database took the first try back. It is a plain function and runs on a
+                thread of the inbox. What it raises takes back what it did, and counts as a failure of the delivery;
+                `Reject` puts the transaction aside. A database that is away is no failure for `patience_seconds`.
+
+        Raises:
+            BadArgument: It is a coroutine or generator function, or none at all.
+        """
+        check_function(function)
+
+        async def handle(delivery: D) -> None:
+            loop, pause = asyncio.get_running_loop(), PAUSE_MIN
+            deadline = loop.time() + self._patience
+            async with self._slots:
+                while True:
+                    try:
+                        return await self._on_thread(self._do, function, delivery)
+                    except DatabaseUnavailable as error:
+                        if loop.time() + pause > deadline:
+                            raise
+                        _log.warning("inbox %s: %s; it is tried again", self.name, error.message)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, PAUSE_MAX)
+
+        return handle
+
+    async def close(self) -> None:
+        """Wait for what is under way, and end the threads. The engine stays open: it is the application's."""
+        await asyncio.to_thread(self.close_blocking)
+
+    async def _on_thread(self, function: Callable[..., R], *arguments: Any) -> R:
+        return await asyncio.wrap_future(self._threads.submit(function, *arguments))
+
+    # -- for plain code; each call blocks
+
+    @contextmanager
+    def once_blocking(self, delivery: Delivered) -> Iterator[Connection | None]:
+        """As `once`, for plain code: the delivery is acknowledged by who has it, behind this block."""
+        work = _Work(self, delivery)
+        connection = work.begin()
+        try:
+            yield connection
+        except BaseException:
+            work.give_back()
+            raise
+        work.finish()
+
+    def handler_blocking(self, function: Callable[[Connection, D], object]) -> Callable[[D], None]:
+        """As `handler`, for `BlockingClient.handle`."""
+        check_function(function)
+        return functools.partial(self._do, function)
+
+    def _do(self, function: Callable[[Connection, D], object], delivery: D) -> None:
+        with self.once_blocking(delivery) as connection:
+            if connection is not None:
+                with _translated("do what was delivered", partition=delivery.partition, id=delivery.id):
+                    refuse_what_came(function(connection, delivery))
+
+    def is_done(self, partition: int, id: int) -> bool:
+        """Whether a transaction was done here.
+
+        Raises:
+            DatabaseUnavailable: The database does not answer, or refuses.
+        """
+        with _translated("read the inbox"), self._engine.connect() as connection:
+            return self._done.has(connection, partition, id)
+
+    def forget(self, partition: int, first: int, last: int = FORGET) -> None:
+        """These ids count as not done, and are done again when they are delivered again: before a group is reset to do its
+        work once more, and where a log went back to an earlier moment, behind its end.
+
+        Raises:
+            BadArgument: The ids are no stretch.
+            DatabaseUnavailable: The database does not answer, or refuses.
+        """
+        if not 0 <= first <= last:
+            raise BadArgument(f"ids {first} to {last} are no stretch of ids")
+        with _translated("forget what was done"), self._exclusive() as connection:
+            self._done.forget(connection, partition, first, last)
+
+    def fold(self, partition: int) -> int:
+        """Make bits of rows; how many rows. It happens by itself as well.
+
+        Raises:
+            DatabaseUnavailable: The database does not answer, refuses, or another process folds.
+        """
+        with _translated("fold the inbox"), self._exclusive() as connection:
+            return self._done.fold(connection, partition)
+
+    def close_blocking(self) -> None:
+        """As `close`."""
+        self._threads.shutdown()
+
+    # -- below
+
+    def prepare(self, cluster: UUID) -> None:
+        """Make the tables that are missing, prove that the database can roll back, and take the name of the inbox for this
+        cluster and group, or see that both have it. It happens by itself with the first delivery."""
+        with self._preparing:
+            if self._cluster is None:
+                with _translated("prepare the inbox"):
+                    self._refuse_old_snapshots()
+                    self._done.prepare(cluster, self.group)
+                    if self._tables is not None:
+                        create(self._engine, self._tables)
+                self._cluster = cluster
+        if self._cluster != cluster:
+            raise _foreign(self.name, str(self._cluster), cluster)
+
+    def _refuse_old_snapshots(self) -> None:
+        if self._engine.dialect.name != "postgresql":
+            return
+        with self._engine.connect() as connection:
+            level = str(connection.get_isolation_level())
+        if level not in (*NEW_ENOUGH, "READ UNCOMMITTED", "AUTOCOMMIT"):  # the last of them is refused for what it does
+            raise BadArgument(
+                f"an inbox in PostgreSQL needs one of {', '.join(NEW_ENOUGH)}, and this engine works with {level}",
+                next_step='give the engine another one: `sqlalchemy.create_engine(URL, isolation_level="SERIALIZABLE")`',
+            )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[Connection]:
+        """A database transaction that is the only one to change bits. Members that are at work do not wait for it."""
+        engine = self._engine
+        if engine.dialect.name == "postgresql":  # members may work with it, and it protects only among those that do
+            engine = engine.execution_options(isolation_level="SERIALIZABLE")
+        with engine.begin() as connection:
+            limit_waiting(connection, self._lock_seconds)
+            self._done.lock(connection)
+            yield connection
+
+    def _did(self, partition: int) -> None:
+        """One more. Folding never fails a delivery: rows that stay are folded the next time."""
+        count = self._unfolded.get(partition, FOLD_EVERY) + 1
+        self._unfolded[partition] = count
+        if count < FOLD_EVERY:
+            return
+        self._unfolded[partition] = 0
+        try:
+            while self.fold(partition) == FOLD_MAX:
+                pass
+        except DatabaseUnavailable as error:
+            _log.info("inbox %s: partition %d was not folded: %s", self.name, partition, error.message)
+
+
+class _Work:
+    """One delivery that is being done. Its steps may be taken on several threads, one after the other."""
+
+    def __init__(self, inbox: SqlInbox, delivery: Delivered) -> None:
+        if delivery.group != inbox.group:
+            raise BadArgument(f"a delivery of the group {delivery.group!r} was given to the inbox of {inbox.group!r}")
+        self._inbox = inbox
+        self._delivery = delivery
+        self._what = f"do transaction {delivery.id} of partition {delivery.partition}"
+        self._facts: dict[str, Any] = {"partition": delivery.partition, "id": delivery.id}
+        self._connection: Connection | None = None
+        self._guard: Guard | None = None
+
+    def begin(self) -> Connection | None:
+        """None for what was done before."""
+        inbox, delivery = self._inbox, self._delivery
+        inbox.prepare(delivery.cluster)
+        with _translated(self._what, **self._facts):
+            connection = self._connection = inbox._engine.connect()
+            try:
+                connection.begin()
+                limit_waiting(connection, inbox._lock_seconds)
+                is_new = inbox._done.add(connection, delivery.partition, delivery.id)
+            except BaseException:
+                self.give_back()
+                raise
+        if not is_new:
+            self.give_back()
+            return None
+        self._guard = Guard(connection)
+        self._guard.__enter__()
+        return connection
+
+    def finish(self) -> None:
+        connection, guard = self._connection, self._guard
+        if connection is None or guard is None:  # it was done before
+            return
+        guard.__exit__()
+        try:
+            if guard.refused:  # also when the application swallowed what it was told
+                raise ApplyFailed(f"{guard.refused}, to {self._what}", next_step=ONLY_READ_AND_WRITE, **self._facts)
+            with _translated(self._what, **self._facts):
+                if guard.took_a_failure():
+                    prove_alive(connection, f"trying to {self._what}", **self._facts)
+                connection.commit()
+        except BaseException:
+            self.give_back()
+            raise
+        self._close()
+        self._inbox._did(self._delivery.partition)
+
+    def give_back(self) -> None:
+        """Take back what was done. Nothing here fails: a connection that is lost has taken it back itself."""
+        if self._connection is None:
+            return
+        if self._guard is not None:
+            self._guard.__exit__()
+        # Below SQLAlchemy's own: that takes a transaction for ended whose commit was refused, and would give the connection
+        # back as it is.
+        with suppress(Exception):
+            self._connection.connection.rollback()
+        self._close()
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(SQLAlchemyError):
+                connection.close()
+
+
+def _give_back(work: _Work, beginning: Future[Connection | None]) -> None:
+    work.give_back()
+
+
+class _Done:
+    """The tables, and the ids in them. Nothing here ends a database transaction that it did not begin."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._metadata = sa.MetaData()
+        self._inboxes = sa.Table(
+            "waltz_inboxes",
+            self._metadata,
+            sa.Column("inbox_name", sa.String(NAME_MAX), primary_key=True),
+            sa.Column("cluster", sa.String(36), nullable=False),
+            sa.Column("group_name", sa.String(NAME_MAX), nullable=False),
+        )
+        self._rows = sa.Table(
+            "waltz_inbox_done",
+            self._metadata,
+            *_place(),
+            sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+        )
+        self._pages = sa.Table(
+            "waltz_inbox_pages",
+            self._metadata,
+            *_place(),
+            sa.Column("page", sa.BigInteger, primary_key=True, autoincrement=False),
+            sa.Column("bits", sa.LargeBinary, nullable=False),
+        )
+        self._insert = _insert_new(engine, self._rows)
+
+    def prepare(self, cluster: UUID, group: str) -> None:
+        create(self._engine, self._metadata)
+        columns = self._rows.c
+        row = {"inbox_name": self._name, "partition_id": -1, "id": secrets.randbelow(1 << 60)}
+        this = tuple(columns[name] == value for name, value in row.items())
+        prove_transactions(self._engine, self._rows, sa.insert(self._rows).values(row), this)
+        wanted = sa.select(self._inboxes.c.cluster, self._inboxes.c.group_name)
+        for is_again in (False, True):
+            with self._engine.connect() as connection:
+                found = connection.execute(wanted.where(self._inboxes.c.inbox_name == self._name)).first()
+            if found is None:
+                claim = {"inbox_name": self._name, "cluster": str(cluster), "group_name": group}
+                try:
+                    with self._engine.begin() as connection:
+                        connection.execute(sa.insert(self._inboxes).values(claim))
+                    return
+                except IntegrityError:  # another process was faster
+                    if is_again:
+                        raise
+                    continue
+            if found[0] != str(cluster):
+                raise _foreign(self._name, found[0], cluster)
+            if found[1] != group:
+                raise OtherInbox(
+                    f"the inbox {self._name!r} in this database is that of the group {found[1]!r}, not {group!r}"
+                )
+            return
+
+    # -- one id
+
+    def add(self, connection: Connection, partition: int, id: int) -> bool:
+        """Whether it was not there. The insert is first: with the bits first, a fold could come between the two."""
+        row = {"inbox_name": self._name, "partition_id": partition, "id": id}
+        count = connection.execute(self._insert, row, execution_options={"preserve_rowcount": True}).rowcount
+        if count not in (0, 1):  # to guess would skip a transaction, or do one twice
+            raise BadArgument(f"the driver {self._engine.driver} does not say how many rows a statement has inserted")
+        if count == 0:
+            return False
+        return not _has(self._page(connection, partition, id // PAGE), id % PAGE)
+
+    def has(self, connection: Connection, partition: int, id: int) -> bool:
+        if _has(self._page(connection, partition, id // PAGE), id % PAGE):
+            return True
+        found = connection.execute(
+            sa.select(self._rows.c.id).where(*self._at(self._rows, partition), self._rows.c.id == id)
+        )
+        return found.first() is not None
+
+    def _page(self, connection: Connection, partition: int, page: int) -> bytes | None:
+        columns = self._pages.c
+        return connection.scalar(sa.select(columns.bits).where(*self._at(self._pages, partition), columns.page == page))
+
+    # -- many; the caller holds the lock
+
+    def lock(self, connection: Connection) -> None:
+        """Also the first statement, which writes: SQLite then takes its lock at once."""
+        ours = self._inboxes.c.inbox_name == self._name
+        connection.execute(sa.update(self._inboxes).where(ours).values(inbox_name=self._name))
+
+    def fold(self, connection: Connection, partition: int) -> int:
+        rows = self._rows.c
+        here = self._at(self._rows, partition)
+        ids = list(connection.scalars(sa.select(rows.id).where(*here).order_by(rows.id).limit(FOLD_MAX)))
+        pages: dict[int, list[int]] = {}
+        for id in ids:
+            pages.setdefault(id // PAGE, []).append(id % PAGE)
+        for page, slots in pages.items():
+            bits = _Bits(self._page(connection, partition, page))
+            bits.put(slots)
+            self._save(connection, partition, page, bits)
+        # By their ids: a stretch could take a row with it that was written since they were read.
+        for at in range(0, len(ids), DELETE_MAX):
+            some = ids[at : at + DELETE_MAX]
+            done = connection.execute(sa.delete(self._rows).where(*here, rows.id.in_(some)))
+            assert done.rowcount == len(some)
+        return len(ids)
+
+    def forget(self, connection: Connection, partition: int, first: int, last: int) -> None:
+        rows, pages = self._rows.c, self._pages.c
+        connection.execute(sa.delete(self._rows).where(*self._at(self._rows, partition), rows.id.between(first, last)))
+        within = pages.page.between(first // PAGE, last // PAGE)
+        wanted = sa.select(pages.page).where(*self._at(self._pages, partition), within).order_by(pages.page)
+        for page in list(connection.scalars(wanted)):
+            bits, begin = _Bits(self._page(connection, partition, page)), page * PAGE
+            bits.clear(max(0, first - begin), min(PAGE - 1, last - begin))
+            self._save(connection, partition, page, bits)
+
+    def _save(self, connection: Connection, partition: int, page: int, bits: _Bits) -> None:
+        here = (*self._at(self._pages, partition), self._pages.c.page == page)
+        if bits.is_empty:
+            connection.execute(sa.delete(self._pages).where(*here))
+            return
+        data = bits.data
+        if connection.execute(sa.update(self._pages).where(*here).values(bits=data)).rowcount == 0:
+            row = {"inbox_name": self._name, "partition_id": partition, "page": page, "bits": data}
+            connection.execute(sa.insert(self._pages).values(row))
+
+    def _at(self, table: sa.Table, partition: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+        return table.c.inbox_name == self._name, table.c.partition_id == partition
+
+
+class _Bits:
+    """Of a page. In the database, one whose ids are all done is empty."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self._bits = bytearray(PAGE // 8) if data is None else bytearray(data or b"\xff" * (PAGE // 8))
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._bits)
+
+    @property
+    def data(self) -> bytes:
+        return b"" if self._bits.count(0xFF) == len(self._bits) else bytes(self._bits)
+
+    def put(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._bits[slot >> 3] |= 1 << (slot & 7)
+
+    def clear(self, first: int, last: int) -> None:
+        for slot in range(first, last + 1):
+            self._bits[slot >> 3] &= ~(1 << (slot & 7))
+
+
+def _has(data: bytes | None, slot: int) -> bool:
+    if data is None:
+        return False
+    return not data or bool(data[slot >> 3] >> (slot & 7) & 1)
+
+
+def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:
+    return (
+        sa.Column("inbox_name", sa.String(NAME_MAX), primary_key=True),
+        sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    )
+
+
+def _insert_new(engine: Engine, table: sa.Table) -> sa.Insert:
+    """What writes a row that is not there, and changes nothing when it is. It waits for another that writes the same."""
+    if engine.dialect.name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    if engine.dialect.name == "sqlite":
+        return sqlite_dialect.insert(table).on_conflict_do_nothing()
+    return sa.insert(table).prefix_with("IGNORE", dialect="mysql").prefix_with("IGNORE", dialect="mariadb")
+
+
+def _foreign(name: str, had: str, cluster: UUID) -> ForeignCluster:
+    return ForeignCluster(
+        f"the inbox {name!r} in this database is filled from cluster {had}, and the client is one of {cluster}",
+        not_done="nothing was done",
+        next_step="give the client servers of that cluster, or this inbox another name and tables of its own",
+    )
+
+
+@contextmanager
+def _translated(what: str, **facts: Any) -> Iterator[None]:
+    """What the database could not, as an error of Waltz; what the application did wrong stays as it is."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        if not is_of_the_database(error):
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DatabaseUnavailable(f"could not {what}: {first}", **facts) from error
