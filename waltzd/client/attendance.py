@@ -111,14 +111,15 @@ class Attendance:
         self._is_closed = False
         self._changed = asyncio.Event()
         """There may be something to send."""
-        self._quiet = asyncio.Event()
-        """Nothing is under way, or nothing can be."""
+        self._is_over = asyncio.Event()
+        """No stream is here: an owner ends it when a member has gone and was told everything."""
+        self._is_over.set()
         self._beat: asyncio.TimerHandle | None = None
 
     # -- the stream ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """One stream after the other; raises what the next one would meet again."""
+        """One stream after the other, until it has left; raises what the next one would meet again."""
         attempt = 0
         while True:
             place = None
@@ -128,6 +129,7 @@ class Attendance:
                 async with self._routes.at(place.address) as port:
                     talk = self._attend(port.attend(), place.generation)
                     await self._routes.unless_replaced(self.partition, place, talk)
+                return
             except WaltzError as error:
                 if self.joined is not None and self._loop.time() - self._joined_at > SETTLED_SECONDS:
                     attempt = 0
@@ -150,7 +152,7 @@ class Attendance:
                     frames = await self._receive(stream)
             except TimeoutError:
                 raise CannotConnect(f"the owner of partition {self.partition} did not answer a member") from None
-            match frames[0]:
+            match frames[0] if frames else None:
                 case Joined() as joined:
                     self._join(joined)
                 case Dismissed(error):
@@ -178,13 +180,16 @@ class Attendance:
             raise CannotConnect(
                 f"what the owner of partition {self.partition} sent was damaged: {error.message}"
             ) from error
-        if not frames:
+        if not frames and not self._is_leaving:
             raise CannotConnect(f"the owner of partition {self.partition} ended the stream of a member")
-        return frames
+        return frames or ()
 
     async def _read(self, stream: AttendPort) -> None:
-        while True:
-            self._take(await self._receive(stream))
+        try:
+            while (frames := await self._receive(stream)) or not self._is_leaving:
+                self._take(frames)
+        finally:
+            self._is_over.set()
 
     async def _write(self, stream: AttendPort) -> None:
         """What is said while a message is on its way leaves together, as the next one."""
@@ -196,13 +201,11 @@ class Attendance:
                 self._number += 1
                 self._unanswered[self._number] = saying
                 frames.append(saying.frame(self._number))
-            if self._is_leaving and not self._has_left and not self._unsent:
-                self._has_left = True
-                frames.append(Leave())
-            if frames:
-                await stream.send(frames)
+            is_last = self._is_leaving and not self._has_left and not self._unsent
+            if frames or is_last:
+                await stream.send([*frames, Leave()] if is_last else frames)
+                self._has_left |= is_last
             else:
-                self._look_quiet()
                 await self._changed.wait()
 
     def _join(self, joined: Joined) -> None:
@@ -222,6 +225,7 @@ class Attendance:
                 self._miss(saying, "the partition has had a change of owner")
         if not is_same:
             self._newest.clear()
+        self._is_over.clear()
         self._plan_beat()
 
     def _lost(self, error: WaltzError) -> None:
@@ -233,7 +237,6 @@ class Attendance:
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
-        self._look_quiet()
 
     @property
     def is_ordered(self) -> bool:
@@ -406,7 +409,6 @@ class Attendance:
                 part.is_durable = saying.is_durable
                 self._unsent.append(part)
             self._changed.set()
-        self._look_quiet()
 
     def _settled(self, saying: Saying) -> None:
         if saying.verb is Verb.EXTEND:
@@ -466,7 +468,6 @@ class Attendance:
         while self._unkept and self._unkept[0].number <= number:
             saying = self._unkept.popleft()
             self._done(saying, is_kept=True)
-        self._look_quiet()
 
     # -- order and time ------------------------------------------------------------------------------------------------
 
@@ -504,20 +505,14 @@ class Attendance:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _look_quiet(self) -> None:
-        if self.joined is None or not (self._unsent or self._unanswered or self._unkept or not self._has_left):
-            self._quiet.set()
-
     async def leave(self) -> None:
         """Say what is to be said, and that it goes: what it has is given to others at once."""
         self.drop()
         self._is_leaving = True
         self._changed.set()
-        self._quiet.clear()
-        self._look_quiet()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.close_seconds):
-                await self._quiet.wait()
+                await self._is_over.wait()
 
     def end(self) -> None:
         """It is over: whoever waits is told."""
