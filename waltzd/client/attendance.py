@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
+from uuid import UUID
 
 from waltzd.client.delivery import Delivery, Life, Saying
 from waltzd.client.routes import Routes, pause_seconds
@@ -115,6 +116,11 @@ class Attendance:
         """No stream is here: an owner ends it when a member has gone and was told everything."""
         self._is_over.set()
         self._beat: asyncio.TimerHandle | None = None
+
+    @property
+    def cluster(self) -> UUID:
+        """Its key."""
+        return self._routes.topology.cluster_key
 
     # -- the stream ----------------------------------------------------------------------------------------------------
 

@@ -408,6 +408,7 @@ class _Daemon:
             clients=self.clients.totals(),
             metadata_backup=self._saver.describe(),
             keeps_group_log=True,
+            groups=self.groups.totals(),
         )
 
     async def unready(self) -> list[str]:

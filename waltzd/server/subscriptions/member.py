@@ -160,6 +160,7 @@ class Attendance:
             _result(sending)
         finally:
             self._place.leave(self, is_lost=not self._is_leaving)
+            self._place.forget(self)
             self._capacity.leave(self._use)
             for task in (sending, receiving):
                 task.cancel()

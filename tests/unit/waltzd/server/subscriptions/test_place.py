@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,21 @@ def test_a_member_that_goes_in_order_has_failed_in_nothing_and_one_that_breaks_o
     Room.run(story)
 
 
+def test_a_member_that_goes_is_told_what_is_kept_and_then_its_stream_ends() -> None:
+    async def story(room: Room) -> None:
+        await room.make("g")
+        await room.append(3)
+        async with room.member("g", "a") as hand:
+            await hand.take(3)
+            await hand.acknowledge(0, 1)
+            await hand.leave()
+            await hand.ended()
+            assert hand.kept_number == 1
+            assert hand.error is None
+
+    Room.run(story)
+
+
 def test_a_newer_stream_of_a_member_takes_the_place_of_the_older() -> None:
     async def story(room: Room) -> None:
         await room.append(1)
@@ -96,8 +112,15 @@ def test_what_is_put_aside_is_on_disks_before_that_is_answered() -> None:
         await room.make("mailer", deliver_max=2)
         async with room.member("mailer", "a") as a:
             await a.take(3)
+            board, log = room.board(), room.board().group_log
+            board.group_log = Away(log)
+            rejecting = asyncio.create_task(a.say(Verb.REJECT, 0, reason="it is spam"))
+            await room.until(lambda: len(room.parked("mailer")) == 1)
+            assert (await a.acknowledge(2)).taken == 1
+            assert not rejecting.done()
             room.cluster.luck.lost_answers[room.cluster.meta.partitions] = 1
-            assert (await a.say(Verb.REJECT, 0, reason="it is spam")).taken == 1
+            board.group_log = log
+            assert (await rejecting).taken == 1
             assert [one.reason for one in await room.parked_in_log("mailer")] == ["it is spam"]
             await a.say(Verb.REFUSE, 1, reason="once")
             assert [(one.id, one.attempt) for one in await a.take(1)] == [(1, 2)]
@@ -162,6 +185,7 @@ def test_one_member_has_an_ordered_group_and_is_told_what_is_kept_when_all_befor
             later = await a.acknowledge(2)
             first = await a.acknowledge(0)
             await room.write("index")
+            await a.say(Verb.EXTEND, 1)
             assert (a.kept_number, b.given) == (0, []), "2 is not done for as long as 1 is not"
             assert later.number < first.number
             last = await a.acknowledge(1)
@@ -327,11 +351,19 @@ def test_a_place_that_nobody_needs_is_written_and_given_up(monkeypatch: pytest.M
     async def story(room: Room) -> None:
         await room.append(1)
         await room.make("mailer")
+        board, log = room.board(), room.board().group_log
         async with room.member("mailer", "a") as a:
             await a.take(1)
+            board.group_log = Away(log)
             await a.acknowledge(0)
             await a.leave()
+        (at_work,) = board.places
+        await room.until(lambda: at_work.describe().members == ())  # type: ignore[union-attr]
+        at_work.tend()
+        assert at_work.error is None, "what was acknowledged is only here"
+        board.group_log = log
         await room.until(lambda: not list(room.board().places))
+        await board.level()
         assert (room.place("mailer").floor, room.place("mailer").is_at_work) == (0, False)
 
     Room.run(story)
@@ -355,6 +387,7 @@ def test_the_group_log_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
         await room.until(lambda: known.overdue is None)
         assert known.floor > 100, "what was written first was written anew"
         assert set(known.groups) == {"one", "two", "three"}
+        assert room.board().needed_from() == known.floor <= known.reach
 
     Room.run(story)
 
