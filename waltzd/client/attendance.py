@@ -24,7 +24,8 @@ from waltzd.client.delivery import Delivery, Life, Saying
 from waltzd.client.routes import Routes, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Serializer, Transaction
-from waltzd.errors import BadFrame, CannotConnect, DeliveryLate, NotDelivered, Retry, WaltzError
+from waltzd.cluster.groups import MadeGroup
+from waltzd.errors import BadFrame, CannotConnect, DeliveryLate, NoSuchGroup, NotDelivered, Retry, WaltzError
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME
 from waltzd.protocol.groups import (
@@ -68,7 +69,7 @@ class Attendance:
     def __init__(
         self,
         partition: int,
-        group: str,
+        made: MadeGroup,
         member: str,
         room: int | None,
         *,
@@ -78,7 +79,9 @@ class Attendance:
         taker: Taker,
     ) -> None:
         self.partition = partition
-        self.group = group
+        self.group = made.meta.name
+        self.is_ordered = made.meta.mode is Mode.ORDERED
+        """One is to be done after the other."""
         self.queue: deque[Delivery[Any]] = deque()
         """What nobody has taken yet."""
         self.in_work: dict[Delivery[Any], None] = {}
@@ -90,6 +93,7 @@ class Attendance:
         self.joined: Joined | None = None
         self.trouble: WaltzError | None = None
         """Why it is not joined."""
+        self._made_at = made.made_at
         self._member = member
         self._room = room
         self._routes = routes
@@ -215,6 +219,8 @@ class Attendance:
                 await self._changed.wait()
 
     def _join(self, joined: Joined) -> None:
+        if joined.made_at != self._made_at:
+            raise NoSuchGroup(f"group {self.group} was removed, and another one was made under its name", group=self.group)
         _log.debug("partition %d: member %s of group %s joined", self.partition, self._member, self.group)
         life = Life(joined.made_at, joined.epoch)
         self.joined, self.trouble, self._number, self._kept = joined, None, 0, 0
@@ -243,11 +249,6 @@ class Attendance:
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether one is to be done after the other."""
-        return self.joined is not None and self.joined.mode is Mode.ORDERED
 
     def drop(self) -> None:
         """What nobody has taken yet is given to somebody again."""
@@ -305,9 +306,9 @@ class Attendance:
             )
             self._newest[id] = frame.tag
             found.append(Delivery(transaction, self.group, attempt, hands=self, life=life, tag=frame.tag, until=until))
-        if joined.mode is Mode.ORDERED and self.queue and found[0].id <= self.queue[-1].id:
+        if self.is_ordered and self.queue and found[0].id <= self.queue[-1].id:
             self.drop()  # these have come back, and come again behind this one
-        elif joined.mode is not Mode.ORDERED and self.queue:
+        elif not self.is_ordered and self.queue:
             coming = {one.id for one in found}
             if not coming.isdisjoint(one.id for one in self.queue):
                 self.queue = deque(one for one in self.queue if one.id not in coming)
@@ -407,6 +408,8 @@ class Attendance:
                 self._refuse(saying, "its time was over, and it is in other hands or will be")
             if self.is_ordered:
                 self.drop()  # what lies behind came back with it
+            elif (one := saying.deliveries[0]) in self.queue:
+                self.queue.remove(one)
         else:
             saying.parts = saying.unkept = len(saying.deliveries)
             for one in saying.deliveries:

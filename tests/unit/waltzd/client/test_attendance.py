@@ -61,7 +61,7 @@ class Stream:
                 case JoinRequest():
                     self.request = frame
                     self.owner.streams.append(self)
-                    self.push(Joined(MADE, self.owner.epoch, self.owner.mode, self.owner.ack_wait_ms, 100))
+                    self.push(Joined(self.owner.made_at, self.owner.epoch, self.owner.mode, self.owner.ack_wait_ms, 100))
                 case Said():
                     self.said.append(frame)
                     if self.owner.answers is not None:
@@ -113,6 +113,7 @@ class Owner(FakeCluster):
         super().__init__()
         self.mode = mode
         self.epoch = 1
+        self.made_at = MADE
         self.ack_wait_ms = ack_wait_ms
         self.streams: list[Stream] = []
         self.answers: Callable[[Said], Sequence[DeliveryFrame]] | None = all_is_well
@@ -380,5 +381,43 @@ def test_who_goes_says_so_behind_all_that_it_has_said_and_may_go_twice() -> None
         assert stream.has_left
         assert [one.firsts.tolist() for one in stream.said] == [[0]]
         assert await subscription.take(1) == []
+
+    with_owner(test)
+
+
+def test_a_handler_goes_on_in_order_after_its_stream_was_lost_in_the_middle() -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def handler(delivery: Delivery[Any]) -> None:
+        seen.append((delivery.id, delivery.attempt))
+        await asyncio.sleep(2)
+
+    async def work() -> None:
+        owner = Owner(Mode.ORDERED)
+        async with Client("s0:1", connect=owner.connect, partitions=[], settings=SETTINGS) as client:
+            handling = client.handle("mailer", handler, concurrency=2)
+            working = asyncio.create_task(handling.run())
+            stream = await owner.stream()
+            stream.give(0, 1, tag=2)
+            await until(lambda: seen == [(0, 1)])
+            stream.break_off()
+            newer = await owner.stream(1)
+            newer.give(0, 1, tag=4, attempt=2)
+            await until(lambda: len(seen) == 3)
+            handling.stop()
+            await working
+            assert seen == [(0, 1), (0, 2), (1, 2)]
+            assert newer.has_left
+
+    run(work())
+
+
+def test_another_group_under_the_same_name_is_not_the_one_that_was_meant() -> None:
+    async def test(owner: Owner, subscription: Subscription[Any]) -> None:
+        stream = await owner.stream()
+        owner.made_at = 8
+        stream.break_off()
+        with pytest.raises(NoSuchGroup, match="another one was made under its name"):
+            await subscription.take(1)
 
     with_owner(test)
