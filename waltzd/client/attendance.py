@@ -24,7 +24,8 @@ from waltzd.client.delivery import Delivery, Life, Saying
 from waltzd.client.routes import Routes, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Serializer, Transaction
-from waltzd.errors import BadFrame, CannotConnect, DeliveryLate, NotDelivered, Retry, WaltzError
+from waltzd.cluster.groups import MadeGroup
+from waltzd.errors import BadFrame, CannotConnect, DeliveryLate, NoSuchGroup, NotDelivered, Retry, WaltzError
 from waltzd.format.checksum import crc32
 from waltzd.format.record import NO_TIME
 from waltzd.protocol.groups import (
@@ -68,7 +69,7 @@ class Attendance:
     def __init__(
         self,
         partition: int,
-        group: str,
+        made: MadeGroup,
         member: str,
         room: int | None,
         *,
@@ -78,7 +79,9 @@ class Attendance:
         taker: Taker,
     ) -> None:
         self.partition = partition
-        self.group = group
+        self.group = made.meta.name
+        self.is_ordered = made.meta.mode is Mode.ORDERED
+        """One is to be done after the other."""
         self.queue: deque[Delivery[Any]] = deque()
         """What nobody has taken yet."""
         self.in_work: dict[Delivery[Any], None] = {}
@@ -90,6 +93,7 @@ class Attendance:
         self.joined: Joined | None = None
         self.trouble: WaltzError | None = None
         """Why it is not joined."""
+        self._made_at = made.made_at
         self._member = member
         self._room = room
         self._routes = routes
@@ -112,8 +116,9 @@ class Attendance:
         self._is_closed = False
         self._changed = asyncio.Event()
         """There may be something to send."""
-        self._quiet = asyncio.Event()
-        """Nothing is under way, or nothing can be."""
+        self._is_over = asyncio.Event()
+        """No stream is here: an owner ends it when a member has gone and was told everything."""
+        self._is_over.set()
         self._beat: asyncio.TimerHandle | None = None
 
     @property
@@ -124,7 +129,7 @@ class Attendance:
     # -- the stream ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """One stream after the other; raises what the next one would meet again."""
+        """One stream after the other, until it has left; raises what the next one would meet again."""
         attempt = 0
         while True:
             place = None
@@ -134,6 +139,7 @@ class Attendance:
                 async with self._routes.at(place.address) as port:
                     talk = self._attend(port.attend(), place.generation)
                     await self._routes.unless_replaced(self.partition, place, talk)
+                return
             except WaltzError as error:
                 if self.joined is not None and self._loop.time() - self._joined_at > SETTLED_SECONDS:
                     attempt = 0
@@ -156,7 +162,7 @@ class Attendance:
                     frames = await self._receive(stream)
             except TimeoutError:
                 raise CannotConnect(f"the owner of partition {self.partition} did not answer a member") from None
-            match frames[0]:
+            match frames[0] if frames else None:
                 case Joined() as joined:
                     self._join(joined)
                 case Dismissed(error):
@@ -184,13 +190,16 @@ class Attendance:
             raise CannotConnect(
                 f"what the owner of partition {self.partition} sent was damaged: {error.message}"
             ) from error
-        if not frames:
+        if not frames and not self._is_leaving:
             raise CannotConnect(f"the owner of partition {self.partition} ended the stream of a member")
-        return frames
+        return frames or ()
 
     async def _read(self, stream: AttendPort) -> None:
-        while True:
-            self._take(await self._receive(stream))
+        try:
+            while (frames := await self._receive(stream)) or not self._is_leaving:
+                self._take(frames)
+        finally:
+            self._is_over.set()
 
     async def _write(self, stream: AttendPort) -> None:
         """What is said while a message is on its way leaves together, as the next one."""
@@ -202,16 +211,16 @@ class Attendance:
                 self._number += 1
                 self._unanswered[self._number] = saying
                 frames.append(saying.frame(self._number))
-            if self._is_leaving and not self._has_left and not self._unsent:
-                self._has_left = True
-                frames.append(Leave())
-            if frames:
-                await stream.send(frames)
+            is_last = self._is_leaving and not self._has_left and not self._unsent
+            if frames or is_last:
+                await stream.send([*frames, Leave()] if is_last else frames)
+                self._has_left |= is_last
             else:
-                self._look_quiet()
                 await self._changed.wait()
 
     def _join(self, joined: Joined) -> None:
+        if joined.made_at != self._made_at:
+            raise NoSuchGroup(f"group {self.group} was removed, and another one was made under its name", group=self.group)
         _log.debug("partition %d: member %s of group %s joined", self.partition, self._member, self.group)
         life = Life(joined.made_at, joined.epoch)
         self.joined, self.trouble, self._number, self._kept = joined, None, 0, 0
@@ -228,6 +237,7 @@ class Attendance:
                 self._miss(saying, "the partition has had a change of owner")
         if not is_same:
             self._newest.clear()
+        self._is_over.clear()
         self._plan_beat()
 
     def _lost(self, error: WaltzError) -> None:
@@ -239,12 +249,6 @@ class Attendance:
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
-        self._look_quiet()
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether one is to be done after the other."""
-        return self.joined is not None and self.joined.mode is Mode.ORDERED
 
     def drop(self) -> None:
         """What nobody has taken yet is given to somebody again."""
@@ -302,9 +306,9 @@ class Attendance:
             )
             self._newest[id] = frame.tag
             found.append(Delivery(transaction, self.group, attempt, hands=self, life=life, tag=frame.tag, until=until))
-        if joined.mode is Mode.ORDERED and self.queue and found[0].id <= self.queue[-1].id:
+        if self.is_ordered and self.queue and found[0].id <= self.queue[-1].id:
             self.drop()  # these have come back, and come again behind this one
-        elif joined.mode is not Mode.ORDERED and self.queue:
+        elif not self.is_ordered and self.queue:
             coming = {one.id for one in found}
             if not coming.isdisjoint(one.id for one in self.queue):
                 self.queue = deque(one for one in self.queue if one.id not in coming)
@@ -404,6 +408,8 @@ class Attendance:
                 self._refuse(saying, "its time was over, and it is in other hands or will be")
             if self.is_ordered:
                 self.drop()  # what lies behind came back with it
+            elif (one := saying.deliveries[0]) in self.queue:
+                self.queue.remove(one)
         else:
             saying.parts = saying.unkept = len(saying.deliveries)
             for one in saying.deliveries:
@@ -412,7 +418,6 @@ class Attendance:
                 part.is_durable = saying.is_durable
                 self._unsent.append(part)
             self._changed.set()
-        self._look_quiet()
 
     def _settled(self, saying: Saying) -> None:
         if saying.verb is Verb.EXTEND:
@@ -472,7 +477,6 @@ class Attendance:
         while self._unkept and self._unkept[0].number <= number:
             saying = self._unkept.popleft()
             self._done(saying, is_kept=True)
-        self._look_quiet()
 
     # -- order and time ------------------------------------------------------------------------------------------------
 
@@ -510,20 +514,14 @@ class Attendance:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _look_quiet(self) -> None:
-        if self.joined is None or not (self._unsent or self._unanswered or self._unkept or not self._has_left):
-            self._quiet.set()
-
     async def leave(self) -> None:
         """Say what is to be said, and that it goes: what it has is given to others at once."""
         self.drop()
         self._is_leaving = True
         self._changed.set()
-        self._quiet.clear()
-        self._look_quiet()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.close_seconds):
-                await self._quiet.wait()
+                await self._is_over.wait()
 
     def end(self) -> None:
         """It is over: whoever waits is told."""

@@ -20,7 +20,6 @@ from waltzd.client.view import E, Serializer, checked_header, checked_position, 
 from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX, GroupMeta, GroupStart, MadeGroup
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import is_name
-from waltzd.protocol.batches import Registration
 from waltzd.protocol.channels import EVERYTHING, Parts
 from waltzd.protocol.groups import Exhausted, KeyedBy, Mode
 
@@ -37,8 +36,9 @@ class DurableGroups(Generic[E]):
     _serializer: Serializer[Any] | None
     _instruments: list[Instrument]
     _call: Call
-    _registration: Registration | None
     _subscriptions: dict[Subscription[Any], None]
+    _member_of: int | None = None
+    """A client id that no other client has, for the names of members."""
     _members = 0
     """So many subscriptions were begun."""
 
@@ -226,10 +226,10 @@ class DurableGroups(Generic[E]):
         )
 
     async def _new_member(self) -> str:
-        if self._registration is None:
-            self._registration = await self._routes.register(self.settings.submit_seconds)
+        if self._member_of is None:
+            self._member_of = (await self._routes.register(self.settings.submit_seconds)).client
         self._members += 1
-        own = f"/{self._registration.client}.{self._members}"
+        own = f"/{self._member_of}.{self._members}"
         return self._routes.introduction.instance[: MEMBER_MAX - len(own)] + own
 
 

@@ -369,7 +369,7 @@ class Subscription(Generic[E]):
         host = self._host
         attendance = self._attendances[partition] = Attendance(
             partition,
-            self.group,
+            self._group,
             self.member,
             self._room,
             routes=host._routes,
@@ -401,7 +401,8 @@ class Subscription(Generic[E]):
                 else:
                     await asyncio.sleep(LOOK_SECONDS)
                 for run in runs:
-                    if run.done() and not isinstance(error := run.exception(), NotInGroup) and error is not None:
+                    error = run.exception() if run.done() else None
+                    if error is not None and not (is_named and isinstance(error, NotInGroup)):
                         raise error
                 if is_named:
                     await self._look_again()

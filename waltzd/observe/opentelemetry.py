@@ -17,6 +17,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
 from waltzd.client.pending import Outcomes, Submission
+from waltzd.protocol.groups import Verb
 from waltzd.protocol.locks import Committed, Rejected
 
 REMEMBERED = 10_000
@@ -54,6 +55,12 @@ class Spans:
 
     def again(self, partition: int) -> None:
         """Each attempt has a span of its own."""
+
+    def delivered(self, group: str, partition: int, count: int) -> None:
+        """A group has no spans of its own."""
+
+    def settled(self, group: str, partition: int, verb: Verb, count: int) -> None:
+        """Neither has what becomes of deliveries."""
 
     def calling(self, partition: int, call: Call) -> Call:
         self._has_view = True

@@ -26,12 +26,14 @@ from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
 from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes, Submission
 from waltzd.errors import BadArgument
+from waltzd.protocol.groups import Verb
 from waltzd.protocol.histogram import BOUNDS, Durations, Histogram
 from waltzd.protocol.locks import Committed, Reason, Rejected
 
 _BOUNDS = (*map(floatToGoString, BOUNDS), "+Inf")
 _NAMES = {IS_COMMITTED: "committed", IS_UNKNOWN: "unknown", **{int(reason): reason.name.lower() for reason in Reason}}
 NOT_SENT, CANCELLED = "not_sent", "cancelled"
+_SETTLED = {Verb.ACKNOWLEDGE: "acknowledged", Verb.REFUSE: "failed", Verb.REJECT: "rejected"}
 OUTCOMES = (*_NAMES.values(), NOT_SENT, CANCELLED)
 
 
@@ -42,6 +44,8 @@ class Figures:
         self.name = name
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self.retries = 0
+        self.deliveries: Counter[tuple[str, str]] = Counter()
+        """By group and by what became of them."""
         self.durations = Durations()
         self.applied = Durations()
         self.apply_failures = 0
@@ -84,6 +88,13 @@ class Figures:
             return found
 
         return counted
+
+    def delivered(self, group: str, partition: int, count: int) -> None:
+        self.deliveries[group, "given"] += count
+
+    def settled(self, group: str, partition: int, verb: Verb, count: int) -> None:
+        if verb in _SETTLED:
+            self.deliveries[group, _SETTLED[verb]] += count
 
 
 class ClientCollector(Collector):
@@ -139,6 +150,11 @@ def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
         "waltz_client_retries", "How often a submit built its transaction anew.", labels=["client"]
     )
     failures = CounterMetricFamily("waltz_client_apply_failures", "Calls of the view that failed.", labels=["client"])
+    deliveries = CounterMetricFamily(
+        "waltz_client_deliveries",
+        "Deliveries of durable groups, by what became of them.",
+        labels=["client", "group", "outcome"],
+    )
     took = HistogramMetricFamily("waltz_client_outcome_seconds", "From handing in to the outcome.", labels=["client"])
     applied = HistogramMetricFamily(
         "waltz_client_apply_seconds", "What the view took for a transaction.", labels=["client"]
@@ -148,9 +164,11 @@ def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
             outcomes.add_metric([figures.name, outcome], figures.outcomes[outcome])
         retries.add_metric([figures.name], figures.retries)
         failures.add_metric([figures.name], figures.apply_failures)
+        for group, outcome in sorted(figures.deliveries):
+            deliveries.add_metric([figures.name, group, outcome], figures.deliveries[group, outcome])
         for family, durations in ((took, figures.durations), (applied, figures.applied)):
             _add(family, figures.name, durations.histogram())
-    yield from (outcomes, retries, failures, took, applied)
+    yield from (outcomes, retries, failures, deliveries, took, applied)
     states = [(figures, state) for figures, client in found for state in client.status()]
     for name, about, value in GAUGES:
         gauge = GaugeMetricFamily(f"waltz_client_{name}", about, labels=["client", "partition"])

@@ -160,6 +160,7 @@ class Attendance:
             _result(sending)
         finally:
             self._place.leave(self, is_lost=not self._is_leaving)
+            self._place.forget(self)
             self._capacity.leave(self._use)
             for task in (sending, receiving):
                 task.cancel()
@@ -249,9 +250,9 @@ class Attendance:
     # -- what the member says ------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        """Until it has no more to say. After a mistake of its own it is only waited for until it notices."""
+        """Until it has no more to say, or goes. After a mistake of its own it is only waited for until it notices."""
         try:
-            while (frames := await self._link.receive()) is not None:
+            while not self._is_leaving and (frames := await self._link.receive()) is not None:
                 for frame in frames:
                     if self.error is None:
                         self._take(frame)

@@ -105,6 +105,8 @@ class Place:
         self._table: Table
         """From the claim on."""
         self._members: dict[str, Attendee] = {}
+        self._going: dict[Attendee, None] = {}
+        """Those that have left, and are still told what is kept of what they said."""
         self._claimed: asyncio.Future[None] = self._loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._turn_due: asyncio.Handle | None = None
@@ -150,7 +152,7 @@ class Place:
         if not self._claimed.done():
             self._claimed.set_result(None)
         self._keeping.end(error)
-        for member in list(self._members.values()):
+        for member in [*self._members.values(), *self._going]:
             member.dismiss(error)
 
     def check(self) -> None:
@@ -198,7 +200,7 @@ class Place:
         log.warning("group %s, partition %d: %s", self.key.name, self.key.partition, trouble)
 
     def _tell_kept(self, kept: int) -> None:
-        for member in self._members.values():
+        for member in [*self._members.values(), *self._going]:
             member.kept(kept)
         if self.paused:
             self.touch()
@@ -435,6 +437,7 @@ class Place:
         del self._members[member.name]
         if self.error is not None:
             return
+        self._going[member] = None
         before, held = self._aside(), self._table.held(member.name)
         self._table.leave(member.name, self._now(), is_lost=is_lost)
         if held and is_lost:
@@ -443,6 +446,10 @@ class Place:
         if not self._members:
             self._idle_since = self._now()
         self.touch()
+
+    def forget(self, member: Attendee) -> None:
+        """Its stream is over."""
+        self._going.pop(member, None)
 
     def said(self, member: Attendee, said: Said) -> tuple[Verdict, int, bool]:
         """What is so; the number of the change with which it is kept; and whether that is waited for."""

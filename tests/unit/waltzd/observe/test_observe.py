@@ -155,8 +155,35 @@ def test_clients_of_a_process_share_a_registry_by_name() -> None:
     asyncio.run(story())
 
 
+def test_deliveries_of_durable_groups_are_counted_by_what_became_of_them() -> None:
+    async def story() -> None:
+        page = Page()
+        async with LocalCluster(partitions=1, groups=True) as cluster:
+            client = cluster.client()
+            observe.metrics(client, registry=page.registry)
+            observe.traces(client)
+            async with client:
+                await client.create_group("mailer", mode="queue")
+                await client.append_many([b"one", b"two", b"three"], partition=0)
+                async with client.subscribe("mailer") as subscription:
+                    found: list[Any] = []
+                    while len(found) < 3:
+                        found += await subscription.take(3)
+                    await found[0].ack()
+                    await found[1].nack(delay=100)
+                    await found[2].reject("no")
+                kinds = ("given", "acknowledged", "failed", "rejected")
+                counted = [page[f"deliveries_total group=mailer outcome={kind}"] for kind in kinds]
+                assert counted == [3, 1, 1, 1]
+
+    asyncio.run(story())
+
+
 def test_the_document_lists_every_metric_and_no_other() -> None:
-    names = {name: "client, partition" for name, _, _ in GAUGES} | {"transactions": "client, outcome"}
+    names = {name: "client, partition" for name, _, _ in GAUGES} | {
+        "transactions": "client, outcome",
+        "deliveries": "client, group, outcome",
+    }
     told = list(families([]))
     assert len(re.findall("^. `waltz_client_", PAGE, re.MULTILINE)) == len(told)
     for metric in told:

@@ -182,6 +182,12 @@ class Hand:
     async def leave(self) -> None:
         await self._port.send([Leave()])
 
+    async def ended(self) -> None:
+        """The owner has no more to say."""
+        assert self._reading is not None
+        async with asyncio.timeout(SECONDS):
+            await asyncio.shield(self._reading)
+
     async def close(self) -> None:
         self._port.cancel()
         if self._reading is not None:

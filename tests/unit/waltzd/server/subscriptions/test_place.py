@@ -77,6 +77,21 @@ def test_a_member_that_goes_in_order_has_failed_in_nothing_and_one_that_breaks_o
     Room.run(story)
 
 
+def test_a_member_that_goes_is_told_what_is_kept_and_then_its_stream_ends() -> None:
+    async def story(room: Room) -> None:
+        await room.make("g")
+        await room.append(3)
+        async with room.member("g", "a") as hand:
+            await hand.take(3)
+            await hand.acknowledge(0, 1)
+            await hand.leave()
+            await hand.ended()
+            assert hand.kept_number == 1
+            assert hand.error is None
+
+    Room.run(story)
+
+
 def test_a_newer_stream_of_a_member_takes_the_place_of_the_older() -> None:
     async def story(room: Room) -> None:
         await room.append(1)
