@@ -115,6 +115,8 @@ class Board:
                 async with aclosing(self.group_log.follow(self.ledger.reach)) as batches:
                     async for batch in batches:
                         self._read(batch)
+            except GroupStateDamaged:
+                return
             except WaltzError as error:
                 self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is away: {error.message}")
             await asyncio.sleep(LOOK_SECONDS)

@@ -52,7 +52,7 @@ def test_only_what_is_owned_counts_and_only_groups_that_are_there() -> None:
     found = totals_of(ledger, {}, OWNED.get, "")
     assert (found.groups, found.members, found.lag, found.parked, found.stopped, found.unattended) == (1, 0, 10, 3, 0, 1)
     assert [(one.partition, one.lag, one.parked, one.is_unattended) for one in found.troubles] == [(0, 10, 3, True)]
-    assert totals_of(ledger, {}, {}.get, "it is away").trouble == "it is away"
+    assert totals_of(ledger, {}, lambda _: None, "it is away").trouble == "it is away"
 
 
 def test_what_is_at_work_counts_as_it_says() -> None:
