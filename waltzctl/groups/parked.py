@@ -115,7 +115,7 @@ def _change(
         raise BadArgument(
             "say which are meant: their ids, or --all",
             not_done="nothing was changed",
-            next_step=f"as in `waltzctl group parked {verb} {name} 0:17,20-25`, or with --all",
+            next_step=f"write them behind {name}, as 0:17,20-25, or say --all",
         )
     typed = None if ids is None else _typed(ids)
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field, replace
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import OwnedPartition, PartitionDescription, ServerDescription, StorageDescription
+from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.quorum import majority
 
 OPEN = "OPEN"
+_ADDED = ("members", "in_flight", "lag", "parked", "stopped", "paused", "unattended")
+"""What each server says of the partitions that it owns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,19 @@ class Picture:
             if view.said is not None and view.said.trouble:
                 found.setdefault(view.said.trouble, []).append(view.partition)
         return found
+
+    @property
+    def groups(self) -> GroupTotals | None:
+        """All durable groups, as the owners of partitions say; None where no server knows of a group log."""
+        said = [view.said.groups for view in self.servers if view.said is not None and view.said.groups is not None]
+        if not said:
+            return None
+        return GroupTotals(
+            groups=max(one.groups for one in said),
+            **{name: sum(getattr(one, name) for one in said) for name in _ADDED},
+            troubles=tuple(trouble for one in said for trouble in one.troubles),
+            trouble=next((one.trouble for one in said if one.trouble), ""),
+        )
 
     @property
     def closed(self) -> list[PartitionView]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
+from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
 from waltzctl.show.terminal import ROWS_MAX, count, paragraph, put_next, size, table
 from waltzctl.watching.facts import Health, Reason, Sighting
@@ -366,6 +367,8 @@ def draw_status(out: Console, found: Sighting, local: Local | None) -> None:
     rows = [_group_row(views) for views in _groups(seen.partitions)]
     names = ("partitions", "owner", "state", "counting", "mounts", "tail")
     table(out, names, rows[:ROWS_MAX], right=("counting", "mounts", "tail"))
+    if line := group.totals(seen.groups):
+        out.print(line, style="" if seen.groups is not None and group.is_well(seen.groups) else "yellow", soft_wrap=True)
     contact = "" if found.facts.coordinator_ms is None else f", ZooKeeper answered in {found.facts.coordinator_ms:.0f} ms"
     leader = f", leader {seen.leader}" if seen.leader is not None else ""
     out.print(f"cluster {seen.meta.name}, {_format(seen)}{leader}{contact}, {found.at}", soft_wrap=True)
@@ -455,6 +458,7 @@ def status_json(found: Sighting) -> dict[str, Any]:
         "verdict": str(found.verdict.health),
         "sentence": found.verdict.sentence,
         "reasons": plain(found.verdict.reasons),
+        "groups": plain(seen.groups),
         "at": found.at,
         "milliseconds": round(found.milliseconds, 1),
         "coordinator_milliseconds": None if found.facts.coordinator_ms is None else round(found.facts.coordinator_ms, 1),

@@ -13,7 +13,7 @@ from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, p
 from waltzctl.show.terminal import ROWS_MAX, count, paragraph
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.groups import GroupMeta
-from waltzd.protocol.groups import GroupMember, Mode, ParkedTransaction
+from waltzd.protocol.groups import GroupMember, GroupTotals, Mode, ParkedTransaction
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -224,6 +224,23 @@ def settings(meta: GroupMeta) -> list[str]:
         f"at most {meta.max_in_flight:,} in flight for each member",
         f"{tries}, then {'put aside' if meta.exhausted == 'park' else 'it stops'}",
     ]
+
+
+def totals(found: GroupTotals | None) -> str:
+    """All groups in one line; empty where there are none."""
+    if found is None or not found.groups:
+        return ""
+    more = {"in flight": found.in_flight, "parked": found.parked, "stopped": found.stopped, "paused": found.paused,
+            "without a member": found.unattended}  # fmt: skip
+    said = [f"{number:,} {word}" for word, number in more.items() if number]
+    behind = [f"not the newest: {found.trouble}"] if found.trouble else []
+    return ", ".join(
+        [count(found.groups, "durable group"), count(found.members, "member"), f"lag {found.lag:,}", *said, *behind]
+    )
+
+
+def is_well(found: GroupTotals) -> bool:
+    return not (found.parked or found.stopped or found.paused or found.unattended or found.trouble)
 
 
 # -- what was put aside ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import typer
 
 from waltzctl.shell.merged_log import Line
 from waltzctl.shell.numbers import spell
+from waltzctl.show import group
 from waltzctl.show.cluster import STYLES
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain, stream
 from waltzctl.show.terminal import ROWS_MAX, console, count, paragraph, printable, put_next, size
@@ -243,6 +244,8 @@ def draw_top(out: Console, found: Rates, sighting: Sighting, *, sort: str, rows_
     )
     if slowed := _slowed(sighting):
         out.print(f"slowed by their quotas: {', '.join(slowed)}", style="yellow", no_wrap=True, overflow="ellipsis")
+    if line := group.totals(sighting.picture.groups):
+        out.print(line, no_wrap=True, overflow="ellipsis")
     partitions = by(sort, found.partitions)
     shown = partitions[:rows_max]
     grid(out, PARTITION_RATES, shown)

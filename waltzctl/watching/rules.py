@@ -20,7 +20,7 @@ from waltzctl.placement.plan import crowded, sizes
 from waltzctl.placement.plan import together as together_in_one
 from waltzctl.shell.numbers import spell
 from waltzctl.watching.facts import Check, Facts, Found, Grade, Health, Reason, Verdict, over, under, unsure, warn
-from waltzctl.watching.troubles import coordination, documents, margins, moves, processes, replicas
+from waltzctl.watching.troubles import coordination, documents, durable_groups, margins, moves, processes, replicas
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
 from waltzd.protocol.retention import ALL
@@ -516,6 +516,18 @@ RULES = (
         fix="see `waltzctl backup status`: the log goes on, and what is not backed up is lost if all storages are",
         needs=("servers",),
         alerts={"WaltzBackupBehind": (Grade.WARN, 5), "WaltzMetadataNotSaved": (Grade.WARN, 30)},
+    ),
+    Rule(
+        name="durable groups",
+        find=durable_groups,
+        fix="see `waltzctl group describe NAME`: bring its members back; after `waltzctl group parked list NAME` replay or "
+        "discard what is put aside, and let a group that has stopped go on with `waltzctl group resume NAME`",
+        needs=("servers",),
+        alerts={
+            "WaltzGroupsBehind": (Grade.FAIL, 2),
+            "WaltzGroupStuck": (Grade.WARN, 15),
+            "WaltzGroupParked": (Grade.WARN, 5),
+        },
     ),
     Rule(name="failure domains", find=_groups, fix="add storages in other groups, then `waltzctl partition auto-assign`"),
     Rule(

@@ -330,3 +330,36 @@ def documents(facts: Facts) -> Found:
         who = f"; the owners of {spell(numbers)} go on with what is known" if numbers else ""
         yield Reason(key=f"documents {trouble}", sentence=trouble + who, partitions=tuple(numbers))
     return "every document of the coordinator can be understood"
+
+
+# -- durable groups ----------------------------------------------------------------------------------------------------
+
+
+def durable_groups(facts: Facts) -> Found:
+    """Those that do not go on, and those that have put something aside. The cluster is well all the same: mostly it is an
+    application that is in the way."""
+    found = facts.picture.groups
+    for view in facts.picture.servers:
+        if view.said is not None and view.said.groups is not None and view.said.groups.trouble:
+            yield Reason(
+                sentence=f"{view.meta.name} may not know the newest of durable groups: {view.said.groups.trouble}",
+                next_step="groups give nothing new out there before that is over: see the group log in `waltzctl partition "
+                "list`, and `waltzctl events --level warning`",
+            )
+    if found is None:
+        return "there are none"
+    for one in found.troubles:
+        where = f"the group {one.name} in partition {one.partition}"
+        if one.stopped:
+            yield warn(f"{where} has stopped: {one.stopped}; {one.lag:,} transactions are not done")
+        elif one.paused:
+            yield warn(f"{where} gives nothing out: {one.paused}")
+        elif one.is_unattended:
+            yield warn(f"{where} has {one.lag:,} transactions that are not done, and no member")
+        if one.parked:
+            yield warn(f"{where} has put {one.parked:,} transactions aside")
+    told = sum(bool(one.stopped or one.paused or one.is_unattended) for one in found.troubles)
+    left = found.stopped + found.paused + found.unattended - told
+    if left > 0:
+        yield warn(f"and at least {left:,} more do not go on: `waltzctl group lag` has all of them")
+    return f"{found.groups:,} go on" if found.groups else "there are none"

@@ -11,13 +11,15 @@ import yaml
 
 from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.picture.picture import Picture, ServerView
+from waltzctl.show.group import totals
 from waltzctl.watching.facts import Facts, Grade, Lost, ZooKeeperServer
-from waltzctl.watching.rules import AGAIN, RULES, diagnose
+from waltzctl.watching.rules import AGAIN, RULES, diagnose, judge
 from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
 from waltzd.errors import CannotConnect
 from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ArchiveCheck, Statistics, Vitals
+from waltzd.protocol.groups import GroupTotals, GroupTrouble
 from waltzd.protocol.histogram import Durations
 
 GONE = CannotConnect("nobody listens there")
@@ -233,6 +235,39 @@ def test_how_long_disks_last_is_said_where_nothing_leaves_them() -> None:
 def test_what_is_archived_was_there_not_long_ago() -> None:
     assert "not looked" not in finding(facts(), "archived objects")
     assert finding(facts(with_archive(age_ms=3 * 3_600_000)), "archived objects").endswith("3 hours ago, or later")
+
+
+def with_groups(*troubles: GroupTrouble, **totals: Any) -> Picture:
+    """As the first server says."""
+    told = GroupTotals(**{"groups": 3, "troubles": troubles, **totals})
+    return replace(sound(), servers=(server("a", groups=told), server("b", groups=GroupTotals(groups=3))))
+
+
+def test_durable_groups_that_do_not_go_on() -> None:
+    stopped = GroupTrouble("mailer", 3, "id 6: no such address", "", 1, 94, 0)
+    alone, parked = GroupTrouble("index", 0, "", "", 0, 7, 0), GroupTrouble("index", 1, "", "", 2, 0, 5)
+    assert "durable groups" not in grades(facts(with_groups(members=2, lag=9)))
+    found = facts(with_groups(stopped, alone, parked, stopped=1, unattended=4, parked=5))
+    assert grades(found) == {"durable groups": Grade.WARN}
+    assert finding(found, "durable groups").split("; ") == [
+        "the group mailer in partition 3 has stopped: id 6: no such address",
+        "94 transactions are not done",
+        "the group index in partition 0 has 7 transactions that are not done, and no member",
+        "the group index in partition 1 has put 5 transactions aside",
+        "and at least 3 more do not go on: `waltzctl group lag` has all of them",
+    ]
+    assert judge(found).is_healthy, "the cluster is well"
+    behind = facts(with_groups(trouble="the group log is away"))
+    assert grades(behind) == {"durable groups": Grade.FAIL}
+    assert "a may not know the newest of durable groups: the group log is away" in finding(behind, "durable groups")
+
+
+def test_all_groups_in_one_line() -> None:
+    found = with_groups(members=2, lag=1234, parked=5, stopped=1, trouble="the group log is away").groups
+    line = "3 durable groups, 2 members, lag 1,234, 5 parked, 1 stopped, not the newest: the group log is away"
+    assert totals(found) == line
+    assert totals(with_groups().groups) == "3 durable groups, 0 members, lag 0"
+    assert totals(sound().groups) == totals(GroupTotals(groups=0)) == ""
 
 
 def test_what_is_worse_hides_nothing() -> None:
