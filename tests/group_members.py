@@ -207,11 +207,11 @@ class Member:
                     key = payload_key(bytes(frame.payloads[at:end]))
                     at = end
                     header, attempt = int(frame.headers[row]), int(frame.attempts[row])
-                    one = Delivered(
+                    given = Delivered(
                         self._clock(), stream.holder, self.partition, frame.epoch, frame.tag, id, attempt, key, header
                     )
-                    self._notes.delivered(one)
-                    stream.held.append(one)
+                    self._notes.delivered(given)
+                    stream.held.append(given)
                 stream.changed.set()
             case Answer():
                 words = stream.words.pop(frame.number, [])

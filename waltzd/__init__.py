@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from waltzd.client.blocking import BlockingClient as BlockingClient
+    from waltzd.client.blocking_groups import BlockingDelivery as BlockingDelivery
+    from waltzd.client.blocking_groups import BlockingHandling as BlockingHandling
+    from waltzd.client.blocking_groups import BlockingSubscription as BlockingSubscription
     from waltzd.client.client import Client as Client
+    from waltzd.client.delivery import Delivery as Delivery
+    from waltzd.client.delivery import Reject as Reject
+    from waltzd.client.handling import Handling as Handling
     from waltzd.client.pending import Outcomes as Outcomes
     from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings
     from waltzd.client.settings import Tls as Tls
     from waltzd.client.status import ClientStatus as ClientStatus
     from waltzd.client.status import PartitionStatus as PartitionStatus
+    from waltzd.client.subscription import Subscription as Subscription
     from waltzd.client.view import Builder as Builder
     from waltzd.client.view import Command as Command
     from waltzd.client.view import Decision as Decision
@@ -43,11 +50,15 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "client.blocking": ("BlockingClient",),
+    "client.blocking_groups": ("BlockingDelivery", "BlockingHandling", "BlockingSubscription"),
     "client.client": ("Client",),
+    "client.delivery": ("Delivery", "Reject"),
+    "client.handling": ("Handling",),
     "client.pending": ("Outcomes",),
     "client.position_file": ("PositionFile",),
     "client.settings": ("ClientSettings", "Tls"),
     "client.status": ("ClientStatus", "PartitionStatus"),
+    "client.subscription": ("Subscription",),
     "client.view": (
         "Builder",
         "Decision",

@@ -369,3 +369,66 @@ def test_testing(waltz_cluster: LocalCluster) -> None:
         shown.test_a_lock_that_fails_is_tried_again(waltz_cluster)
         with BlockingCluster() as cluster:
             shown.test_what_is_written_while_the_owner_dies(cluster)
+
+
+# -- durable groups ----------------------------------------------------------------------------------------------------
+
+
+def test_durable_groups() -> None:
+    async def story(cluster: LocalCluster) -> None:
+        sent: list[tuple[bytes, str]] = []
+        with page("groups", cluster) as shown:
+            async with cluster.client() as client:
+
+                async def send(payload: bytes, key: str) -> None:
+                    sent.append((payload, key))
+
+                await client.append(b"last year", partition=0)
+                await shown.prepare(client)
+                await shown.prepare(client)
+                mailing = asyncio.create_task(shown.mail(cluster.servers, send))
+                await client.append_many([b"one", b"two"], partition=0)
+                await until(lambda: len(sent) == 2 or mailing.done())
+                await cancelled(mailing)
+                assert sorted(sent) == [(b"one", "mailer:0:1"), (b"two", "mailer:0:2")]
+                await client.append(b"three", partition=1)
+                await asyncio.to_thread(shown.mail_some, cluster.servers, lambda *call, key: sent.append((*call, key)), 1)
+                assert sent[-1] == (b"three", "mailer:1:0")
+
+                done: list[bytes] = []
+                stopping: list[Callable[[], None]] = []
+
+                async def resize(payload: bytes) -> None:
+                    done.append(payload)
+
+                await client.create_group("thumbnails", mode="queue")
+                await client.append(b"", partition=1)
+                working = asyncio.create_task(shown.work(client, resize, stopping))
+                await until(lambda: len(done) == 4 or working.done())
+                stopping[0]()
+                await working
+                await client.append(b"four", partition=0)
+                await asyncio.to_thread(on_threads, shown, cluster)
+
+                index = Index()
+                keeping = asyncio.create_task(shown.keep_index(client, index))
+                await until(lambda: len(index.added) == 6 or keeping.done())
+                await cancelled(keeping)
+                assert [id for partition, id, _ in index.added if partition == 0] == [0, 1, 2, 3]
+
+    class Index:
+        def __init__(self) -> None:
+            self.added: list[tuple[int, int, bytes]] = []
+
+        async def add_all(self, rows: list[tuple[int, int, bytes]]) -> None:
+            self.added += rows
+
+    async def cancelled(task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def on_threads(shown: Any, cluster: LocalCluster) -> None:
+        with BlockingClient(cluster.servers, connect=cluster.connect, partitions=[]) as client:
+            shown.work_on_threads(client, lambda payload: "the last one" if payload == b"four" else "")
+
+    LocalCluster(partitions=2, groups=True).run(story)

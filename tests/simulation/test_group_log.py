@@ -13,9 +13,11 @@ from tests.simulation.cell import SETTINGS, Appender, Cell, cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import archiving, document
 from tests.simulation.test_retention import floors, under_load
+from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import Trimmed
 from waltzd.format.record import encode_payloads
-from waltzd.server.groups.ledger import GARBAGE, SLACK_BYTES, GroupMeta, Ledger, made, stands
+from waltzd.protocol.groups import Mode
+from waltzd.server.groups.ledger import GARBAGE, SLACK_BYTES, Ledger, made, stands
 from waltzd.server.groups.state import State
 from waltzd.server.session.owned import OwnedLog
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
+from uuid import UUID
 
 from waltzd.client.delivery import Delivery, Life, Saying
 from waltzd.client.routes import Routes, pause_seconds
@@ -114,6 +115,11 @@ class Attendance:
         self._quiet = asyncio.Event()
         """Nothing is under way, or nothing can be."""
         self._beat: asyncio.TimerHandle | None = None
+
+    @property
+    def cluster(self) -> UUID:
+        """Its key."""
+        return self._routes.topology.cluster_key
 
     # -- the stream ----------------------------------------------------------------------------------------------------
 

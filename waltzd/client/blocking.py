@@ -17,10 +17,18 @@ from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 from uuid import UUID
 
+from waltzd.client.blocking_groups import (
+    BlockingDelivery,
+    BlockingHandling,
+    BlockingSubscription,
+    handle,
+    subscribe,
+)
 from waltzd.client.client import Client
+from waltzd.client.durable_groups import Start
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
@@ -431,6 +439,78 @@ class BlockingClient(Generic[E]):
                 yield batch
         finally:  # without waiting for it: this may be collected on the thread of the loop
             asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
+
+    # -- durable groups
+
+    def create_group(
+        self,
+        name: str,
+        *,
+        mode: Literal["ordered", "queue", "keyed"],
+        partitions: Partitions = "all",
+        start: Start = "first",
+        headers: Sequence[int] = (),
+        key: Literal["header", "lock"] = "header",
+        ack_wait: float = 30.0,
+        max_in_flight: int = 100,
+        deliver_max: int = 5,
+        back_off: Sequence[float] = (1.0, 5.0, 30.0),
+        exhausted: Literal["park", "stop"] = "park",
+    ) -> bool:
+        """As `Client.create_group`."""
+        return self._thread.run(
+            self._client.create_group(
+                name,
+                mode=mode,
+                partitions=partitions,
+                start=start,
+                headers=headers,
+                key=key,
+                ack_wait=ack_wait,
+                max_in_flight=max_in_flight,
+                deliver_max=deliver_max,
+                back_off=back_off,
+                exhausted=exhausted,
+            )
+        )
+
+    def subscribe(
+        self,
+        group: str,
+        *,
+        partitions: Partitions | None = None,
+        max_in_flight: int | None = None,
+        member: str | None = None,
+    ) -> BlockingSubscription[E]:
+        """As `Client.subscribe`: `for delivery in client.subscribe("mailer"): …`."""
+        work = subscribe(self._client, group, partitions=partitions, max_in_flight=max_in_flight, member=member)
+        return BlockingSubscription(self._thread.run(work), self._thread)
+
+    def handle(
+        self,
+        group: str,
+        handler: Callable[[BlockingDelivery[E]], Any],
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        partitions: Partitions | None = None,
+        max_in_flight: int | None = None,
+        member: str | None = None,
+    ) -> BlockingHandling[E]:
+        """As `Client.handle`, on threads of the client, as many at once as it has `threads`. Call `run` on what it returns.
+        A thread cannot be cancelled: one that takes longer than `timeout` runs on, and has failed."""
+        work = handle(
+            self._client,
+            group,
+            handler,
+            self._thread,
+            concurrency=concurrency,
+            timeout=timeout,
+            partitions=partitions,
+            max_in_flight=max_in_flight,
+            member=member,
+        )
+        return BlockingHandling(self._thread.run(work), self._thread)
 
     def fetch(self, transaction: Transaction[Any]) -> bytes:
         """As `Transaction.fetch`: the payload of a transaction, also of one that was fed as a head."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, Protocol
+from uuid import UUID
 
 import numpy as np
 
@@ -42,6 +43,9 @@ class Life(NamedTuple):
 
 class Hands(Protocol):
     """Where deliveries come from."""
+
+    @property
+    def cluster(self) -> UUID: ...
 
     async def say(
         self,
@@ -93,6 +97,11 @@ class Delivery(Generic[E_co]):
 
     def __repr__(self) -> str:
         return f"Delivery(group={self.group!r}, partition={self.partition}, id={self.id}, attempt={self.attempt})"
+
+    @property
+    def cluster(self) -> UUID:
+        """The key of the cluster that has the group."""
+        return self._hands.cluster
 
     @property
     def partition(self) -> int:

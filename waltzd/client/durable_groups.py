@@ -16,7 +16,7 @@ from waltzd.client.reading import Reader
 from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.subscription import Subscription
-from waltzd.client.view import E, Serializer, checked_header, checked_position
+from waltzd.client.view import E, Serializer, checked_header, checked_position, checked_time
 from waltzd.cluster.groups import BACK_OFF_MAX, HEADERS_MAX, MS_MAX, GroupMeta, GroupStart, MadeGroup
 from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import is_name
@@ -102,10 +102,12 @@ class DurableGroups(Generic[E]):
         self._check_open()
         self._check_loop()
         meta = _meta(name, mode, partitions, headers, key, ack_wait, max_in_flight, deliver_max, back_off, exhausted)
+        where = await self._routes.numbers(meta.partitions or EVERYTHING)
+        _check_start(where, self._routes.partitions, start)
         is_floating = not (start == "first" or isinstance(start, Mapping))
         if is_floating and (known := await self._known_group(meta)):
             return known.is_new
-        meta = replace(meta, starts=await self._starts(await self._routes.numbers(meta.partitions or EVERYTHING), start))
+        meta = replace(meta, starts=await self._starts(where, start))
         try:
             made = await self._routes.ask_some(
                 "MakeGroup", lambda port: port.make_group(meta), "no server made the group", self.settings.submit_seconds
@@ -125,22 +127,12 @@ class DurableGroups(Generic[E]):
         return replace(found, is_new=False) if replace(found.meta, starts=()) == replace(meta, starts=()) else None
 
     async def _starts(self, partitions: Sequence[int], start: Start) -> tuple[GroupStart, ...]:
-        for partition in partitions:
-            if not 0 <= partition < self._routes.partitions:
-                raise BadArgument(
-                    f"there is no partition {partition}; the cluster has {self._routes.partitions}, from 0 on"
-                )
         if start == "first":
             return ()
         if isinstance(start, Mapping):
-            strange = sorted(set(start) - set(partitions))
-            if strange:
-                raise BadArgument(f"partition {strange[0]!r} is none of the group, so it cannot begin there")
             return tuple(GroupStart(partition, checked_position(after)) for partition, after in sorted(start.items()))
-        if start == "last":
+        if isinstance(start, str):
             return tuple([GroupStart(each, await self._reader.end_position(each)) for each in partitions])
-        if isinstance(start, str | bool):
-            raise BadArgument(f'a group begins "first", "last", at a time or behind positions, not at {start!r}')
         return tuple([GroupStart(each, await self._reader.position_at(each, start)) for each in partitions])
 
     def subscribe(
@@ -275,6 +267,21 @@ def _meta(
 
 K = TypeVar("K", bound=enum.StrEnum)
 V = TypeVar("V")
+
+
+def _check_start(partitions: Sequence[int], count: int, start: Start) -> None:
+    for partition in partitions:
+        if not 0 <= partition < count:
+            raise BadArgument(f"there is no partition {partition}; the cluster has {count}, from 0 on")
+    if isinstance(start, Mapping):
+        strange = [partition for partition in start if partition not in partitions]
+        if strange:
+            raise BadArgument(f"partition {strange[0]!r} is none of the group, so it cannot begin there")
+    elif isinstance(start, str | bool):
+        if start not in ("first", "last"):
+            raise BadArgument(f'a group begins "first", "last", at a time or behind positions, not at {start!r}')
+    else:
+        checked_time(start)
 
 
 def _one_of(kind: type[K], what: str, value: str) -> K:

@@ -77,6 +77,7 @@ class Subscription(Generic[E]):
         self._ready: deque[Attendance] = deque()
         """Those from whose queues something may be taken, each once, the next one first."""
         self._tender: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._side: dict[asyncio.Task[None], None] = {}
         """What is told by the way."""
         self._more = asyncio.Event()
@@ -117,6 +118,11 @@ class Subscription(Generic[E]):
 
     async def close(self) -> None:
         """Tell the owners what was said, and go. What was not settled goes to others at once."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name=f"waltz member of {self.group} goes")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._is_closed = True
         self._more.set()
         try:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from datetime import datetime
 from typing import Any
 
 import pytest
 
+from tests.unit.fake_server import FakeCluster
+from tests.unit.timeless import run
+from waltzd.client.blocking_groups import BlockingDelivery
 from waltzd.client.client import Client
-from waltzd.client.delivery import Delivery
-from waltzd.errors import DeliveryLate
-from waltzd.testing import LocalCluster
+from waltzd.client.delivery import Delivery, Reject
+from waltzd.client.subscription import Subscription
+from waltzd.errors import BadArgument, DeliveryLate, GroupExists, NoSuchGroup
+from waltzd.testing import BlockingCluster, LocalCluster
 
 SECONDS = 30.0
 
 
-def with_cluster(test: Callable[[LocalCluster, Client], Awaitable[Any]], *, partitions: int = 1, **settings: Any) -> None:
+def with_cluster(
+    test: Callable[[LocalCluster, Client[Any]], Awaitable[Any]], *, partitions: int = 1, **settings: Any
+) -> None:
     async def story(cluster: LocalCluster) -> None:
         async with asyncio.timeout(SECONDS), cluster.client(**settings) as client:
             await test(cluster, client)
@@ -70,3 +78,271 @@ def test_a_fail_over_gives_again_only_what_was_not_written_down() -> None:
             await subscription.ack(again)
 
     with_cluster(test)
+
+
+async def some(subscription: Subscription[Any], count: int) -> list[Delivery[Any]]:
+    """The next ones, as many as that."""
+    found: list[Delivery[Any]] = []
+    while len(found) < count:
+        found += await subscription.take(count - len(found))
+    return found
+
+
+async def parked(cluster: LocalCluster, group: str, count: int = 1) -> list[tuple[int, str]]:
+    """What was put aside, with the reason, when so many are."""
+    board = cluster._living()[0].groups
+    assert board is not None
+    while len(found := board.parked(group, None, None, 100)[0]) < count:
+        await asyncio.sleep(0.01)
+    return [(one.id, one.reason) for one in found]
+
+
+def test_an_unknown_group_is_refused_with_what_to_do() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        with pytest.raises(NoSuchGroup) as caught:
+            await anext(aiter(client.subscribe("mailer")))
+        assert "create" in caught.value.detail_next_step
+        await client.create_group("mailer", mode="queue", partitions=[0])
+        with pytest.raises(BadArgument, match="partition 1 is none of group mailer"):
+            async with client.subscribe("mailer", partitions=[1]):
+                raise AssertionError("it is not open")
+
+    with_cluster(test, partitions=2)
+
+
+def test_what_failed_comes_again_and_what_is_rejected_does_not() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("mailer", mode="queue", deliver_max=2, back_off=[0])
+        await fill(client, 3)
+        async with client.subscribe("mailer") as subscription:
+            first, second, third = await some(subscription, 3)
+            await first.nack(reason="the server is away")
+            await second.reject("this is no address")
+            (again,) = await some(subscription, 1)
+            assert (again.id, again.attempt) == (0, 2)
+            with pytest.raises(BadArgument, match="was settled with `nack`"):
+                await first.ack()
+            await again.nack(reason="it is still away")
+            await third.ack(durable=True)
+            assert await parked(cluster, "mailer", 2) == [(0, "it is still away"), (1, "this is no address")]
+
+    with_cluster(test)
+
+
+def test_in_an_ordered_group_a_failure_brings_back_what_lies_behind() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("index", mode="ordered", deliver_max=3, back_off=[0])
+        await fill(client, 6)
+        seen: list[tuple[int, int]] = []
+        async with client.subscribe("index") as subscription:
+            while len(seen) < 8:
+                (one,) = await some(subscription, 1)
+                seen.append((one.id, one.attempt))
+                if one.id == 2:
+                    await one.nack(reason="no")
+                else:
+                    await one.ack()
+            assert seen == [(0, 1), (1, 1), (2, 1), (2, 2), (2, 3), (3, 1), (4, 1), (5, 1)]
+            assert await parked(cluster, "index") == [(2, "no")]
+
+    with_cluster(test)
+
+
+def test_one_that_is_too_late_among_many_is_named_and_the_others_count() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("mailer", mode="queue", ack_wait=0.5, back_off=[100])
+        await fill(client, 3)
+        async with client.subscribe("mailer") as subscription:
+            found = await some(subscription, 3)
+            for _ in range(4):  # longer than its time, while two of them are extended
+                await asyncio.sleep(0.2)
+                await subscription.extend(found[1:])
+            with pytest.raises(DeliveryLate) as caught:
+                await subscription.ack(found)
+            assert caught.value.number("id") == 0
+            await found[1].ack()  # was acknowledged
+
+    with_cluster(test)
+
+
+def test_a_member_that_goes_gives_back_what_it_has_at_once() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("mailer", mode="queue")
+        await fill(client, 5)
+        async with client.subscribe("mailer") as subscription:
+            found = await some(subscription, 5)
+        with pytest.raises(DeliveryLate, match="closed"):
+            await found[0].ack()
+        async with client.subscribe("mailer") as subscription:
+            again = await some(subscription, 5)
+            assert [(one.id, one.attempt) for one in again] == [(number, 1) for number in range(5)]
+
+    with_cluster(test)
+
+
+def test_a_handler_settles_by_how_it_ends() -> None:
+    tries = Counter[int]()
+
+    async def handler(delivery: Delivery) -> None:
+        tries[delivery.id] += 1
+        if delivery.id == 1:
+            raise Reject("never")
+        if delivery.id == 2 and delivery.attempt < 3:
+            raise ValueError("not yet")
+
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("mailer", mode="queue", back_off=[0])
+        await fill(client, 8)
+        handling = client.handle("mailer", handler, concurrency=3)
+        working = asyncio.create_task(handling.run())
+        while tries[2] < 3 or len(tries) < 8:
+            await asyncio.sleep(0.01)
+        handling.stop()
+        await working
+        assert tries == Counter(dict.fromkeys(range(8), 1) | {2: 3})
+        assert await parked(cluster, "mailer") == [(1, "never")]
+
+    with_cluster(test)
+
+
+def test_a_handler_that_takes_longer_than_its_time_keeps_its_delivery() -> None:
+    seen = []
+
+    async def handler(delivery: Delivery) -> None:
+        seen.append(delivery.id)
+        await asyncio.sleep(1.0)
+
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("mailer", mode="queue", ack_wait=0.3, back_off=[0])
+        await fill(client, 2)
+        handling = client.handle("mailer", handler)
+        working = asyncio.create_task(handling.run())
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+        handling.stop()  # the second one runs, and is finished
+        await working
+        assert seen == [0, 1]
+        async with client.subscribe("mailer") as subscription:
+            await client.append(b"2", partition=0)
+            assert [one.id for one in await some(subscription, 1)] == [2]
+
+    with_cluster(test)
+
+
+def test_an_ordered_group_has_one_call_at_a_time_in_each_partition() -> None:
+    running, seen = set[int](), dict[int, list[int]]()
+
+    async def handler(delivery: Delivery) -> None:
+        assert delivery.partition not in running
+        running.add(delivery.partition)
+        await asyncio.sleep(0.001)
+        seen.setdefault(delivery.partition, []).append(delivery.id)
+        running.discard(delivery.partition)
+        if (delivery.id, delivery.attempt) == (4, 1):
+            raise ValueError("once more")
+
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await client.create_group("index", mode="ordered", back_off=[0])
+        for partition in (0, 1):
+            await fill(client, 10, partition)
+        handling = client.handle("index", handler, concurrency=8)
+        working = asyncio.create_task(handling.run())
+        while sum(map(len, seen.values())) < 22:
+            await asyncio.sleep(0.01)
+        handling.stop()
+        await working
+        assert list(seen.values()) == [[0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9]] * 2
+
+    with_cluster(test, partitions=2)
+
+
+def test_what_cannot_be_decoded_is_put_aside_with_the_reason() -> None:
+    class Numbers:
+        def encode(self, value: int) -> bytes:
+            return b"?" if value == 1 else b"%d" % value
+
+        def decode(self, payload: bytes) -> int:
+            return int(payload)
+
+    async def test(cluster: LocalCluster, client: Client[Any]) -> None:
+        await client.create_group("mailer", mode="queue")
+        await client.append_many([0, 1, 2], partition=0)
+        async with client.subscribe("mailer") as subscription:
+            found = await some(subscription, 2)
+            assert [one.value for one in found] == [0, 2]
+            await subscription.ack(found, durable=True)
+        ((id, reason),) = await parked(cluster, "mailer")
+        assert id == 1
+        assert "cannot be decoded" in reason
+
+    with_cluster(test, serializer=Numbers())
+
+
+def test_a_group_begins_where_it_was_said_and_making_it_again_changes_nothing() -> None:
+    async def test(cluster: LocalCluster, client: Client) -> None:
+        await fill(client, 4)
+        assert await client.create_group("late", mode="queue", start="last")
+        await fill(client, 2)
+        assert not await client.create_group("late", mode="queue", start="last")
+        assert await client.create_group("some", mode="queue", start={0: 2}, headers=[0])
+        with pytest.raises(GroupExists):
+            await client.create_group("late", mode="ordered", start="last")
+        for group, ids in (("late", [4, 5]), ("some", [3, 4, 5])):
+            async with client.subscribe(group) as subscription:
+                assert [one.id for one in await some(subscription, len(ids))] == ids
+
+    with_cluster(test)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "stack"},
+        {"partitions": [7]},
+        {"partitions": []},
+        {"start": {7: 0}},
+        {"start": "middle"},
+        {"start": datetime(2026, 1, 1)},
+        {"ack_wait": 0},
+        {"max_in_flight": 0},
+        {"back_off": [-1]},
+        {"exhausted": "drop"},
+        {"key": "payload"},
+        {"headers": [1 << 40]},
+    ],
+    ids=str,
+)
+def test_a_group_that_makes_no_sense_is_refused_here(wrong: dict[str, Any]) -> None:
+    async def work() -> None:
+        fake = FakeCluster()
+        async with Client("s0:1", connect=fake.connect) as client:
+            with pytest.raises(BadArgument):
+                await client.create_group("mailer", **{"mode": "queue", **wrong})
+
+    run(work())
+
+
+def test_the_blocking_twins() -> None:
+    seen = []
+    with BlockingCluster(partitions=1, groups=True) as cluster, cluster.client() as client:
+        assert client.create_group("mailer", mode="queue")
+        client.append_many([b"0", b"1", b"2", b"3"], partition=0)
+        for delivery in client.subscribe("mailer"):
+            seen.append(delivery.id)
+            delivery.ack()
+            if len(seen) == 2:
+                break
+
+        def handler(delivery: BlockingDelivery) -> None:
+            seen.append(delivery.id)
+            if delivery.id == 3:
+                handling.stop()
+
+        handling = client.handle("mailer", handler)
+        handling.run()
+        assert seen == [0, 1, 2, 3]
+        with client.subscribe("mailer") as subscription:
+            client.append(b"4", partition=0)
+            batch = next(subscription.batches())
+            assert [one.payload for one in batch] == [b"4"]
+            subscription.ack(batch, durable=True)
