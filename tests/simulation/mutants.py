@@ -19,6 +19,7 @@ from functools import partial
 
 import tests.simulation.batch_mutants
 import tests.simulation.client_mutants
+import tests.simulation.group_mutants
 import tests.simulation.instance_mutants
 import tests.simulation.server_mutants
 import tests.simulation.storage_mutants  # noqa: F401  each registers its mutants

@@ -26,6 +26,7 @@ SOUND = (
     "sends again what was not answered",
     "believes the first instance that comes to a new owner",
     "stands at an owner that was replaced",
+    "moves the floor past an unacknowledged id",
 )
 """Mutants whose plans are run with the code as it is, too."""
 

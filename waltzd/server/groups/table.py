@@ -243,12 +243,14 @@ class Table:
                 break
         return None
 
-    def wake(self) -> float | None:
-        """When `expire` or `deliver` have something to do, if nothing else happens before."""
+    def wake(self, *, is_paused: bool = False) -> float | None:
+        """When `expire` or `deliver` have something to do, if nothing else happens before. `is_paused`: nothing is given
+        out, whatever is due."""
         while self._deadlines and not self._is_due(*self._deadlines[0]):
             heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
-        later = self._turns.wake() if not self.state.stopped and self._next_member() is not None else None
+        may_give = not is_paused and not self.state.stopped and self._next_member() is not None
+        later = self._turns.wake() if may_give else None
         return min([*times, *([] if later is None else [later])], default=None)
 
     def _is_due(self, deadline: float, id: int, tag: int) -> bool:

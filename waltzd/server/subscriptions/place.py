@@ -238,7 +238,7 @@ class Place:
             for delivery in table.deliver(now):
                 self.delivered += 1
                 self._members[delivery.member].give(delivery)
-        self._set_timer(table.wake())
+        self._set_timer(table.wake(is_paused=bool(self.paused)))
 
     def _aside(self) -> tuple[int, str]:
         """What is written before it is answered when it has become another."""

@@ -309,6 +309,15 @@ def test_a_key_waits_for_its_first_and_no_other_key_does() -> None:
     assert found.state.parked == {0: Parked(2, "b", "nonsense")}
 
 
+def test_what_may_go_out_again_wakes_nobody_while_nothing_is_given_out() -> None:
+    found = table(Mode.QUEUE, 1, ack_wait=30.0)
+    found.deliver(0)
+    found.refuse("a", 1, 99, 0, 0, 0, reason="not now", delay=7)
+    assert (found.wake(), found.wake(is_paused=True)) == (7, None)
+    found.deliver(7)
+    assert found.wake(is_paused=True) == 37, "what members have is late all the same"
+
+
 def test_a_group_that_stops_gives_nothing_out_until_it_is_told_to() -> None:
     found = table(Mode.QUEUE, deliver_max=1, exhausted=Exhausted.STOP, max_in_flight=1)
     found.deliver(0)
