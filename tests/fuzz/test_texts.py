@@ -250,7 +250,7 @@ DOCUMENTS: list[Document] = [
     PolicyDocument(grants=(
         Grant(names=(Pattern("pay-*"), Pattern("*")), may=tuple(Verb)),
         Grant(names=(Pattern("anonymous"),), may=(Verb.APPEND,), partitions=Parts("0-3,orders"), one_instance=True,
-              lock_prefixes=(Prefix("account"),), quotas=Quotas(mounts=Amount(3))))),
+              lock_prefixes=(Prefix("account"),), quotas=Quotas(mounts=Amount(3)), groups=(Pattern("mail*"),)))),
     HistoryEntry(began="1", ended=None, who="a@b", verb="c d", subject="e", reason="f", steps=("g", "h"), outcome="begun"),
 ]  # fmt: skip
 TEXTS = [encode(value) for value in DOCUMENTS]

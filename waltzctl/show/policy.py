@@ -40,6 +40,7 @@ def spelled(grant: Grant) -> str:
     parts = [
         f"{', '.join(grant.names)} may {', '.join(grant.may)}",
         "in all partitions" if grant.partitions is None else f"in partitions {grant.partitions}",
+        *([f"and work in groups {', '.join(grant.groups)}"] if grant.groups else []),
         *([] if grant.lock_prefixes is None else [f"with locks {', '.join(grant.lock_prefixes) or 'of no kind'}"]),
         *([f"at most {', '.join(quotas)}"] if quotas else []),
         *(["one instance at a time"] if grant.one_instance else []),

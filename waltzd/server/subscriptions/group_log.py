@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Protocol, TypeAlias
 
 from waltzd.client.group_log import GroupLogClient
-from waltzd.errors import GroupLogAway, NoGroupLog, WaltzError
+from waltzd.errors import GroupLogAway, NoGroupLog, NotSent, WaltzError
 from waltzd.protocol.locks import AppendOutcome, Lock
 
 Entry: TypeAlias = tuple[int, bytes]
@@ -65,7 +65,13 @@ class ClientLog:
 
     async def append(self, data: bytes, lock: Lock, position: int) -> AppendOutcome:
         client, number = await self._open()
-        return await client.append(data, partition=number, locks=(lock,), position=position, timeout=APPEND_SECONDS)
+        try:
+            return await client.append(data, partition=number, locks=(lock,), position=position, timeout=APPEND_SECONDS)
+        except NotSent:
+            raise
+        except WaltzError:  # it takes nothing more, for a reason that lasts for this client
+            await self._give_up(client)
+            raise
 
     async def end(self) -> int:
         client, number = await self._open()
@@ -86,7 +92,12 @@ class ClientLog:
             async for batch in batches:
                 yield [(transaction.id, transaction.payload) for transaction in batch]
 
+    async def _give_up(self, client: GroupLogClient[bytes]) -> None:
+        """The next call opens another one."""
+        if self._client is client:
+            self._client = None
+            await client.close()
+
     async def close(self) -> None:
         if self._client is not None:
-            await self._client.close()
-            self._client = None
+            await self._give_up(self._client)
