@@ -430,9 +430,14 @@ def head(asked: Asked) -> Part:
 
 
 def grids(
-    name: str, *found: Grid, notes: Sequence[str] = (), remarks: Sequence[str] = (), has_titles: bool | None = None
+    name: str,
+    *found: Grid,
+    notes: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+    has_titles: bool | None = None,
+    pager: Mapping[str, Any] | None = None,
 ) -> Part:
-    """One that stands alone has the title of its page, unless `has_titles`."""
+    """One that stands alone has the title of its page, unless `has_titles`. `pager`: the way to other rows, with a path."""
     titled = len(found) > 1 if has_titles is None else has_titles
-    given = {"grids": found, "notes": notes, "remarks": remarks, "has_titles": titled}
+    given = {"grids": found, "notes": notes, "remarks": remarks, "has_titles": titled, "pager": pager}
     return Part(name=name, template="grids.html", given=given)
