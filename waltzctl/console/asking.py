@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from waltzctl.console.pages import Asked, Page, Part, actions, grids, of_partition
+from waltzctl.console.pages import Asked, Page, Part, actions, cut, grids, of_partition
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
 from waltzctl.picture import attendance
 from waltzctl.picture.attendance import UseAt
@@ -20,7 +20,7 @@ from waltzd.errors import BadArgument
 
 HISTORY_ENTRIES = 100
 NAME: Column[UseAt] = Column("name", lambda one: one.use.name)
-LINES_MAX = 500
+LINES_MAX = 300
 """Of what daemons said, the newest."""
 QUIET = ("debug", "info")
 SINCE = ("10m", "1h", "6h", "1d")
@@ -34,7 +34,9 @@ async def clients(asked: Asked) -> Page:
         f"server {name} does not answer, and may know more: {one.code} {one.message}" for name, one in found.silent.items()
     ]
     look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
-    names = sorted({one.name for one in found.attendants if one.state != "gone"})
+    chosen, pager = cut(asked, told.things.rows, {"show": "all"} if with_gone else {})
+    names = sorted({one.name for one in chosen if one.state != "gone"})
+    uses = [one for one in found.uses if one.use.name in {one.name for one in chosen}] if pager["last"] else found.uses
     ends = [(f"end the mounts of {name}", "client-disconnect", {"name": name}) for name in names]
     return Page(
         title="Clients",
@@ -53,9 +55,10 @@ async def clients(asked: Asked) -> Page:
             ),
             grids(
                 "clients",
-                listed("Instances of applications", told.things, look),
-                grid("What names use, at each server", (NAME, *client.USES), found.uses, nothing="Nothing is used."),
+                listed("Instances of applications", told.things, look, chosen),
+                grid("What names use, at each server", (NAME, *client.USES), uses, nothing="Nothing is used."),
                 notes=silent,
+                pager=pager | {"path": "/clients"},
             ),
             *actions(asked, ends),
         ),
@@ -66,6 +69,9 @@ async def archive(asked: Asked) -> Page:
     told = shown_archive.reaching(await reached(await asked.cluster(), asked.picture))
     backups = backed_up(asked.picture)
     look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
+    backup = backups.page().things
+    reach, pager = cut(asked, told.things.rows, {})
+    saved, _ = cut(asked, backup.rows, {})
     is_used = any(one.archive for one in told.things.rows)
     remarks = [] if is_used else ["Nothing is archived: the setting archive of the storages says where to."]
     return Page(
@@ -73,12 +79,13 @@ async def archive(asked: Asked) -> Page:
         commands=(asked.command("archive", "status"), asked.command("backup", "status")),
         looks=3,
         parts=(
-            grids("archive", listed("How far archives reach", told.things, look), remarks=remarks, has_titles=True),
+            grids("archive", listed("How far archives reach", told.things, look, reach), remarks=remarks, has_titles=True),
             grids(
                 "backup",
-                listed("What would be lost with all storages", backups.page().things, look),
+                listed("What would be lost with all storages", backup, look, saved),
                 remarks=[f"Documents of the cluster: {backups.documents()}"],
                 has_titles=True,
+                pager=pager | {"path": "/archive"},
             ),
         ),
     )

@@ -209,7 +209,7 @@ async def transactions(asked: Asked) -> Page:
                 template="transactions.html",
                 given={
                     "partition": partition,
-                    "partitions": len(asked.picture.partitions),
+                    "partitions": asked.picture.meta.partitions,
                     "header": header,
                     "lock": lock,
                     "since": since,
@@ -235,7 +235,7 @@ async def transactions(asked: Asked) -> Page:
 
 async def transaction(asked: Asked) -> Page:
     found = re.fullmatch(r"([0-9]{1,10})-([0-9]{1,19})", asked.name)
-    if found is None or int(found[1]) >= len(asked.picture.partitions):
+    if found is None or int(found[1]) >= asked.picture.meta.partitions:
         raise unknown("transaction", asked.name, ())
     partition, id_ = int(found[1]), int(found[2])
     async with client_of(asked) as client:
@@ -285,7 +285,7 @@ def whole_text(payload: bytes) -> str:
 
 
 def _partition(asked: Asked) -> int:
-    return asked.number("partition", 0, len(asked.picture.partitions) - 1) or 0
+    return asked.number("partition", 0, asked.picture.meta.partitions - 1) or 0
 
 
 # -- locks -------------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ async def locks(asked: Asked) -> Page:
     given: dict[str, Any] = {
         **query,
         "partition": partition,
-        "partitions": len(asked.picture.partitions),
+        "partitions": asked.picture.meta.partitions,
         "mode": mode,
         "modes": MODES,
         "mark": mark,

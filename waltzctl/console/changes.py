@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from waltzctl.console.groups import ALL
 from waltzctl.console.pages import Asked, Page, Part, grids
 from waltzctl.console.table import Look, grid, tone_of
+from waltzctl.groups import parked, position
 from waltzctl.placement import ownership, partition
 from waltzctl.placement.moving import MoveOptions
 from waltzctl.shell.change import Asked as Agreed
@@ -29,6 +31,7 @@ from waltzctl.show.forms import Column
 from waltzctl.watching import client
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import EXIT_OK, BadArgument, ConsoleOnlyLooks, NotConfirmed, WaltzError
+from waltzd.format.layout import ID_MAX
 
 WORKS_MAX = 50
 """Changes that are remembered here; the history has them all."""
@@ -59,6 +62,22 @@ class Verb:
     """The words behind the verb."""
 
 
+def _parked_meant(given: Mapping[str, str]) -> dict[str, Any]:
+    is_all = given["ids"] == ALL
+    return {"is_all": is_all, "ids": None if is_all else given["ids"]}
+
+
+def _parked_typed(given: Mapping[str, str]) -> list[str]:
+    return ["--all" if given["ids"] == ALL else given["ids"]]
+
+
+def _whole(given: Mapping[str, str], name: str) -> int:
+    text = given[name]
+    if not (text.isascii() and text.isdecimal() and int(text) <= ID_MAX):
+        raise BadArgument(f"{name}: {text!r} is no whole number", not_done=NOT_PLANNED)
+    return int(text)
+
+
 _MOVE = MoveOptions(timeout=WAIT_SECONDS)
 VERBS = {
     "server-drain": Verb(
@@ -81,6 +100,25 @@ VERBS = {
     "client-disconnect": Verb(
         words="client disconnect", needs=("name",), typed=lambda given: [given["name"]],
         call=lambda given, request: client.disconnect(subject=given["name"], request=request),
+    ),
+    "group-parked-replay": Verb(
+        words="group parked replay", needs=("name", "ids"), typed=lambda given: [given["name"], *_parked_typed(given)],
+        call=lambda given, request: parked.replay(name=given["name"], request=request, **_parked_meant(given)),
+    ),
+    "group-parked-discard": Verb(
+        words="group parked discard", needs=("name", "ids"), typed=lambda given: [given["name"], *_parked_typed(given)],
+        call=lambda given, request: parked.discard(name=given["name"], request=request, **_parked_meant(given)),
+    ),
+    "group-resume": Verb(
+        words="group resume", needs=("name",), typed=lambda given: [given["name"]],
+        call=lambda given, request: position.resume(name=given["name"], request=request),
+    ),
+    "group-skip": Verb(
+        words="group skip", needs=("name", "partition", "to"),
+        typed=lambda given: [given["name"], given["partition"], "--to", given["to"]],
+        call=lambda given, request: position.skip(
+            name=given["name"], partition=_whole(given, "partition"), last=_whole(given, "to"), request=request
+        ),
     ),
 }  # fmt: skip
 

@@ -241,10 +241,11 @@ PARTITION_LOOK = Look(
 RATES_SHOWN = ("tx/s", "MB/s", "p99 ms", "refused", "lag", "mounts")
 
 
-def partition_columns() -> Columns[Any]:
+def partition_columns(*, has_group_log: bool = False) -> Columns[Any]:
     rates = tuple(column for column in watching.PARTITION_RATES if column.name in RATES_SHOWN)
     number, state, *rest, waiting = lifted(cluster.PARTITIONS, 0)
-    return (number, state, waiting, *rest, *lifted(rates, 1))
+    holds = lifted((cluster.HOLDS,), 0) if has_group_log else ()
+    return (number, state, waiting, *holds, *rest, *lifted(rates, 1))
 
 
 async def partitions(asked: Asked) -> Page:
@@ -263,6 +264,7 @@ async def partitions(asked: Asked) -> Page:
         views = [view for view in views if view.partition in wanting]
     chosen, pager = cut(asked, views, {"sort": sort} | ({"show": "wanting"} if is_wanting else {}))
     rows = [(view, rated.get(view.partition)) for view in chosen]
+    columns = partition_columns(has_group_log=picture.group_log is not None)
     nothing = "No partition wants anything." if is_wanting else "The cluster has no partitions."
     return Page(
         title="Partitions",
@@ -275,7 +277,7 @@ async def partitions(asked: Asked) -> Page:
                 name="partitions",
                 template="partitions.html",
                 given={
-                    "grid": grid("Partitions", partition_columns(), rows, PARTITION_LOOK, nothing=nothing),
+                    "grid": grid("Partitions", columns, rows, PARTITION_LOOK, nothing=nothing),
                     "pager": pager,
                     "sorts": list(SORTS),
                     "sort": sort,
@@ -428,9 +430,14 @@ def head(asked: Asked) -> Part:
 
 
 def grids(
-    name: str, *found: Grid, notes: Sequence[str] = (), remarks: Sequence[str] = (), has_titles: bool | None = None
+    name: str,
+    *found: Grid,
+    notes: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+    has_titles: bool | None = None,
+    pager: Mapping[str, Any] | None = None,
 ) -> Part:
-    """One that stands alone has the title of its page, unless `has_titles`."""
+    """One that stands alone has the title of its page, unless `has_titles`. `pager`: the way to other rows, with a path."""
     titled = len(found) > 1 if has_titles is None else has_titles
-    given = {"grids": found, "notes": notes, "remarks": remarks, "has_titles": titled}
+    given = {"grids": found, "notes": notes, "remarks": remarks, "has_titles": titled, "pager": pager}
     return Part(name=name, template="grids.html", given=given)

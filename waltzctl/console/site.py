@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from waltzctl.console import asking, browsing, pages
+from waltzctl.console import asking, browsing, groups, pages
 from waltzctl.console.changes import Works, begin, changes_page, plan_page
 from waltzctl.console.door import HEADERS, Door, Session
 from waltzctl.console.pages import Asked, Make, Page, Part
@@ -72,6 +72,8 @@ ENTRIES = (
     Entry("/transactions", browsing.transactions, "Transactions"),
     Entry("/transactions/{name}", browsing.transaction),
     Entry("/locks", browsing.locks, "Locks"),
+    Entry("/groups", groups.groups, "Groups"),
+    Entry("/groups/{name}", groups.group),
     Entry("/clients", asking.clients, "Clients"),
     Entry("/storages", pages.storages, "Storages"),
     Entry("/servers", pages.servers, "Servers"),

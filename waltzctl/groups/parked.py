@@ -64,7 +64,7 @@ def list_(
 
     async def ask(cluster: Cluster) -> tuple[list[ParkedOne], bool]:
         _, group = await one_of(cluster, reach.tls, name)
-        found = await _parked(cluster, reach, group, await chosen(cluster, group, numbers), most + 1)
+        found = await parked_in(cluster, reach, group, await chosen(cluster, group, numbers), most + 1)
         rows = found[:most]
         if not (with_payloads and rows):
             return list(map(ParkedOne, rows)), len(found) > most
@@ -126,7 +126,7 @@ def _change(
         else:
             wanted = await chosen(cluster, group, str(typed[0]))
         there: dict[int, list[int]] = {}
-        for one in await _parked(cluster, request.reach, group, wanted, IDS_MAX):
+        for one in await parked_in(cluster, request.reach, group, wanted, IDS_MAX):
             if typed is None or one.id in typed[1]:
                 there.setdefault(one.partition, []).append(one.id)
         plan = Plan(
@@ -180,7 +180,7 @@ def _typed(text: str) -> tuple[int, Sequence[int]]:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-async def _parked(
+async def parked_in(
     cluster: Cluster, reach: Reach, group: GroupView, wanted: Sequence[int], most: int
 ) -> list[ParkedTransaction]:
     """By partition and id, so many at most."""

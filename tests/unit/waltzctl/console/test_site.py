@@ -254,6 +254,16 @@ def test_a_thousand_partitions_are_cut_by_the_server() -> None:
     assert table_of(client.get("/partitions?page=999").text, "Partitions")[0]["partition"] == "900"
 
 
+def test_archives_of_a_thousand_partitions_are_cut_too() -> None:
+    picture = well(partitions=tuple(partition(number) for number in range(1000)))
+    documents = asyncio.run(Cluster.create(MemoryTree().connect(), picture.meta))
+    answer = browser(seen_of(picture), documents).get("/archive?page=9")
+    assert len(answer.content) < 200_000
+    for caption in ("How far archives reach", "What would be lost with all storages"):
+        assert [row["partition"] for row in table_of(answer.text, caption)] == [str(number) for number in range(900, 1000)]
+    assert 'rel="prev" href="/archive?page=8"' in answer.text
+
+
 def test_partitions_that_want_something_alone_and_sorted() -> None:
     late = replace(replica("s2"), durable_id=0)
     there = [partition(number) for number in range(3)]
