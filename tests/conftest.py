@@ -37,7 +37,9 @@ def ports_of_this_worker(ports: range) -> range:
     return ports[number * size :][:size]
 
 
-LONG = (
+SHARED = ("spark", "live", "zookeeper")
+"""Fixtures that each worker makes once, at some cost: files that use the same one begin the part of one worker."""
+HEAVY = (
     "chaos/test_chaos.py",
     "spark/test_spark_export.py",
     "simulation/test_simulation.py",
@@ -45,36 +47,45 @@ LONG = (
     "simulation/test_mutants.py",
     "spark/test_standalone.py",
     "cli/test_up.py",
-    "applications/test_applications.py",
+    "cli/test_package.py",
     "simulation/test_recovery_model.py",
     "process/test_storage.py",
-    "simulation/test_crash_mutants.py",
-    "process/test_sql_postgres.py",
+    "applications/test_applications.py",
     "simulation/test_crash.py",
+    "cli/test_bench.py",
     "process/test_readme.py",
-    "simulation/test_damage.py",
+    "process/test_sql_postgres.py",
+    "cli/test_membership.py",
     "process/test_operator_guide.py",
+    "simulation/test_damage.py",
     "process/test_tutorial.py",
 )
-"""The files that take longest, in turns those that wait and those that compute."""
+"""The other files that take longest, in turns those that wait and those that compute."""
 
 
+@pytest.hookimpl(trylast=True)  # when it is known which of them are run
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker is given a part of what was collected, and takes from the end of another's part when it is done with its
-    own. Long files are the first of each part, so that what is done last is short."""
+    own. What shares something, and then long files, are the first of each part, so that what is done last is short."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long: dict[str, list[pytest.Item]] = {f"tests/{name}": [] for name in LONG}
-    rest: list[pytest.Item] = []
+    files: dict[str, list[pytest.Item]] = {}
     for item in items:
-        long.get(item.nodeid.partition("::")[0], rest).append(item)
-    ordered: list[pytest.Item] = []
-    for number in range(workers):
-        size = (len(items) - len(ordered)) // (workers - number)
-        part = [item for file in list(long.values())[number::workers] for item in file]
-        room = max(0, size - len(part))
-        ordered += part + rest[:room]
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for number, fixture in enumerate(SHARED):
+        for name in [
+            name for name, some in files.items() if any(fixture in getattr(one, "fixturenames", ()) for one in some)
+        ]:
+            parts[number % workers] += files.pop(name)
+    for number, name in enumerate(HEAVY):
+        parts[number % workers] += files.pop(f"tests/{name}", [])
+    rest = [item for some in files.values() for item in some]
+    for number, part in enumerate(parts):
+        left = workers - number
+        room = max(0, (sum(map(len, parts[number:])) + len(rest)) // left - len(part))
+        part += rest[:room]
         del rest[:room]
-    items[:] = ordered + rest
+    items[:] = [item for part in parts for item in part] + rest
 
 
 def pytest_report_header() -> str:

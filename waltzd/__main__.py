@@ -14,8 +14,6 @@ try:
     import typer
     from typer import Option
     from typer._click.exceptions import ClickException  # what typer raises for a mistake of the user; it has no other name
-
-    from waltzd.daemon import config, config_file
 except ModuleNotFoundError as error:  # an application has this program, too
     sys.exit("\n".join(not_installed(error, "daemon").lines()))
 
@@ -60,8 +58,7 @@ def storage(
       waltzd storage --config storage.yml --check-config
       waltzd storage --config storage.yml
     """
-    settings = config_file.load(path, config.StorageConfig)
-    _run("waltzd.storage.command", settings, check_config, **({"is_renamed": True} if rename else {}))
+    _run("waltzd.storage.command", "StorageConfig", path, check_config, **({"is_renamed": True} if rename else {}))
 
 
 @app.command()
@@ -73,7 +70,7 @@ def server(*, path: ConfigPath, check_config: CheckConfig = False) -> None:
       waltzd server --config server.yml --check-config
       waltzd server --config server.yml
     """
-    _run("waltzd.server.command", config_file.load(path, config.ServerConfig), check_config)
+    _run("waltzd.server.command", "ServerConfig", path, check_config)
 
 
 @app.command()
@@ -111,7 +108,10 @@ def zookeeper(
     importlib.import_module("waltzctl.playground.java").run(directory, address, tls)
 
 
-def _run(daemon: str, settings: config.DaemonConfig, check_config: bool, **how: bool) -> None:
+def _run(daemon: str, kind: str, path: str, check_config: bool, **how: bool) -> None:
+    from waltzd.daemon import config, config_file  # not at the top: a ZooKeeper has no such file
+
+    settings: config.DaemonConfig = config_file.load(path, getattr(config, kind))
     if check_config:
         config.check_files(settings)
         typer.echo(config_file.show(settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import archive, curves, formats, idle, moves, spark, storage, tool, views
+from tests.bench import archive, curves, formats, groups, idle, moves, spark, storage, tool, views
 from tests.bench.peers import command as peers
 from tests.bench.peers import groups as groups_nats
 
@@ -12,6 +12,7 @@ BENCHES = {
     "archive": archive.main,
     "curves": curves.main,
     "formats": formats.main,
+    "groups": groups.main,
     "groups-nats": groups_nats.main,
     "idle": idle.main,
     "moves": moves.main,

@@ -183,8 +183,9 @@ class GroupWriter:
 
     def answered(self, one: Said) -> None:
         self._write("answered", {"at": one.returned, "number": one.number, "answer": one.answer})
-        if one.is_kept:
-            self._write("kept", {"number": one.number})
+
+    def kept(self, one: Said) -> None:
+        self._write("kept", {"number": one.number})
 
     def changed(self, one: Changed) -> None:
         self._write("changed", asdict(one))

@@ -47,12 +47,15 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
     def may_count(word: Said) -> bool:
         return word.answer not in ("late", "unknown", "old")
 
+    def given_again(word: Said) -> bool:
+        return any(one.id == word.id and one.epoch == word.epoch and one.tag > word.tag for one in given)
+
     def owed(word: Said) -> bool:
         return (
             h.window is not None
             and word.answer == "taken"
             and word.returned is not None
-            and not any(one.id == word.id and one.epoch == word.epoch and one.tag > word.tag for one in given)
+            and not given_again(word)
             and any(
                 other.epoch == word.epoch and other.answer not in ("", "old") and other.at > word.returned + h.window
                 for other in words
@@ -83,7 +86,7 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
         found = log.get(one.id)
         lowest = min([behind(one.epoch)] + [reset.up_to for reset in unsure if reset.at <= one.at])
         is_it = found is not None and found.name == one.name and found.header == one.header
-        if not is_it or found is None or not h.is_wanted(found) or one.id <= lowest:
+        if not is_it or found is None or not h.is_wanted(found) or (one.id <= lowest and not replayed(one)):
             yield "not wanted", one.id, one.holder
         if parks and one.attempt > h.deliver_max:
             yield "attempts", one.id, one.holder
@@ -100,11 +103,12 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
                     replayed(one)
                     or any(id < one.id for id in parked)
                     or any(c.verb in ("replay", "discard") and any(id < one.id for id in c.ids) for c in changes)
-                    or any(o.epoch == one.epoch and word.tag < o.tag < one.tag and o.id < one.id for o in given)
+                    or any(o.epoch == one.epoch and word.tag < o.tag <= one.tag and o.id < one.id for o in given)
                 )
                 if (word.verb == "ack" or (word.verb == "reject" and parks and not replayed(one))) and not pulled:
                     yield "settled and given out", one.id, one.holder
-            if word.verb == "ack" and word.answer in ("taken", "done") and before and not replayed(one):
+            is_void = ordered and given_again(word)
+            if word.verb == "ack" and word.answer in ("taken", "done") and before and not replayed(one) and not is_void:
                 if word.is_kept:
                     yield "kept and given out", one.id, one.holder
                 elif owed(word) and not (ordered and may_have_waited(word, one)):
@@ -186,6 +190,7 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
         if (word.answer == "taken" and word.epoch < word.stands_in) or (word.is_kept and is_over):
             yield "old epoch", word.id, word.holder
         is_lost = word.is_kept and word.verb == "ack" and word.answer == "taken" and word.id in parked
+        is_lost &= not (ordered and given_again(word))
         if is_lost and not unsure and not any(reset.epoch > word.epoch for reset in resets):
             yield "kept and given out", word.id, word.holder
 

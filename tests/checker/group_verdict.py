@@ -155,7 +155,7 @@ class _Place:
                 yield self._finding("not wanted", one.id, one.holder, f"{one.name}, the log holds {written}")
             elif not self.history.is_wanted(written):
                 yield self._finding("not wanted", one.id, one.holder, f"its header is {written.header}")
-            elif one.id <= after:
+            elif one.id <= after and not self._is_replayed(one):
                 yield self._finding("not wanted", one.id, one.holder, f"the group begins behind {after}")
 
     def again(self) -> Iterator[Finding]:
@@ -182,12 +182,13 @@ class _Place:
         if self.is_ordered and (self._is_replayed(delivery) or any(id < delivery.id for id in self.aside)):
             return True
         return self.is_ordered and any(
-            one.epoch == word.epoch and word.tag < one.tag < delivery.tag and one.id < delivery.id for one in self.delivered
+            one.epoch == word.epoch and word.tag < one.tag <= delivery.tag and one.id < delivery.id
+            for one in self.delivered
         )
 
     def _kept(self, word: Said) -> Iterator[Finding]:
         kind = "kept and given out" if word.is_kept else "forgotten"
-        if not word.is_kept and not self._is_owed(word):
+        if not (word.is_kept or self._is_owed(word)) or (self.is_ordered and self._is_given_again(word)):
             return
         for one in self.by_id.get(word.id, ()):
             if one.epoch <= word.epoch or self._begins_anew(word.epoch, one) or self._is_replayed(one):
@@ -205,9 +206,13 @@ class _Place:
         window = self.history.window
         if window is None or word.answer != "taken" or word.returned is None:
             return False
-        if any(one.epoch == word.epoch and one.tag > word.tag for one in self.by_id.get(word.id, ())):
-            return False  # in an ordered group it came back with one that had failed
+        if self._is_given_again(word):
+            return False
         return self.heard.get(word.epoch, word.at) > word.returned + window
+
+    def _is_given_again(self, word: Said) -> bool:
+        """In an ordered group it came back with one that had failed, and what was said of it before is void."""
+        return any(one.epoch == word.epoch and one.tag > word.tag for one in self.by_id.get(word.id, ()))
 
     def _may_have_waited(self, word: Said, delivery: Delivered) -> bool:
         """In an ordered group, for one in front of it that was not done, in its epoch or in one after that."""

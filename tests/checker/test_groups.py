@@ -408,6 +408,8 @@ def write(history: GroupHistory, path: Path) -> None:
         writer.said(word)
         if word.answer:
             writer.answered(word)
+        if word.is_kept:
+            writer.kept(word)
     for change in history.changed:
         writer.changed(change)
     writer.close()

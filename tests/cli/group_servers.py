@@ -21,7 +21,7 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta, MadeGroup
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.errors import BadArgument, NotOwner, WaltzError
+from waltzd.errors import BadArgument, NoSuchGroup, NotOwner, WaltzError
 from waltzd.protocol.batches import Place, Topology
 from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics, ServerDescription
 from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, Mode, ParkedList, ParkedTransaction
@@ -125,6 +125,8 @@ class Admin(ServerAdminServicer):
     def ListGroups(self, request: Any, context: Any) -> Any:
         self._heard(context)
         name = request.name if request.HasField("name") else None
+        if name is not None and name not in self.servers.groups:
+            abort(context, NoSuchGroup(f"there is no group {name}"))
         return to_message(wire.GroupList, self.servers.known_to(self.name, name))
 
     def ListParked(self, request: Any, context: Any) -> Any:

@@ -21,6 +21,7 @@ from waltzd.daemon import metrics
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.errors import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE
 from waltzd.protocol.descriptions import MetadataBackup, ServerDescription, Statistics, StorageDescription
+from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import Histogram
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -47,6 +48,7 @@ def names() -> set[str]:
         is_leader=True,
         partitions=(),
         metadata_backup=MetadataBackup(),
+        groups=GroupTotals(groups=0),
     )
     storage = StorageDescription(
         cluster_key=UUID(int=1),

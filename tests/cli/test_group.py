@@ -198,12 +198,13 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
     servers.put(
         3,
         place(0, floor=89, reach=95, open=2, is_at_work=True, members=(member(),)),
-        place(1, stopped="id 6: no such address", floor=5, reach=9, open=4),
+        place(1, stopped="id 6: no such address", floor=5, reach=59, open=4),
         partitions="0-1",
     )
     assert steps(waltzctl("group", "reset", "mailer", "--to-id", "50", *WHERE, "--dry-run", "-o", "json")) == [
         "partition 0: the next to be done is 50; up to 44 transactions that were done come again",
-        "partition 1: the next to be done is 50; what is not done from 6 to 49 is left out",
+        "partition 1: the next to be done is 50; what is not done from 6 to 49 is left out; up to 10 transactions "
+        "that were done come again",
         "note: one work there, and begin anew",
     ]
     refused(waltzctl("group", "reset", "mailer", "--to-last", "--yes", *WHERE), 2, "say --confirm mailer")

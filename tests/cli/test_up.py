@@ -285,7 +285,9 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
     assert processes(home / "small") == []
 
 
-@pytest.mark.parametrize(("number", "more"), [(signal.SIGTERM, ["--console"]), (signal.SIGHUP, [])])
+@pytest.mark.parametrize(
+    ("number", "more"), [(signal.SIGTERM, ["--console"]), pytest.param(signal.SIGHUP, [], marks=pytest.mark.long)]
+)
 def test_to_be_told_to_end_is_to_stop_everything(home: Path, number: signal.Signals, more: list[str]) -> None:
     screen = Foreground(home, "up", "small", "--storages", "1", "--servers", "1", "--partitions", "1", *more)
     screen.wait_for("/enter?token=" if more else "Ctrl-C stops everything.")

@@ -18,6 +18,9 @@ def happen(world: Simulation, event: Event) -> None:
     if event.what in ("kill", "start", "pause", "resume"):
         assert machine is not None
         getattr(machine, event.what)()
+    elif event.who == "group":
+        assert world.subscribers is not None
+        world.subscribers.happen(event)
     elif event.who in world.operators and event.what == "place":
         partitions, _, storages = event.other.partition(":")
         goal = tuple(sorted(storages.split(",")))

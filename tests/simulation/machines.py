@@ -44,6 +44,8 @@ class World(Protocol):
     servers: dict[str, ServerMachine]
     store: FaultyStore | None
     """Of the archive."""
+    log_count: int
+    """The partitions, and behind them the group log where there is one."""
     latest_shown: int
     """The highest time, in microseconds, that the clock of a server has shown."""
 

@@ -46,6 +46,7 @@ FAULTS = (
     "archive",
     "trim",
     "backup",
+    "subscribers",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -61,7 +62,8 @@ session ends; ports refuse for a while though the process lives; leader and owne
 storages write small appends in the moment in which they come. `forge`: somebody with the key of a server tries to write
 into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
 other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `trim`: the
-same, and storages keep little of what is archived. `backup`: also what is not sealed yet."""
+same, and storages keep little of what is archived. `backup`: also what is not sealed yet. `subscribers`: members
+of a durable group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies."""
 LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
 """Drawn by a number of their own, so that the seeds from before tell the story that they told."""
 LAST = ("rot", "restore")
@@ -77,6 +79,8 @@ ARCHIVED = ("archive",)
 """Likewise."""
 TRIMMED = ("trim",)
 BACKED_UP = ("backup",)
+"""Likewise."""
+SUBSCRIBED = ("subscribers",)
 """Likewise."""
 OLD_SEEDS = 60
 RARE = ("rewind", "spoil")
@@ -120,6 +124,10 @@ class Setup:
     """For so long owners answer confirmed reads without a round."""
     keep_local: str = "all"
     """What storages keep of the archived log."""
+    members: int = 0
+    """Of a durable group."""
+    mode: str = ""
+    """Of that group."""
     spares: int = 0
     """Storages that hold nothing at first, and belong to the cluster only when an operator says so."""
     never_mended: tuple[str, ...] = ()
@@ -158,7 +166,7 @@ def dump(plan: Plan) -> str:
 def load(text: str) -> Plan:
     """What is newer than the plan is drawn by its seed."""
     fields = json.loads(text)
-    before = {"spares": 0, "keep_local": "all", "format": 0, "feed_bytes": 256 << 10, "lease_seconds": 0.0}
+    before = {"spares": 0, "keep_local": "all", "format": 0, "feed_bytes": 256 << 10, "lease_seconds": 0.0, "members": 0}
     setup = asdict(make_plan(fields["seed"]).setup) | before | fields["setup"]
     setup |= {name: tuple(setup.get(name, ())) for name in ("faults", "never_mended")}
     return Plan(seed=fields["seed"], setup=Setup(**setup), events=tuple(Event(**event) for event in fields["events"]))
@@ -183,7 +191,7 @@ def make_plan(
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
     later = random.Random(f"later {seed}")
-    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + TRIMMED + BACKED_UP
+    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + TRIMMED + BACKED_UP + SUBSCRIBED
     chosen = tuple(fault for fault in FAULTS if fault not in beside and pick.random() < 0.5) or ("crash",)
     chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
     last = random.Random(f"last {seed}")
@@ -202,6 +210,8 @@ def make_plan(
     chosen += tuple(fault for fault in TRIMMED if seed >= OLD_SEEDS and trim.random() < 0.3)
     backup = random.Random(f"backup {seed}")
     chosen += tuple(fault for fault in BACKED_UP if seed >= OLD_SEEDS and backup.random() < 0.3)
+    subscribed = random.Random(f"subscribed {seed}")
+    chosen += tuple(fault for fault in SUBSCRIBED if seed >= OLD_SEEDS and subscribed.random() < 0.4)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -226,6 +236,8 @@ def make_plan(
         spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
         format=0 if "upgrade" in chosen else newest.choice((0, 1, 1)),
         feed_bytes=newest.choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
+        members=subscribed.choice((2, 4, 6)) if "subscribers" in chosen else 0,
+        mode=subscribed.choice(("queue", "keyed", "ordered")) if "subscribers" in chosen else "",
         lease_seconds=random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)) if seed >= OLD_SEEDS else 0.0,
     )
     weather = _Weather(pick, setup)
@@ -238,6 +250,8 @@ def make_plan(
     drawn += _events_beside(weather, setup, FOREIGN_BESIDE)
     weather.pick = latest
     drawn += _events_beside(weather, setup, LATEST_BESIDE)
+    weather.pick = subscribed
+    drawn += _events_beside(weather, setup, SUBSCRIBED_BESIDE)
     events = tuple(sorted(drawn, key=lambda event: event.at))
     if chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
@@ -628,11 +642,39 @@ def _instances(weather: _Weather) -> None:
         at += lasts * pick.random() + pick.choice((0.1, 1.0))
 
 
+def _subscribers(weather: _Weather) -> None:
+    """A fifth of the members crash again and again; one hangs; an operator does something; who has the group log dies."""
+    pick, seconds = weather.pick, weather.setup.seconds
+    members = names("member", weather.setup.members)
+    crashing = pick.sample(members, max(1, len(members) // 5))
+    at = 0.0
+    while (at := at + pick.choice((0.2, 1.0)) * (0.5 + pick.random())) < seconds:
+        what = pick.choice(("crash", "crash", "hang", "operate", "owner", "log"))
+        if what == "crash":
+            name = pick.choice(crashing)
+            weather.add(at, "kill", name)
+            weather.add(at + pick.choice((0.05, 0.5, 2.0)), "start", name)
+        elif what == "hang":
+            name = pick.choice(members)
+            weather.add(at, "pause", name)
+            weather.add(at + pick.choice((0.5, 3.0, 6.0)), "resume", name)
+        elif what == "operate":
+            verb = pick.choice(("replay", "replay", "discard", "skip", "reset"))
+            weather.add(at, verb, "group", other=str(pick.randrange(weather.setup.partitions)), amount=pick.random())
+        elif what == "owner":
+            name = pick.choice(weather.servers)
+            weather.add(at, "kill", name)
+            weather.add(at + pick.choice((0.01, 0.5, 2.0)), "start", name)
+        else:
+            weather.add(at, "kill owner", "group", amount=pick.choice((0.05, 0.5, 3.0)))
+
+
 BESIDE: dict[str, Callable[[_Weather], None]] = {"skew": _skew, "upgrade": _upgrade}
 """Kinds that come once in a run, or a few times."""
 YOUNG_BESIDE: dict[str, Callable[[_Weather], None]] = {"suspicion": _suspicion}
 FOREIGN_BESIDE: dict[str, Callable[[_Weather], None]] = {"forge": _forge}
 LATEST_BESIDE: dict[str, Callable[[_Weather], None]] = {"instances": _instances}
+SUBSCRIBED_BESIDE: dict[str, Callable[[_Weather], None]] = {"subscribers": _subscribers}
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -654,4 +696,6 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "restore": _restore,
 }
 _WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup")
-assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *_WITHOUT_EVENTS} == set(FAULTS)
+assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *SUBSCRIBED_BESIDE, *_WITHOUT_EVENTS} == set(
+    FAULTS
+)

@@ -95,7 +95,7 @@ class ServerMachine(Machine):
             is_alive=self._is_alive,
             dial=(lambda found: self._dial(life, found)) if "suspicion" in setup.faults else None,
             say=lambda sentence: world.say(self.name, sentence),
-            reach=(lambda address, key: self._log_port(life, address, key)) if "subscriptions" in setup.faults else None,
+            reach=(lambda address, key: self._log_port(life, address, key)) if setup.members else None,
         )
         self.server = server
         if "suspicion" in setup.faults:

@@ -227,7 +227,7 @@ class StorageMachine(Machine):
 
     async def create_partitions(self) -> None:
         assert self.calls is not None
-        for partition in range(self.world.setup.partitions):
+        for partition in range(self.world.log_count):
             await self.calls.create_partition(partition)
 
     def serving(self, life: Life) -> StorageCalls | None:

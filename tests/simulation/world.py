@@ -33,10 +33,12 @@ from tests.simulation.operators import OperatorMachine
 from tests.simulation.plan import OPERATORS, Event, Plan, names
 from tests.simulation.server_machine import ServerMachine
 from tests.simulation.storage_machine import StorageMachine
+from tests.simulation.subscribers import Subscribers
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import check_piece
+from waltzd.cluster import group_log
 from waltzd.cluster.archives import archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
@@ -153,6 +155,7 @@ class Simulation:
             format=self.setup.format,
             keep_local=self.setup.keep_local,
         )
+        self.log_count = self.setup.partitions + (self.setup.members > 0)
         self.network.on_event = self._check_state
         self.zookeeper = ZooKeeper(self)
         everybody = names("storage", self.setup.storages + self.setup.spares)
@@ -163,6 +166,7 @@ class Simulation:
         self.operators = {
             name: OperatorMachine(self, name) for name in OPERATORS if {"members", "upgrade"} & {*self.setup.faults}
         }
+        self.subscribers = Subscribers(self) if self.setup.members else None
         self.store: FaultyStore | None = None
         """Of the archive."""
         if {"archive", "trim", "backup"} & {*self.setup.faults}:
@@ -171,6 +175,7 @@ class Simulation:
         self.ended = 0.0
         self.latest_shown = 0
         self.is_racing = True
+        self.is_going_wrong = True
         self._replicas = {number: set(names("storage", self.setup.storages)) for number in range(self.setup.partitions)}
         self._lost: tuple[str, ...] = ()
         """Who will never be well again."""
@@ -190,7 +195,8 @@ class Simulation:
             self.mistake(error if isinstance(error, BaseException) else Broken(str(context)))
 
     def machines(self) -> dict[str, Machine]:
-        return {**self.storages, **self.servers, **self.clients, **self.operators}
+        members = self.subscribers.machines if self.subscribers is not None else {}
+        return {**self.storages, **self.servers, **self.clients, **self.operators, **members}
 
     def lives(self) -> list[Life]:
         return [life for machine in self.machines().values() for life in machine.lives]
@@ -215,6 +221,8 @@ class Simulation:
         await self._build()
         for client in self.clients.values():
             client.start()
+        if self.subscribers is not None:
+            self.subscribers.start()
         if self.setup.never_mended:  # a first session needs all storages, so it has to be over before some are lost
             await self._until("every partition is open", lambda: "" if self._is_open() else f"only {self._places()}")
         begun = self.loop.now
@@ -233,7 +241,8 @@ class Simulation:
         self._verify_storages()
         self._check()
         self._forget_times_that_were_not_told()
-        return judge(self.history)
+        verdict = judge(self.history)
+        return verdict if self.subscribers is None or not verdict.is_sound else self.subscribers.judged()
 
     def _forget_times_that_were_not_told(self) -> None:
         """Where an owner's clock was far behind, its clients stop telling it what they have seen."""
@@ -272,6 +281,8 @@ class Simulation:
             storages=[self.storages[name].meta for name in first],
             replicas=ReplicaSets(partitions=everywhere),
         )
+        if self.subscribers is not None:
+            await group_log.begin(Cluster(coordinator), self.meta, dict.fromkeys(first, Membership.MEMBER))
         await coordinator.close()
         for server in self.servers.values():
             server.start()
@@ -284,6 +295,7 @@ class Simulation:
 
     def _mend(self) -> None:
         self.say("PLAN", "everything is mended")
+        self.is_going_wrong = False
         self._lost = self.setup.never_mended
         self.network.watched.clear()
         self.network.mend_all()
@@ -318,9 +330,8 @@ class Simulation:
                 self.network.cut(other, machine.name)
 
     def _is_open(self) -> bool:
-        return {owned.partition for _, owned in self._descriptions() if owned.step == "OPEN"} == set(
-            range(self.setup.partitions)
-        )
+        is_open = {owned.partition for _, owned in self._descriptions() if owned.step == "OPEN"}
+        return is_open == set(range(self.log_count))
 
     @property
     def _well_storages(self) -> list[StorageMachine]:
@@ -337,6 +348,8 @@ class Simulation:
         await self._race_ends()
         await self._replicas_are_level()
         await self._read_logs()
+        if self.subscribers is not None:
+            await self._until("the group comes to the end of the log", self.subscribers.missing)
 
     async def _until(self, what: str, true: Callable[[], str]) -> None:
         """`true` says what is still missing."""

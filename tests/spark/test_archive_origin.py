@@ -37,7 +37,11 @@ from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
 from waltzctl.shell.reach import ClusterOptions
 from waltzd.archive import manifest
+from waltzd.archive.metadata import save_metadata
 from waltzd.archive.place import open_store
+from waltzd.cluster.cluster import ROOT
+from waltzd.cluster.documents import ClusterMeta
+from waltzd.cluster.metadata import Saved, write
 from waltzd.errors import (
     ArchiveDamaged,
     BadArgument,
@@ -450,3 +454,16 @@ def test_a_bucket_that_holds_an_archive(tmp_path: Path, monkeypatch: pytest.Monk
         assert Asked(sources=(exported,), cluster=ClusterOptions()).origin().describe() == f"the export {exported}"
     finally:
         running.stop()
+
+
+def test_the_group_log_is_left_out_where_the_documents_say_which_one_it_is(tmp_path: Path) -> None:
+    """It holds nothing of applications."""
+    logs = [mixed_log(tmp_path / "s" / str(number), 1, partition=number, plain=False).directory for number in (0, 1)]
+    place = str(archive_of(logs, tmp_path / "archive"))
+    assert sorted(ArchiveOrigin(place=place).catalog().spans) == [0, 1]
+    meta = ClusterMeta(name="orders", key=KEY, partitions=1, created="2026", format=1)
+    save_metadata(open_store(place), write(Saved(moment="2026-11-24T10:00:00+00:00", documents={ROOT: meta})))
+    origin = ArchiveOrigin(place=place)
+    assert sorted(origin.catalog().spans) == [0]
+    with pytest.raises(NoSuchPartition):
+        origin.catalog([1])

@@ -19,6 +19,7 @@ from waltz_spark.log.directory_origin import DirectoryOrigin, certain_mark
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import Place, read_segment_runs
 
+from tests.simulation.sample import PARTITIONS, ROOT, begin, blank_disk, open_directory
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import (
     ControlDamaged,
@@ -574,3 +575,18 @@ def test_two_clusters_are_never_mixed() -> None:
     store(disk, "b", log_of(20), [0], mark=19, key=UUID(int=6), with_promise=False)
     with pytest.raises(ForeignCluster, match=r"a belongs to the cluster .*5, b to .*6"):
         DirectoryOrigin(storages=("a", "b"), disk=disk).catalog()
+
+
+def test_the_group_log_of_a_storage_is_left_out() -> None:
+    """It holds nothing of applications."""
+    disk = blank_disk()
+    directory = open_directory(disk)
+    for number in (0, PARTITIONS):
+        replica = begin(directory, number, records=6)
+        replica.open_session(4)
+        replica.set_low_mark(4, 5)
+    directory.close()
+    origin = DirectoryOrigin(storages=(ROOT,), disk=disk)
+    assert sorted(origin.catalog().spans) == [0]
+    with pytest.raises(NoSuchPartition):
+        origin.catalog([PARTITIONS])

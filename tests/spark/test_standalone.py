@@ -167,30 +167,28 @@ class Ended:
         return " ".join(self.err.split())
 
 
+ONE = ("--conf", "spark.cores.max=1")
+
+
 @pytest.fixture(scope="module")
 def ended(standalone: Spark, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """Commands that do not need each other, side by side: each of them waits for something most of the time."""
-    paths = {name: tmp_path_factory.mktemp(name) for name in ("nobody", "interrupted", "lacking", "packed")}
+    paths = {name: tmp_path_factory.mktemp(name) for name in ("nobody", "packed")}
     for path in paths.values():
         made_storage(path)
-    python = forked(paths["lacking"] / "python", on_workers=bare_python(paths["lacking"] / "bare", ("numpy",)))
     archive = packed(paths["packed"] / "environment", bare_python(paths["packed"] / "bare", FOR_FILES))
-    one = ("--conf", "spark.cores.max=1")
     lines = {
         "nobody": ("--executor-wait", "0.5", *NOBODY),
-        "interrupted": ("--conf", "spark.app.name=interrupted", *NOBODY),
-        "lacking": ("--conf", f"spark.pyspark.python={python}", *one),
         "packed": ("--archives", f"{archive}#environment", "--conf", "spark.pyspark.python=./environment/bin/python",
-                   "--partitions", "0", "--target-file-size", "1MB", *one),
+                   "--partitions", "0", "--target-file-size", "1MB", *ONE),
     }  # fmt: skip
     processes = {name: export(standalone, paths[name], *line) for name, line in lines.items()}
-    wait_until(processes["interrupted"], lambda: "Registered app interrupted" in standalone.log.read_text())
-    os.killpg(processes["interrupted"].pid, signal.SIGINT)
-    found = {}
-    for name, process in processes.items():
-        out, err = process.communicate(timeout=COMMAND_SECONDS)
-        found[name] = Ended(paths[name], process.returncode, out, err)
-    return found
+    return {name: end_of(paths[name], process) for name, process in processes.items()}
+
+
+def end_of(path: Path, process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=COMMAND_SECONDS)
+    return Ended(path, process.returncode, out, err)
 
 
 def test_nobody_runs_the_tasks(standalone: Spark, ended: dict[str, Ended]) -> None:
@@ -203,16 +201,24 @@ def test_nobody_runs_the_tasks(standalone: Spark, ended: dict[str, Ended]) -> No
     assert "--executor-wait waits longer" in found.said
 
 
-def test_control_c_while_nobody_is_there(ended: dict[str, Ended]) -> None:
-    found = ended["interrupted"]
+@pytest.mark.long  # in short: Ctrl-C in test_spark_export
+def test_control_c_while_nobody_is_there(standalone: Spark, tmp_path: Path) -> None:
+    made_storage(tmp_path)
+    process = export(standalone, tmp_path, "--conf", "spark.app.name=interrupted", *NOBODY)
+    wait_until(process, lambda: "Registered app interrupted" in standalone.log.read_text())
+    os.killpg(process.pid, signal.SIGINT)
+    found = end_of(tmp_path, process)
     assert (found.code, found.out) == (130, "")
     assert found.err == "Interrupted. The export is as it was; the same command begins again.\n"
     assert logs(found.path) == []
 
 
-def test_workers_without_a_package(ended: dict[str, Ended]) -> None:
+@pytest.mark.long  # in short: what workers answer in test_shipping, and a Python that lacks something in test_session
+def test_workers_without_a_package(standalone: Spark, tmp_path: Path) -> None:
     """What is looked for here is there; the workers have another Python by that name."""
-    found = ended["lacking"]
+    made_storage(tmp_path)
+    python = forked(tmp_path / "python", on_workers=bare_python(tmp_path / "bare", ("numpy",)))
+    found = end_of(tmp_path, export(standalone, tmp_path, "--conf", f"spark.pyspark.python={python}", *ONE))
     assert (found.code, found.out) == (3, "")
     assert found.err.startswith("W2213 the Python of the workers lacks pyarrow 18 (on ")
     assert "pip install pyarrow" in found.said

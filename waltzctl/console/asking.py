@@ -67,17 +67,18 @@ async def archive(asked: Asked) -> Page:
     backups = backed_up(asked.picture)
     look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
     is_used = any(one.archive for one in told.things.rows)
-    remarks = [] if is_used else ["Nothing is archived: set `archive` in the configuration of the storages."]
+    remarks = [] if is_used else ["Nothing is archived: the setting archive of the storages says where to."]
     return Page(
         title="Archive and backup",
         commands=(asked.command("archive", "status"), asked.command("backup", "status")),
         looks=3,
         parts=(
-            grids("archive", listed("How far archives reach", told.things, look), remarks=remarks),
+            grids("archive", listed("How far archives reach", told.things, look), remarks=remarks, has_titles=True),
             grids(
                 "backup",
                 listed("What would be lost with all storages", backups.page().things, look),
                 remarks=[f"Documents of the cluster: {backups.documents()}"],
+                has_titles=True,
             ),
         ),
     )

@@ -60,10 +60,12 @@ def lines(times: Sequence[float], series: Sequence[Line], *, seconds: float, lab
 
 
 def thinned(times: Sequence[float], values: Sequence[float | None], span: float) -> Iterator[tuple[float, float | None]]:
-    """One moment for each span, and each unknown one: a line has a hole there. Spans stand still while time goes on."""
+    """One moment for each span, and each unknown one: a line has a hole there. The newest is drawn as it is. Spans stand
+    still while time goes on."""
     best: tuple[float, float] | None = None
+    newest = times[-1] if times else 0.0
     for at, value in zip(times, values, strict=True):
-        if best is not None and (value is None or at // span != best[0] // span):
+        if best is not None and (value is None or at == newest or at // span != best[0] // span):
             yield best
             best = None
         if value is None:

@@ -21,7 +21,7 @@ from waltzctl.shell.reach import MEANT, Reach, check_operator, option, unknown
 from waltzctl.show import cluster, watching
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
-from waltzctl.watching.facts import Grade, Health, Sighting
+from waltzctl.watching.facts import Check, Grade, Health, Sighting
 from waltzctl.watching.rates import SORTS, PartitionRates, StorageRates, by
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, NotPermitted, WaltzError
@@ -156,13 +156,21 @@ async def now(asked: Asked) -> Page:
                 name="doctor",
                 template="doctor.html",
                 given={
-                    "checks": [(tone_of(check.grade.value), check) for check in checks if check.grade is not Grade.PASS],
+                    "checks": grouped([check for check in checks if check.grade is not Grade.PASS]),
                     "at": asked.seen.examined,
                     "passed": [check for check in checks if check.grade is Grade.PASS],
                 },
             ),
         ),
     )
+
+
+def grouped(checks: Sequence[Check]) -> list[tuple[Tone, str, Check]]:
+    """Checks that find the same stand together, with the names of all of them: what is silent is found by many."""
+    found: dict[tuple[Grade, str, str], list[Check]] = {}
+    for check in checks:
+        found.setdefault((check.grade, check.finding, check.fix), []).append(check)
+    return [(tone_of(same[0].grade.value), ", ".join(check.name for check in same), same[0]) for same in found.values()]
 
 
 def figures(seen: Seen) -> dict[str, Any]:
@@ -175,7 +183,7 @@ def figures(seen: Seen) -> dict[str, Any]:
             value = column.value(total) if total is not None else None
             text = column.shown(total) if total is not None else "-"
             tiles.append(Cell(text=text, number=value, href=column.name))
-    return {"tiles": tiles, "charts": charts(seen)}
+    return {"tiles": tiles, "charts": charts(seen), "minutes": round(TRAIL_SECONDS / 60)}
 
 
 def charts(seen: Seen) -> list[dict[str, Any]]:
@@ -235,8 +243,8 @@ RATES_SHOWN = ("tx/s", "MB/s", "p99 ms", "refused", "lag", "mounts")
 
 def partition_columns() -> Columns[Any]:
     rates = tuple(column for column in watching.PARTITION_RATES if column.name in RATES_SHOWN)
-    *first, waiting = lifted(cluster.PARTITIONS, 0)
-    return (*first, *lifted(rates, 1), waiting)
+    number, state, *rest, waiting = lifted(cluster.PARTITIONS, 0)
+    return (number, state, waiting, *rest, *lifted(rates, 1))
 
 
 async def partitions(asked: Asked) -> Page:
@@ -371,7 +379,6 @@ async def storages(asked: Asked) -> Page:
                 "storages",
                 listed("Storages", cluster.storages(asked.picture), look),
                 grid("In the last seconds", watching.STORAGE_RATES, rates, nothing="Not known yet."),
-                notes=answers(asked.picture),
             ),
         ),
     )
@@ -389,7 +396,7 @@ async def servers(asked: Asked) -> Page:
     return Page(
         title="Servers",
         commands=(asked.command("server", "list"),),
-        parts=(grids("servers", found, notes=answers(asked.picture)), *actions(asked, drains)),
+        parts=(grids("servers", found), *actions(asked, drains)),
     )
 
 
@@ -399,11 +406,6 @@ def actions(asked: Asked, found: Sequence[tuple[str, str, Mapping[str, str]]]) -
         return ()
     links = [(said, f"/change/{verb}?{urlencode(given)}") for said, verb, given in found]
     return (Part(name="actions", template="actions.html", given={"actions": links}),)
-
-
-def answers(picture: Picture) -> list[str]:
-    """Who does not answer, and why."""
-    return [f"{name} does not answer: {error.code} {error.message}" for name, error in picture.silent.items()]
 
 
 def head(asked: Asked) -> Part:
@@ -425,5 +427,10 @@ def head(asked: Asked) -> Part:
     )
 
 
-def grids(name: str, *found: Grid, notes: Sequence[str] = (), remarks: Sequence[str] = ()) -> Part:
-    return Part(name=name, template="grids.html", given={"grids": found, "notes": notes, "remarks": remarks})
+def grids(
+    name: str, *found: Grid, notes: Sequence[str] = (), remarks: Sequence[str] = (), has_titles: bool | None = None
+) -> Part:
+    """One that stands alone has the title of its page, unless `has_titles`."""
+    titled = len(found) > 1 if has_titles is None else has_titles
+    given = {"grids": found, "notes": notes, "remarks": remarks, "has_titles": titled}
+    return Part(name=name, template="grids.html", given=given)

@@ -48,6 +48,7 @@ FORM_BYTES_MAX = 64 << 10
 QUERY_MAX = 4096
 STATUS = {EXIT_USAGE: 400, EXIT_NOT_AUTHORISED: 403, EXIT_NOT_FOUND: 404, EXIT_CONFLICT: 409}
 """Of errors, by their exit codes; all others are 503: the cluster cannot say it now."""
+TITLES = {404: "Not there", 503: "No answer"}
 STATIC = {
     "console.css": "text/css; charset=utf-8",
     "console.js": "text/javascript; charset=utf-8",
@@ -248,8 +249,9 @@ class Site:
         try:
             return await entry.make(asked), 200
         except WaltzError as error:
-            page = Page(title=entry.name or "Not there", commands=(), parts=(error_part(error),))
-            return page, status_of(error)
+            status = status_of(error)
+            title = entry.name or TITLES.get(status, "Not done")
+            return Page(title=title, commands=(), parts=(error_part(error),)), status
 
     async def follow(self, entry: Entry, request: Request) -> AsyncIterator[str]:
         """Server-sent events: the parts that have changed, as HTML, after each look. A comment keeps a quiet line alive."""

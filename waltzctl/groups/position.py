@@ -216,11 +216,14 @@ def _works(group: GroupView, number: int, member: str) -> bool:
 def _moved(group: GroupView, number: int, after: int) -> str:
     one = group.at(number)
     assert one is not None
-    floor, head = one.place.floor, f"partition {number}: the next to be done is {after + 1:,}"
+    floor, known = one.place.floor, max(0, one.place.reach - after)
+    found = [f"partition {number}: the next to be done is {after + 1:,}"]
     if after > floor:
-        return f"{head}; what is not done from {floor + 1:,} to {after:,} is left out"
-    again = max(0, one.place.reach - after) - one.place.open
-    return f"{head}; up to {again:,} transactions that were done come again"
+        found.append(f"what is not done from {floor + 1:,} to {after:,} is left out")
+    again = known - one.place.open if after <= floor else known
+    if again > 0:
+        found.append(f"up to {again:,} transactions that were done come again")
+    return "; ".join(found)
 
 
 def resume(*, name: GroupName, numbers: Partitions = None, request: Changing) -> int:

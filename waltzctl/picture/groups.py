@@ -17,7 +17,7 @@ from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
-from waltzd.errors import WaltzError
+from waltzd.errors import NoSuchGroup, WaltzError
 from waltzd.protocol.channels import Channels, named_in, numbers_of
 from waltzd.protocol.descriptions import ServerDescription
 from waltzd.protocol.groups import GroupPlace
@@ -230,7 +230,11 @@ async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> 
         asked = ServerAdminClient(server.admin_listen, meta.key, seconds=CALL_SECONDS, tls=tls, name=server.name)
         async with asked as admin:
             try:
-                return await admin.describe(), await admin.groups(name)
+                said = await admin.describe()
+                try:
+                    return said, await admin.groups(name)
+                except NoSuchGroup:
+                    return said, GroupList(())
             except WaltzError as error:
                 return None, error
 

@@ -234,7 +234,7 @@ def _wish(
 ) -> Wish:
     key, partitions = _common(descriptions)
     _check_key(source, key, same_key=same_key)
-    source = _of_size(source, partitions)
+    source = of_size(source, partitions)
     cut = end.cut(source.logs, datetime.now(UTC))
     saved = source.documents_at(cut)
     name = name or (saved.meta.name if saved is not None else None)
@@ -280,7 +280,7 @@ def _check_key(source: Source, key: UUID, *, same_key: bool) -> None:
         )
 
 
-def _of_size(source: Source, partitions: int) -> Source:
+def of_size(source: Source, partitions: int) -> Source:
     """With a log for each partition of the cluster, also for those of which nothing is in the store; and for the group log,
     where the documents know of one."""
     least = max(source.logs, default=-1) + 1

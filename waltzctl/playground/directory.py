@@ -25,7 +25,7 @@ from waltzd.daemon.audit import AUDIT_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
 from waltzd.errors import AlreadyThere, DirectoryHeld, NoLocalCluster
-from waltzd.format.layout import CONTROL_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
+from waltzd.format.layout import CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
 
 LOCK = "lock"
 _PID_BYTES = 200
@@ -40,7 +40,7 @@ _DIRECTORIES = re.compile(
     """,
     re.VERBOSE,
 )
-_OF_A_STORAGE = (CONTROL_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME, AUDIT_NAME)
+_OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME, AUDIT_NAME)
 _FILES = re.compile(
     rf"""
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}

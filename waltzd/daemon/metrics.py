@@ -29,6 +29,7 @@ from waltzd.protocol.descriptions import (
     ServerDescription,
     StorageDescription,
 )
+from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import BOUNDS, Histogram
 from waltzd.protocol.locks import Reason
 from waltzd.protocol.quorum import majority
@@ -103,6 +104,9 @@ def of_server(
          found.clients.refused_mounts),
     ):  # fmt: skip
         yield _family(CounterMetricFamily, f"waltz_server_{name}", about, (), [((), float(value))])
+    if found.groups is not None:
+        for name, about, number_of in _OF_GROUPS:
+            yield _gauge(f"waltz_server_{name}", about, number_of(found.groups))
     yield _gauge("waltz_server_partitions", "Partitions that it owns, open or not.", len(found.partitions))
     yield _gauge(
         "waltz_server_cluster_partitions",
@@ -204,6 +208,21 @@ _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = 
     ),
     ("backup_lag_transactions", "Committed transactions that are not backed up.", lambda owned: owned.lost_now),
 )
+_OF_GROUPS: tuple[tuple[str, str, Callable[[GroupTotals], float]], ...] = (
+    ("groups", "Durable groups of the whole cluster. Only where there is a group log, as the next eight.",
+     lambda found: found.groups),
+    ("groups_behind", "1 while it may not know the newest of groups, as the group log is away or damaged.",
+     lambda found: bool(found.trouble)),
+    ("groups_stopped", "Groups that have stopped, once for each partition that it owns.", lambda found: found.stopped),
+    ("groups_paused", "Groups that give nothing out for a while, once for each partition that it owns.",
+     lambda found: found.paused),
+    ("groups_unattended", "Groups that have something to do and no member, once for each partition that it owns.",
+     lambda found: found.unattended),
+    ("group_members", "Members of groups in the partitions that it owns.", lambda found: found.members),
+    ("group_in_flight", "Transactions that members of groups have in their hands.", lambda found: found.in_flight),
+    ("group_lag", "Transactions that are committed and that groups have not done.", lambda found: found.lag),
+    ("group_parked", "Transactions that groups have put aside.", lambda found: found.parked),
+)  # fmt: skip
 _COUNTED: tuple[tuple[str, str, Callable[[PartitionStatistics], float]], ...] = (
     ("attempted_transactions", "Transactions that clients wanted to append.", lambda done: done.attempts),
     (

@@ -13,6 +13,7 @@ from uuid import UUID
 from waltzd.errors import WaltzError
 from waltzd.format.batch import End
 from waltzd.format.finding import Finding
+from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import Histogram
 
 
@@ -452,3 +453,5 @@ class ServerDescription:
     """Only of the leader, where storages archive."""
     keeps_group_log: bool = False
     """Whether it can own the group log. An older version would stop to follow who owns what."""
+    groups: GroupTotals | None = None
+    """None while it knows of no group log."""

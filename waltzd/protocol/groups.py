@@ -261,3 +261,45 @@ class ParkedList:
     """By partition and id."""
     is_more: bool = False
     """There are more behind them."""
+
+
+@dataclass(frozen=True)
+class GroupTrouble:
+    """A group that does not go on in a partition, or has put something aside there."""
+
+    name: str
+    partition: int
+    stopped: str
+    """Why it gives nothing out until an operator says so."""
+    paused: str
+    """Why it gives nothing out for a while."""
+    members: int
+    lag: int
+    """Transactions that are committed and not done."""
+    parked: int
+
+    @property
+    def is_unattended(self) -> bool:
+        """There is something to do, and no member."""
+        return self.lag > 0 and self.members == 0 and not self.stopped
+
+
+@dataclass(frozen=True)
+class GroupTotals:
+    """All groups as one server sees them: where they have begun in the partitions that it owns."""
+
+    groups: int
+    """Of the whole cluster."""
+    members: int = 0
+    """One that works in many partitions counts in each."""
+    in_flight: int = 0
+    lag: int = 0
+    parked: int = 0
+    stopped: int = 0
+    """Groups and partitions; so are those that follow."""
+    paused: int = 0
+    unattended: int = 0
+    troubles: tuple[GroupTrouble, ...] = ()
+    """The worst of them."""
+    trouble: str = ""
+    """Why this server knows nothing newer of groups; empty: it knows all."""

@@ -308,6 +308,7 @@ class _Daemon:
             is_keeper=lambda: self.owner.group_log in self.owner.owned,
             on_fatal=end_at_once,
         )
+        self.owner.needed_from = self.groups.needed_from
         self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
         self._saver = MetadataSaver(
             cluster,
@@ -407,6 +408,7 @@ class _Daemon:
             clients=self.clients.totals(),
             metadata_backup=self._saver.describe(),
             keeps_group_log=True,
+            groups=self.groups.totals(),
         )
 
     async def unready(self) -> list[str]:

@@ -94,6 +94,8 @@ class LocalServer:
         self.access = Access.free()
         self.clients = Registry()
         self.groups: Board | None = None if reach is None else self._make_board(reach)
+        if self.groups is not None:
+            self.owner.needed_from = self.groups.needed_from
         self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None

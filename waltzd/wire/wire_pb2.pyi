@@ -3296,6 +3296,7 @@ class ServerDescription(_message.Message):
     CLIENTS_FIELD_NUMBER: _builtins.int
     METADATA_BACKUP_FIELD_NUMBER: _builtins.int
     KEEPS_GROUP_LOG_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster_key: _builtins.bytes
     instance: _builtins.bytes
@@ -3317,6 +3318,10 @@ class ServerDescription(_message.Message):
     def metadata_backup(self) -> Global___MetadataBackup:
         """Only of the leader, where storages archive."""
 
+    @_builtins.property
+    def groups(self) -> Global___GroupTotals:
+        """Absent while it knows of no such log."""
+
     def __init__(
         self,
         *,
@@ -3333,16 +3338,118 @@ class ServerDescription(_message.Message):
         clients: Global___ClientTotals | None = ...,
         metadata_backup: Global___MetadataBackup | None = ...,
         keeps_group_log: _builtins.bool = ...,
+        groups: Global___GroupTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "metadata_backup", b"metadata_backup", "vitals", b"vitals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_groups", b"_groups", "_metadata_backup", b"_metadata_backup", "clients", b"clients", "groups", b"groups", "metadata_backup", b"metadata_backup", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "instance", b"instance", "is_leader", b"is_leader", "keeps_group_log", b"keeps_group_log", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_groups", b"_groups", "_metadata_backup", b"_metadata_backup", "clients", b"clients", "cluster_key", b"cluster_key", "connected", b"connected", "draining", b"draining", "groups", b"groups", "instance", b"instance", "is_leader", b"is_leader", "keeps_group_log", b"keeps_group_log", "metadata_backup", b"metadata_backup", "name", b"name", "partitions", b"partitions", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__groups: _TypeAlias = _typing.Literal["groups"]  # noqa: Y015
+    _WhichOneofArgType__groups: _TypeAlias = _typing.Literal["_groups", b"_groups"]  # noqa: Y015
     _WhichOneofReturnType__metadata_backup: _TypeAlias = _typing.Literal["metadata_backup"]  # noqa: Y015
     _WhichOneofArgType__metadata_backup: _TypeAlias = _typing.Literal["_metadata_backup", b"_metadata_backup"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__groups) -> _WhichOneofReturnType__groups | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__metadata_backup) -> _WhichOneofReturnType__metadata_backup | None: ...
 
 Global___ServerDescription: _TypeAlias = ServerDescription  # noqa: Y015
+
+@_typing.final
+class GroupTotals(_message.Message):
+    """All durable groups as one server sees them: where they have begun in the partitions that it owns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    UNATTENDED_FIELD_NUMBER: _builtins.int
+    TROUBLES_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    groups: _builtins.int
+    """Of the whole cluster."""
+    members: _builtins.int
+    """One that works in many partitions counts in each."""
+    in_flight: _builtins.int
+    lag: _builtins.int
+    """Transactions that are committed and not done."""
+    parked: _builtins.int
+    stopped: _builtins.int
+    """Groups and partitions; so are those that follow."""
+    paused: _builtins.int
+    unattended: _builtins.int
+    """There is something to do, and no member."""
+    trouble: _builtins.str
+    """Why it knows nothing newer; empty: it knows all."""
+    @_builtins.property
+    def troubles(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTrouble]:
+        """The worst of them."""
+
+    def __init__(
+        self,
+        *,
+        groups: _builtins.int = ...,
+        members: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        lag: _builtins.int = ...,
+        parked: _builtins.int = ...,
+        stopped: _builtins.int = ...,
+        paused: _builtins.int = ...,
+        unattended: _builtins.int = ...,
+        troubles: _abc.Iterable[Global___GroupTrouble] | None = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "in_flight", b"in_flight", "lag", b"lag", "members", b"members", "parked", b"parked", "paused", b"paused", "stopped", b"stopped", "trouble", b"trouble", "troubles", b"troubles", "unattended", b"unattended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupTotals: _TypeAlias = GroupTotals  # noqa: Y015
+
+@_typing.final
+class GroupTrouble(_message.Message):
+    """A group that does not go on in a partition, or has put something aside there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    partition: _builtins.int
+    stopped: _builtins.str
+    paused: _builtins.str
+    members: _builtins.int
+    lag: _builtins.int
+    parked: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        stopped: _builtins.str = ...,
+        paused: _builtins.str = ...,
+        members: _builtins.int = ...,
+        lag: _builtins.int = ...,
+        parked: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lag", b"lag", "members", b"members", "name", b"name", "parked", b"parked", "partition", b"partition", "paused", b"paused", "stopped", b"stopped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupTrouble: _TypeAlias = GroupTrouble  # noqa: Y015
 
 @_typing.final
 class OwnedPartition(_message.Message):

@@ -23,8 +23,10 @@ from waltz_spark.log.segment import Place, Segment, first_at
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import all_pieces, label_of, newest_manifests
 from waltzd.archive.manifest import COLUMNS, Entry
+from waltzd.archive.metadata import newest_metadata
 from waltzd.archive.place import open_store
 from waltzd.archive.store import Store
+from waltzd.cluster.metadata import read
 from waltzd.disk.seam import File
 from waltzd.errors import (
     ArchiveDamaged,
@@ -35,6 +37,7 @@ from waltzd.errors import (
     PartitionDamaged,
     StoreRefused,
     StoreUnavailable,
+    WaltzError,
 )
 from waltzd.format.checksum import crc32
 from waltzd.format.footer import Footer
@@ -145,13 +148,23 @@ class ArchiveOrigin:
         with _asking(_NOT_READ):
             label = label_of(self._store, not_done=_NOT_READ)
             found = newest_manifests(self._store, label, partitions)
+            group_log = self._group_log() if found else None
             return Contents(
                 key=label.cluster,
                 pieces={
                     number: all_pieces(PartitionArchive(self._store, label, number), manifest)
                     for number, manifest in found.items()
+                    if number != group_log
                 },
             )
+
+    def _group_log(self) -> int | None:
+        """The number of the group log, which holds nothing of applications; None where nothing in the archive says it."""
+        documents = newest_metadata(self._store)
+        try:
+            return None if documents is None else read(documents[1], "the documents in the archive").meta.partitions
+        except WaltzError:
+            return None
 
     def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
         found = self.contents(partitions)

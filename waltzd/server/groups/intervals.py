@@ -65,6 +65,12 @@ class Intervals:
     def put(self, first: int, last: int, value: int | None) -> None:
         """Give all of these ids this number, or none."""
         assert 0 <= first <= last
+        if not self._lasts or first > self._lasts[-1]:  # most ids come in their order
+            self._append(first, last, value)
+            return
+        at = bisect_right(self._firsts, first) - 1
+        if at >= 0 and last <= self._lasts[at] and value == self._values[at]:
+            return
         begin, end = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         new: list[tuple[int, int, int]] = []
         if begin < end and self._firsts[begin] < first:
@@ -88,6 +94,16 @@ class Intervals:
         self._firsts[begin:end] = [one[0] for one in joined]
         self._lasts[begin:end] = [one[1] for one in joined]
         self._values[begin:end] = [one[2] for one in joined]
+
+    def _append(self, first: int, last: int, value: int | None) -> None:
+        if value is None:
+            return
+        if self._lasts and self._lasts[-1] == first - 1 and self._values[-1] == value:
+            self._lasts[-1] = last
+            return
+        self._firsts.append(first)
+        self._lasts.append(last)
+        self._values.append(value)
 
     def clear(self) -> None:
         self._firsts.clear()

@@ -101,9 +101,7 @@ class Trimming:
         looked_at = (meta.last, reach, log.committed, tuple(names), keep, older, floor)
         if (keep.seconds is not None and older < floor) or looked_at == self._looked_at:
             return floor, ""
-        replicas: list[list[Sealed]] = []
-        for name in names:
-            replicas.append(await log.port(name).segments(log.partition, session=log.session))
+        replicas = await self._sealed(names)
         found = next_floor(floor, archived=meta.last, reach=reach, replicas=replicas, keep=keep, older=older)
         if found <= floor:
             self._looked_at = looked_at
@@ -111,6 +109,12 @@ class Trimming:
         seen = await self._see(meta, floor, names)
         firsts = [first for own in replicas for first, _, _ in own if first <= min(found, seen.last_id + 1)]
         return max([floor, *firsts]), seen.missing if seen.last_id < floor else ""
+
+    async def _sealed(self, names: list[str]) -> list[list[Sealed]]:
+        log, found = self._log, list[list[Sealed]]()
+        for name in names:
+            found.append(await log.port(name).segments(log.partition, session=log.session))
+        return found
 
     async def _older(self, keep: Keep) -> int:
         """Up to here everything is older than the policy keeps. What has no time of its own is as old as the first that has
@@ -157,9 +161,7 @@ class Trimming:
         last = log.committed if meta is None else meta.last
         looked_at = (last, reach, needed, tuple(names), floor)
         if looked_at != self._looked_at:
-            replicas: list[list[Sealed]] = []
-            for name in names:
-                replicas.append(await log.port(name).segments(log.partition, session=log.session))
+            replicas = await self._sealed(names)
             found = next_floor(floor, archived=last, reach=reach, replicas=replicas, keep=Keep(seconds=0), older=needed - 1)
             if found <= floor:
                 self._looked_at = looked_at

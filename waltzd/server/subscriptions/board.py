@@ -33,12 +33,13 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.protocol.channels import Channels, numbers_of
-from waltzd.protocol.groups import Change, Changed, GroupPlace, JoinRequest, ParkedTransaction
+from waltzd.protocol.groups import Change, Changed, GroupPlace, GroupTotals, JoinRequest, ParkedTransaction
 from waltzd.protocol.locks import Committed, Lock
 from waltzd.protocol.peers import AttendLink
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import Use
 from waltzd.server.groups.ledger import WHOLE_GROUP, Key, Ledger, gone, lock_of, made
+from waltzd.server.groups.totals import totals_of
 from waltzd.server.subscriptions.group_log import Entry, GroupLog
 from waltzd.server.subscriptions.member import Attendance
 from waltzd.server.subscriptions.place import Place, check_place
@@ -82,6 +83,8 @@ class Board:
         self._on_fatal = on_fatal
         self._say = say
         self._places: dict[Key, Place] = {}
+        self._totals: GroupTotals | None = None
+        self._totals_until = 0.0
         self._level = SharedQuestion(self._read_to_the_end)
 
     # -- its life ------------------------------------------------------------------------------------------------------
@@ -112,6 +115,8 @@ class Board:
                 async with aclosing(self.group_log.follow(self.ledger.reach)) as batches:
                     async for batch in batches:
                         self._read(batch)
+            except GroupStateDamaged:
+                return
             except WaltzError as error:
                 self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is away: {error.message}")
             await asyncio.sleep(LOOK_SECONDS)
@@ -333,6 +338,10 @@ class Board:
 
     # -- what others see -----------------------------------------------------------------------------------------------
 
+    def needed_from(self) -> int:
+        """The first id of the group log that is needed: whoever reads from there on knows all that counts."""
+        return 0 if self.damage is not None else self.ledger.floor
+
     @property
     def places(self) -> Iterator[Place]:
         return iter(self._places.values())
@@ -379,6 +388,24 @@ class Board:
                     if after is None or partition is None or id > after
                 )
         return found[:count], len(found) > count
+
+    def totals(self) -> GroupTotals | None:
+        """All groups in a few numbers, at most a second old; None where there are none that this server knows of."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._totals_until:
+            self._totals, self._totals_until = self._count(), now + LOOK_SECONDS
+        return self._totals
+
+    def _count(self) -> GroupTotals | None:
+        if self.trouble == NO_LOG and not self.ledger.groups:
+            return None
+        told = {key: place.describe() for key, place in self._places.items()}
+        at_work = {key: one for key, one in told.items() if one is not None}
+        return totals_of(self.ledger, at_work, self._committed, self.trouble)
+
+    def _committed(self, partition: int) -> int | None:
+        pipeline = self._own_pipeline(partition)
+        return None if pipeline is None else pipeline.committed
 
     # -- what is tended ------------------------------------------------------------------------------------------------
 

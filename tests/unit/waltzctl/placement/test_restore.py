@@ -6,13 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
+import pytest
+
 from tests.archives import ARCHIVE, Uploads
 from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore
 from waltzctl.placement.backup import Source
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
-from waltzctl.placement.restore import SESSIONS_AHEAD, Wish, partition_meta, restoration
+from waltzctl.placement.restore import SESSIONS_AHEAD, Wish, of_size, partition_meta, restoration
 from waltzctl.placement.restoring import Target
 from waltzd.archive.cutting import Point, cut_latest
 from waltzd.archive.manifest import Label
@@ -30,6 +32,7 @@ from waltzd.cluster.documents import (
     StorageMeta,
 )
 from waltzd.cluster.metadata import Saved
+from waltzd.errors import BadArgument
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.policy import Grant, Pattern, Verb
@@ -138,3 +141,43 @@ def test_the_first_owner_has_nothing_to_decide() -> None:
             recovery.opened(name, replace(said[name], promised_session=meta.session))
         assert recovery.refusal is None
         assert (recovery.decide(), recovery.step) == (2, Step.SETTLING)
+
+
+def with_group_log(*, is_saved: bool = True) -> Source:
+    """The same cluster, which also has a group log."""
+    found = source()
+    uploads = Uploads(found.store, cluster=OLD, partition=2)
+    uploads.batches(batches_of([[b"made", b"stands"]], cuts=[1], partition=2))
+    assert found.newest is not None
+    owners = (Ownership("x", 70), Ownership(None, 3), *((Ownership("y", 90),) if is_saved else ()))
+    documents = {**found.newest.documents, ASSIGNMENT: Assignment(owners=owners)}
+    return replace(found, logs={**found.logs, 2: uploads.log()}, newest=replace(found.newest, documents=documents))
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_cluster_gets_its_groups_back(is_saved: bool) -> None:
+    """Also where the log was archived before its documents were saved."""
+    found = of_size(with_group_log(is_saved=is_saved), 2)
+    assert sorted(found.logs) == [0, 1, 2]
+    assert found.newest is not None
+    wanted = replace(
+        wish(),
+        source=found,
+        cut=cut_latest(found.logs, is_each=True),
+        saved=found.newest,
+        planned=assign_replicas(len(found.logs), dict.fromkeys("abc", "g"), 3),
+    )
+    made = restoration(wanted, {number: statuses(wanted, number) for number in range(3)})
+    assert made.meta.partitions == 2
+    owners = made.assignment(Target()).owners
+    assert len(owners) == 3
+    assert owners[2].generation > (90 if is_saved else 0)
+    assert [one.partition for one in made.proven] == [0, 1, 2]
+
+
+def test_storages_of_another_size_are_refused_and_no_partition_is_taken_for_the_group_log() -> None:
+    with pytest.raises(BadArgument, match="set up for 3 partitions"):
+        of_size(with_group_log(), 3)
+    with pytest.raises(BadArgument, match="set up for 2 partitions"):
+        of_size(replace(with_group_log(), newest=None), 2)
+    assert sorted(of_size(source(), 2).logs) == [0, 1]

@@ -17,7 +17,7 @@ OURS = words("""
 cluster.json cluster.json.new state.json lock removal-has-begun log/storage-12.log log/zookeeper.log.old server-1/server.yml
 zookeeper/zoo.cfg zookeeper/lock zookeeper/log4j2.properties zookeeper/zookeeper.log.3 zookeeper/data/version-2/log.1f
 zookeeper/data/version-2/snapshot.0 storage-1/storage.yml storage-1/data/waltz-storage.ctl storage-1/data/waltz-storage.id
-storage-1/data/waltz-storage.reserve storage-1/data/0/promise storage-1/data/0/promise.new
+storage-1/data/waltz-storage.reserve storage-1/data/waltz-groups.ctl storage-1/data/0/promise storage-1/data/0/promise.new
 storage-1/data/7.set-aside-2/0000000000000000000.seg storage-1/data/7.new/0000000000000000000.seg
 storage-1/data/0/0000000000000000190.idx.new
 storage-1/data/0/0000000000000000190.seg.3.new storage-1/data/rebuild-index.journal

@@ -42,6 +42,7 @@ from waltzd.protocol.descriptions import (
     Statistics,
     StorageDescription,
 )
+from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import BOUNDS, Histogram
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.role import Role
@@ -85,6 +86,7 @@ SERVER = ServerDescription(
     is_draining=False,
     is_leader=True,
     metadata_backup=MetadataBackup(number=3, age_ms=4500),
+    groups=GroupTotals(groups=4, members=3, lag=17, parked=2, trouble="it is away"),
     partitions=(
         owned(0, *LEVEL, attempts=12, committed=10, committed_bytes=1000, refused={"CONFLICT": 1, "FLOOR": 1}, fed=30,
               fed_bytes=3000),
@@ -185,6 +187,8 @@ def test_a_server_tells_what_it_describes() -> None:
     assert value(page, "waltz_server_partition_margin", partition="5") == 0
     assert value(page, "waltz_server_uptime_seconds") == 2.5
     assert value(page, "waltz_server_cluster_partitions") == 8
+    of_groups = [value(page, f"waltz_server_{name}") for name in ("groups", "groups_behind", "group_lag", "group_parked")]
+    assert of_groups == [4, 1, 17, 2]
     assert value(page, "waltz_server_info", name="one", version="0.1", cluster_key=str(UUID(int=1)),
                  process=str(UUID(int=2))) == 1  # fmt: skip
 

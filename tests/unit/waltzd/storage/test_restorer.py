@@ -14,7 +14,7 @@ import pytest
 from tests.archives import ARCHIVE, Uploads
 from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore
-from tests.simulation.sample import blank_disk, open_directory
+from tests.simulation.sample import PARTITIONS, blank_disk, open_directory
 from tests.unit.keeping import CONFIG
 from waltzd.disk.simulated import Fault, SimDisk
 from waltzd.errors import (
@@ -103,6 +103,23 @@ def test_a_replica_is_there_when_that_is_said_and_a_second_order_changes_nothing
         assert (await calls.open_session(0, 10, calls.directory.control.header.partitions, secret=b"x")).last_id == 3
 
     assert with_restorer(store, test) == []
+
+
+def test_the_group_log_is_made_where_there_was_none() -> None:
+    store, disk = FaultyStore(), blank_disk()
+    uploads = Uploads(store, cluster=OLD, partition=PARTITIONS)
+    uploads.batches(batches_of([[b"a", b"b"], [b"c"], [b"d"]], cuts=[0, 1, 2], partition=PARTITIONS))
+    manifest = uploads.manifest
+    order = replace(stored()[1], partition=PARTITIONS, number=manifest.number, sha256=manifest.sha256)
+
+    async def test(calls: StorageCalls, restorer: Restorer) -> None:
+        found = await states(restorer, order)
+        assert found[-1].status == calls.status(PARTITIONS)
+        assert (await states(restorer, order))[-1].status == found[-1].status
+        assert calls.status(PARTITIONS).last_id == 3
+
+    assert with_restorer(store, test, disk) == []
+    assert open_directory(disk).partition(PARTITIONS).last_id == 3
 
 
 def test_what_is_wrong_is_refused_before_anything_counts() -> None:

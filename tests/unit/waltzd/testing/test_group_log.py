@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,16 @@ from waltzd.client.group_log import GroupLogClient
 from waltzd.client.view import Transaction
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment
-from waltzd.errors import BadArgument, GroupLogClosed, NoSuchPartition
+from waltzd.errors import BadArgument, GroupLogClosed, NoSuchPartition, Trimmed
 from waltzd.protocol.locks import Committed, Rejected
 from waltzd.protocol.role import Identity, Role
+from waltzd.server.clients import pipeline
+from waltzd.server.core import archive
 from waltzd.server.groups.ledger import lock_of
+from waltzd.server.session import settings
+from waltzd.server.session.settings import SessionSettings
 from waltzd.testing import LocalCluster
+from waltzd.testing import cluster as cluster_of_one_process
 
 
 def told(**size: Any) -> Callable[[Callable[[LocalCluster], Coroutine[Any, Any, None]]], Callable[[], None]]:
@@ -72,7 +78,7 @@ async def test_a_cluster_gets_its_group_log_while_it_runs(cluster: LocalCluster)
         await cluster.make_group_log()  # once more: nothing to do
 
 
-@told(partitions=2, groups=True)
+@told(partitions=2, groups=True, storage_seconds=1.0)
 async def test_it_keeps_what_was_acknowledged_through_the_loss_of_its_owner_and_of_a_storage(cluster: LocalCluster) -> None:
     cluster.pause_storage(0)
     async with as_server(cluster) as client:
@@ -147,3 +153,44 @@ async def test_servers_follow_an_assignment_that_has_lost_it(cluster: LocalClust
     for server in cluster._living():
         with pytest.raises(NoSuchPartition):
             server.owner.pipeline(2, None)
+
+
+def test_a_client_begins_where_the_trimmed_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through real sessions, a mount and reads by id: who begins too low is told where to begin."""
+    monkeypatch.setattr(settings, "GROUP_SESSION_BYTES", 20_000)
+    monkeypatch.setattr(pipeline, "GROUP_SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr(archive, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(
+        cluster_of_one_process, "SessionSettings", partial(SessionSettings, trim_seconds=0.02, tail_bytes_max=4_000)
+    )
+
+    async def story(cluster: LocalCluster) -> None:
+        async with as_server(cluster) as client:
+            assert await client.first_id() == 0
+            await written(client, 60)
+            for server in cluster._living():
+                server.owner.needed_from = lambda: 50
+            async with asyncio.timeout(60):
+                while (first_id := await client.first_id()) == 0:
+                    await written(client, 10)  # a session that ends moves the low marks
+            assert 0 < first_id <= 50
+            found = await client.read_some(client.number, first_id)
+            assert found[0].id == first_id
+            with pytest.raises(Trimmed) as caught:
+                await client.read_some(client.number, 0)
+            assert caught.value.number("floor") == first_id
+            entries = Entries()
+            async with as_server(cluster, view=entries) as late:
+                async with asyncio.timeout(60):
+                    while not isinstance(late._lines[2].stopped, Trimmed):
+                        await asyncio.sleep(0.01)
+            entries.reach = first_id - 1
+            async with as_server(cluster, view=entries):
+                await entries.wait(len(found))
+
+    LocalCluster(partitions=2, groups=True).run(story)
+
+
+async def written(client: GroupLogClient[bytes], count: int) -> None:
+    for _ in range(count):
+        await client.append(b"x" * 1000, partition=client.number)

@@ -1,0 +1,208 @@
+"""Mutants of durable groups: what is kept, who may still speak, how often something is tried, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.mutant import Aim, Patches, mutant
+from waltzd.server.groups.keeper import Keeper
+from waltzd.server.groups.state import State
+from waltzd.server.groups.table import Table
+from waltzd.server.groups.turns import KeyedTurns, OrderedTurns
+from waltzd.server.subscriptions.keeping import Keeping
+from waltzd.server.subscriptions.member import Attendance
+from waltzd.server.subscriptions.place import Place
+
+SMALL: dict[str, Any] = {"rate": 40.0, "partitions": 1, "members": 4, "session_seconds": 1.5, "keep_alive_seconds": 1.5}
+QUEUE = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "queue"})
+KEYED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "keyed"})
+ORDERED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "ordered"})
+
+
+@mutant(aim=QUEUE)
+def moves_the_floor_past_an_unacknowledged_id(patches: Patches) -> None:
+    """What is acknowledged takes with it what lies right in front of it."""
+
+    def make(right: Any) -> Any:
+        def delta(self: State) -> Any:
+            if len(self.open) > 1 and self.open.first is not None and self.open.get(self.open.first + 1) is None:
+                self._put(self.open.first, self.open.first, None)
+                found = right(self)
+                return found
+            return right(self)
+
+        return delta
+
+    patches.wrap(State, "delta", make)
+
+
+@mutant(aim=QUEUE)
+def accepts_an_acknowledgement_of_an_old_epoch(patches: Patches) -> None:
+    """What a member says of a delivery counts for any later one that it has of the same transaction."""
+
+    def make(right: Any) -> Any:
+        def heard(self: Table, name: str, epoch: int, tag: int, first: int, last: int) -> Any:
+            return right(self, name, self.state.epoch, tag if epoch == self.state.epoch else 1 << 40, first, last)
+
+        return heard
+
+    patches.wrap(Table, "_heard", make)
+
+
+@mutant(aim=QUEUE)
+def tries_what_is_poison_for_ever(patches: Patches) -> None:
+    """The count of its failures is lost."""
+
+    def fail(self: State, id: int) -> int:
+        return 1
+
+    patches.set(State, "fail", fail)
+
+
+@mutant(aim=QUEUE)
+def hangs_after_a_change_of_owner(patches: Patches) -> None:
+    """A new owner goes on behind all that the one before knew: what was in a member's hands is never given out again."""
+
+    def make(right: Any) -> Any:
+        def init(self: Table, settings: Any, state: State) -> None:
+            right(self, settings, state)
+            self.cursor = state.reach
+
+        return init
+
+    patches.wrap(Table, "__init__", make)
+
+
+@mutant(aim=QUEUE)
+def gives_out_again_what_was_acknowledged(patches: Patches) -> None:
+    """Without any change of owner: what a member had when it crashed comes back, what it had acknowledged, too."""
+
+    def make(right: Any) -> Any:
+        def settle(self: Table, ids: Any) -> None:
+            ids = list(ids)
+            right(self, ids)
+            for id in ids[:1]:
+                if id % 5 == 0:
+                    self.state.open.put(id, id, 0)
+                    self._again.add(id)
+
+        return settle
+
+    patches.wrap(Table, "_settle", make)
+
+
+@mutant(aim=QUEUE)
+def keeps_no_failures(patches: Patches) -> None:
+    """A new owner counts from none on."""
+
+    def make(right: Any) -> Any:
+        def init(self: Keeper, *arguments: Any, **named: Any) -> None:
+            right(self, *arguments, **named)
+            for first, last, _ in list(self.state.open):
+                self.state.open.put(first, last, 0)
+
+        return init
+
+    patches.wrap(Keeper, "__init__", make)
+
+
+@mutant(aim=QUEUE)
+def says_that_it_is_kept_when_it_was_heard(patches: Patches) -> None:
+    """A member is told that what it said is on disks before it is."""
+    patches.set(Place, "kept", property(lambda self: self._keeping.keeper.changes))
+
+
+@mutant(aim=QUEUE)
+def takes_what_was_sent_to_the_group_log_for_kept(patches: Patches) -> None:
+    """The entry is given up when the log does not answer, and counts all the same."""
+
+    def make(right: Any) -> Any:
+        async def write(self: Keeping, entry: Any) -> None:
+            if self.keeper.is_claimed and entry.position % 2:
+                self.keeper.committed(entry.position + 1)
+                return
+            await right(self, entry)
+
+        return write
+
+    patches.wrap(Keeping, "_write", make)
+
+
+@mutant(aim=QUEUE)
+def parks_at_the_first_failure(patches: Patches) -> None:
+    """All tries but the first are taken for used up."""
+
+    def make(right: Any) -> Any:
+        def fail(self: Table, id: int, reason: str, now: float, delay: float | None = None) -> None:
+            self.state.fail(id)
+            self._give_up(id, reason, now)
+
+        return fail
+
+    patches.wrap(Table, "_fail", make)
+
+
+@mutant(aim=KEYED)
+def gives_out_the_second_of_a_key_before_the_first_is_done(patches: Patches) -> None:
+    """Those of one key do not wait for each other."""
+
+    def add(self: KeyedTurns, id: int, key: Any) -> None:
+        self._heads.add(id, None)
+
+    patches.set(KeyedTurns, "add", add)
+
+
+@mutant(aim=ORDERED)
+def leaves_out_what_lies_behind_one_that_failed(patches: Patches) -> None:
+    """In an ordered group only what failed comes back, and goes to the end of the line."""
+
+    def back(self: OrderedTurns, id: int, at: float) -> list[int]:
+        place = self._line.index(id, 0, self._taken)
+        del self._line[place]
+        self._taken -= 1
+        self._line.append(id)
+        return []
+
+    patches.set(OrderedTurns, "back", back)
+
+
+@mutant(aim=QUEUE)
+def gives_a_member_more_than_it_has_room_for(patches: Patches) -> None:
+    """Room is not counted."""
+
+    def make(right: Any) -> Any:
+        def next_member(self: Table) -> str | None:
+            return next(iter(self._members), None)
+
+        return next_member
+
+    patches.wrap(Table, "_next_member", make)
+
+
+@mutant(aim=QUEUE)
+def forgets_what_a_lost_member_had(patches: Patches) -> None:
+    """A member that crashes takes what it had with it."""
+
+    def make(right: Any) -> Any:
+        def leave(self: Table, name: str, now: float, *, is_lost: bool) -> None:
+            if is_lost:
+                self._settle(sorted(self._members[name].flights))
+            right(self, name, now, is_lost=is_lost)
+
+        return leave
+
+    patches.wrap(Table, "leave", make)
+
+
+@mutant(aim=QUEUE)
+def answers_before_what_is_put_aside_is_written(patches: Patches) -> None:
+    """And a member of the old epoch goes on: its words are taken for those of the new one."""
+
+    def make(right: Any) -> Any:
+        def hear(self: Attendance, said: Any) -> None:
+            self._epoch = self._place.epoch
+            right(self, said)
+
+        return hear
+
+    patches.wrap(Attendance, "_hear", make)
