@@ -103,7 +103,7 @@ def test_members_of_a_group_do_nothing_twice(tmp_path: Path, monkeypatch: pytest
                 await asyncio.sleep(0.02)
 
     async def story(cluster: LocalCluster) -> None:
-        with page(ONCE, cluster) as shown:
+        with page("how-to/exactly-once-in-sql", cluster) as shown:
             async with cluster.client() as client:
                 working = asyncio.create_task(shown.main(cluster.servers))
                 for number in range(6):
