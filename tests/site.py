@@ -44,6 +44,10 @@ API = {
         *("waltzd.serializers.EventType", "waltzd.serializers.Json", "waltzd.serializers.JsonEvents"),
         *("waltzd.serializers.PydanticEvents", "waltzd.serializers.MsgspecEvents"),
     ),
+    "Durable groups": (
+        *("waltzd.Delivery", "waltzd.Subscription", "waltzd.Handling", "waltzd.Reject"),
+        *("waltzd.BlockingDelivery", "waltzd.BlockingSubscription", "waltzd.BlockingHandling", "waltzd.sql.SqlInbox"),
+    ),
     "SQL views": ("waltzd.sql.SqlView", "waltzd.sql.Poison", "waltzd.sql.sqlite"),
     "Observing": ("waltzd.observe.metrics", "waltzd.observe.traces"),
     "Testing": ("waltzd.testing.LocalCluster", "waltzd.testing.BlockingCluster", "waltzd.testing.plugin"),

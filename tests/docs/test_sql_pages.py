@@ -18,12 +18,14 @@ from waltzd.client.blocking import BlockingClient
 from waltzd.client.view import Transaction
 from waltzd.errors import BadArgument, ForeignCluster, PartitionParked
 from waltzd.protocol.locks import Committed
-from waltzd.sql import Poison, SqlView, sqlite
+from waltzd.sql import Poison, SqlInbox, SqlView, sqlite
+from waltzd.sql.inbox import _Done
 from waltzd.sql.positions import Positions
 from waltzd.testing import LocalCluster
 
 FIRST = "how-to/sql-views"
 """The other pages go on with its example."""
+ONCE = "how-to/exactly-once-in-sql"
 
 
 @pytest.fixture
@@ -84,6 +86,52 @@ def test_who_wrote_reads_it_in_another_process(engine: Engine, tmp_path: Path) -
     LocalCluster(partitions=2).run(story)
 
 
+def test_members_of_a_group_do_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor when the owner fails."""
+    monkeypatch.chdir(tmp_path)
+
+    def addresses() -> list[str]:
+        engine = sqlite("mails.db")
+        if not sa.inspect(engine).has_table("mails"):
+            return []
+        with engine.connect() as connection:
+            return sorted(connection.scalars(sa.text("SELECT address FROM mails")))
+
+    async def until(wanted: list[str]) -> None:
+        async with asyncio.timeout(60):
+            while addresses() != wanted:
+                await asyncio.sleep(0.02)
+
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/exactly-once-in-sql", cluster) as shown:
+            async with cluster.client() as client:
+                working = asyncio.create_task(shown.main(cluster.servers))
+                for number in range(6):
+                    address = f"{number}@example.org" if number != 3 else "nowhere"
+                    await client.append(json.dumps({"address": address}).encode(), partition=0)
+                good = [f"{number}@example.org" for number in range(6) if number != 3]
+                await until(good)
+                await cluster.kill_owner(0)
+                await client.append(json.dumps({"address": "6@example.org"}).encode(), partition=0)
+                await until([*good, "6@example.org"])
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+
+                other = SqlInbox(sqlite("mails.db"), "mailer")
+                done = asyncio.create_task(shown.work(client, other))
+                await client.append(json.dumps({"address": "7@example.org"}).encode(), partition=0)
+                await until([*good, "6@example.org", "7@example.org"])
+                done.cancel()
+                await asyncio.gather(done, return_exceptions=True)
+                assert other.is_done(0, 5)
+                assert not other.is_done(0, 3), "it was rejected"
+                assert not shown.do_again(other, 0, 5, 5)
+                assert other.is_done(0, 4)
+                await other.close()
+
+    LocalCluster(groups=True).run(story)
+
+
 def test_a_second_view_is_built_beside_the_first_and_compared(engine: Engine) -> None:
     async def story(cluster: LocalCluster) -> None:
         with page("how-to/rebuild-a-view", after=FIRST) as shown:
@@ -142,14 +190,16 @@ def test_a_dead_letter_is_revived_once(engine: Engine, capsys: pytest.CaptureFix
     assert "left out: transaction 1 of partition 0" in said
 
 
-def test_the_tables_of_the_page_are_those_that_are_made(engine: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shown", [FIRST, ONCE])
+def test_the_tables_of_the_page_are_those_that_are_made(engine: Engine, tmp_path: Path, shown: str) -> None:
     by_hand = sqlite(str(tmp_path / "by-hand.db"))
-    (text,) = re.findall(r"```sql\n(.*?)```", (DOCS / f"{FIRST}.md").read_text(encoding="utf-8"), re.DOTALL)
+    (text,) = re.findall(r"```sql\n(.*?)```", (DOCS / f"{shown}.md").read_text(encoding="utf-8"), re.DOTALL)
     with by_hand.begin() as connection:
         for statement in text.split(";"):
             if statement.strip():
                 connection.execute(sa.text(statement))
-    Positions(engine, "view", has_dead_letters=True)._metadata.create_all(engine)
+    made = _Done(engine, "mailer") if shown == ONCE else Positions(engine, "view", has_dead_letters=True)
+    made._metadata.create_all(engine)
     shapes = []
     for one in (engine, by_hand):
         inspector = sa.inspect(one)

@@ -8,6 +8,7 @@ from contextlib import closing
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
+from uuid import UUID
 
 from waltzd.client.delivery import Delivery
 from waltzd.client.durable_groups import DurableGroups
@@ -55,6 +56,11 @@ class BlockingDelivery(Generic[E]):
     def transaction(self) -> Transaction[E]:
         """What was appended. Its `request`, `follows` and `locks` are not told here."""
         return self._inner.transaction
+
+    @property
+    def cluster(self) -> UUID:
+        """The key of the cluster that has the group."""
+        return self._inner.cluster
 
     @property
     def partition(self) -> int:

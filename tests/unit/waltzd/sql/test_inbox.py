@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
+from waltzd.client.delivery import Reject
 from waltzd.errors import (
     ApplyFailed,
     BadArgument,
@@ -28,6 +30,7 @@ from waltzd.errors import (
 )
 from waltzd.sql import SqlInbox, sqlite
 from waltzd.sql.inbox import FOLD_EVERY, PAGE
+from waltzd.testing import BlockingCluster, LocalCluster
 
 CLUSTER, OTHER_CLUSTER = UUID(int=1), UUID(int=2)
 TABLES = sa.MetaData()
@@ -411,3 +414,66 @@ def test_a_handler_is_not_patient_for_ever(engine: Engine) -> None:
         await inbox.close()
 
     asyncio.run(story())
+
+
+# -- with a group --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_acknowledged_and_not_written_down_comes_again_after_a_change_of_owner_and_is_met(engine: Engine) -> None:
+    """The group gives all of it out again; the database has each once, and what was rejected not at all."""
+    given: list[int] = []
+    TABLES.create_all(engine)
+
+    def careful(connection: Connection, delivery: Any) -> None:
+        if delivery.id == 3:
+            raise Reject("never")
+        send(connection, delivery)
+
+    async def story(cluster: LocalCluster) -> None:
+        inbox = inbox_of(engine)
+        handle = inbox.handler(careful)
+
+        async def counted(delivery: Any) -> None:
+            given.append(delivery.id)
+            await handle(delivery)
+
+        async with cluster.client() as client:
+            await client.create_group("mailer", mode="ordered", partitions=[0])
+            handling = client.handle("mailer", counted)
+            working = asyncio.create_task(handling.run())
+            await client.append_many([b"%d" % number for number in range(20)], partition=0)
+            await until(lambda: len(sent(engine)) == 19)
+            await cluster.kill_owner(0)
+            await client.append(b"more", partition=0)
+            await until(lambda: len(sent(engine)) == 20)
+            handling.stop()
+            await working
+        await inbox.close()
+
+    LocalCluster(groups=True).run(story)
+    assert sent(engine) == [id for id in range(21) if id != 3]
+    assert set(given) == set(range(21))
+
+
+def test_a_blocking_member_has_an_inbox(engine: Engine) -> None:
+    with BlockingCluster(groups=True) as cluster, cluster.client() as client:
+        client.create_group("mailer", mode="queue", partitions=[0])
+        client.append_many([b"%d" % number for number in range(3)], partition=0)
+        inbox = inbox_of(engine)
+        with client.subscribe("mailer") as subscription:
+            for delivery in subscription:
+                for _ in range(2):
+                    with inbox.once_blocking(delivery) as connection:
+                        if connection is not None:
+                            send(connection, delivery)  # type: ignore[arg-type]
+                delivery.ack()
+                if len(sent(engine)) == 3:
+                    break
+        inbox.close_blocking()
+    assert sent(engine) == [0, 1, 2]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
