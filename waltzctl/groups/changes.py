@@ -148,7 +148,9 @@ def set_(*, name: GroupName, given: Settings, request: Changing) -> int:
     """
     changes = given.changes()
     if not changes:
-        raise BadArgument("no setting was named", not_done="nothing was changed", next_step="see `waltzctl group set --help`")
+        raise BadArgument(
+            "no setting was named", not_done="nothing was changed", next_step="see `waltzctl group set --help`"
+        )
 
     async def prepare(cluster: Cluster) -> Change:
         _, group = await one_of(cluster, request.reach.tls, name)
