@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import axe_core_python
 import httpx2
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -34,6 +35,8 @@ ARGUMENTS = (
     "--disable-component-update", "--disable-sync", "--disable-default-apps",
     "--disable-dev-shm-usage", "--hide-scrollbars",
 )  # fmt: skip
+_AXE = Path(axe_core_python.__file__).parent / "axe.min.js"
+_SERIOUS = ("serious", "critical")
 TAB, ENTER = "\ue004", "\ue007"
 
 
@@ -170,6 +173,12 @@ class Browser:
 
     def scripts(self, *, are_on: bool) -> None:
         self.protocol("Emulation.setScriptExecutionDisabled", value=not are_on)
+
+    def barriers(self) -> list[tuple[str, str]]:
+        """What keeps people out, by the rules of axe-core: which rule, and the first element."""
+        self.run(_AXE.read_text(encoding="utf-8"))
+        found = self.wait_for("axe.run({resultTypes: ['violations']}).then(arguments[0])")
+        return [(one["id"], one["nodes"][0]["html"]) for one in found["violations"] if one["impact"] in _SERIOUS]
 
     def picture(self, path: Path) -> None:
         """Of the whole page."""

@@ -156,6 +156,7 @@ def test_a_parked_transaction_is_replayed_in_a_browser(servers: Servers) -> None
             assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
             assert browser.run("return document.title").startswith("Group mailer")
             assert browser.complaints() == []
+        assert browser.barriers() == []
         browser.run('document.querySelector(\'[href*="parked-replay"][href*="17"]\').focus()')
         browser.press(ENTER)
         browser.until(lambda: "1 is to be done again: id 17" in browser.text("main"))
