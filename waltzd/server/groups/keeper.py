@@ -6,7 +6,7 @@ lock is the fence: when another owner has claimed the group, every entry of this
 
 A refusal may be an estimate, since a log knows old locks only roughly, and an outcome may stay unknown. In both cases the
 owner reads on, and finds in the log what is so: its own entry, another epoch, or neither; then the same bytes are written
-again. An owner whose claim was not plainly committed begins anew: an epoch costs nothing.
+again. An owner whose claim, or reset, was not plainly committed begins anew: an epoch costs nothing.
 
 Acknowledgements wait for company, for at most a second. What must be on the disks of a majority before it is answered is
 written at once.
@@ -49,6 +49,8 @@ class Keeper:
         """The next entry is a snapshot."""
         self._pending: Write | None = None
         self._is_in_doubt = False
+        self._begins_epoch = True
+        """The entry that is to be committed next is the first of its epoch."""
         self.is_claimed = False
         """Until it is, nothing may be given out."""
         self.is_deposed = False
@@ -95,7 +97,7 @@ class Keeper:
         """From here on the group stands elsewhere, in another epoch: as `changed`. No entry may be on its way."""
         assert self._pending is None
         assert state.epoch > self.state.epoch
-        self.state, self._is_whole = state, True
+        self.state, self._is_whole, self._begins_epoch = state, True, True
         return self.changed(now)
 
     @property
@@ -136,7 +138,7 @@ class Keeper:
 
     def committed(self, id: int) -> None:
         assert self._pending is not None
-        self._pending, self._is_in_doubt, self._position = None, False, id
+        self._pending, self._is_in_doubt, self._begins_epoch, self._position = None, False, False, id
         self.is_claimed, self.kept = True, self._written
 
     def doubtful(self) -> None:
@@ -153,7 +155,7 @@ class Keeper:
             self.is_deposed = True
         if self.is_deposed or not self._is_in_doubt:
             return None
-        if not self.is_claimed:  # another claim of this epoch would look like this one
+        if self._begins_epoch:  # a claim of this epoch by another owner would look like this entry
             self.is_deposed = True
             return None
         assert self._pending is not None

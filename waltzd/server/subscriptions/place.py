@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -561,10 +562,20 @@ class Place:
 
         state = await self._keeping.reset(begin)
         self._table = Table(settings_of(self.meta), state)
+        number = self._keeping.keeper.changes
+        if self._claimed.done():  # until it is written, the next owner's epoch would have the number of this one
+            self._claimed = self._loop.create_future()
+            self._tasks.append(self._task(self._open_again(number), "reset"))
         for member in list(self._members.values()):
             self._send_away(member)
-        await self._keeping.kept(self._keeping.keeper.changes)
+        await self._keeping.kept(number)
         return Changed(count, state.epoch, state.floor)
+
+    async def _open_again(self, number: int) -> None:
+        """Members may join when this change is on the disks of a majority."""
+        with suppress(WaltzError):  # it is over, and whoever waits was told
+            await self._keeping.kept(number)
+            self._claimed.set_result(None)
 
     def _send_away(self, member: Attendee) -> None:
         """What it has is of an epoch that is over."""

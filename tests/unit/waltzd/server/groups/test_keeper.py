@@ -250,3 +250,17 @@ def test_what_is_overdue_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> No
         sizes.append(log.read(owner.ledger).bytes)
     assert max(sizes[30:]) <= max(sizes[:30])
     assert owner.ledger.state("mailer", 0) == owner.keeper.state
+
+
+def test_a_reset_does_not_take_the_claim_of_another_owner_for_its_own_entry() -> None:
+    log = Log()
+    old = claimed(log)
+    old.keeper.reset(State(after=2, epoch=old.keeper.state.epoch + 1), 0)
+    write = old.keeper.write(0, old.ledger, is_urgent=True)
+    assert write is not None
+    new = claimed(log)
+    assert new.keeper.state.epoch == old.keeper.state.epoch
+    assert log.append(write) is None
+    old.keeper.doubtful()
+    assert old.keeper.look(log.read(old.ledger)) is None
+    assert old.keeper.is_deposed
