@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,6 +131,26 @@ def test_what_failed_leaves_nothing_and_is_done_the_next_time(engine: Engine) ->
 
     asyncio.run(story())
     assert sent(engine) == [7]
+
+
+def test_what_is_not_committed_is_not_acknowledged(engine: Engine) -> None:
+    async def story() -> None:
+        inbox, one = inbox_of(engine), Delivery(7)
+
+        async def spoil() -> None:
+            async with inbox.once(one) as connection:
+                assert connection is not None
+                send(connection, one)
+                with suppress(ApplyFailed):
+                    connection.rollback()
+
+        with pytest.raises(ApplyFailed):
+            await spoil()
+        assert one.acks == []
+        await inbox.close()
+
+    asyncio.run(story())
+    assert sent(engine) == []
 
 
 def test_an_acknowledgement_that_comes_too_late_is_no_failure_of_what_is_done(engine: Engine) -> None:
