@@ -119,7 +119,8 @@ class BlockingSubscription(Generic[E]):
         with client.subscribe("mailer") as subscription:
             for deliveries in subscription.batches():
                 store(deliveries)
-                subscription.ack(deliveries)
+                with suppress(DeliveryLate):  # after a fail-over: some come again
+                    subscription.ack(deliveries)
         ```
     """
 

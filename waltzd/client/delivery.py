@@ -70,7 +70,8 @@ class Delivery(Generic[E_co]):
         ```python
         async for delivery in client.subscribe("mailer"):
             await send(delivery.payload)
-            await delivery.ack()
+            with suppress(DeliveryLate):  # after a fail-over: it comes again
+                await delivery.ack()
         ```
 
     Attributes:

@@ -166,7 +166,8 @@ class DurableGroups(Generic[E]):
             ```python
             async for delivery in client.subscribe("mailer"):
                 await send(delivery.payload)
-                await delivery.ack()
+                with suppress(DeliveryLate):  # after a fail-over: it comes again
+                    await delivery.ack()
             ```
         """
         self._check_open()

@@ -58,7 +58,8 @@ class Subscription(Generic[E]):
         async with client.subscribe("mailer") as subscription:
             async for deliveries in subscription.batches():
                 await store(deliveries)
-                await subscription.ack(deliveries)
+                with suppress(DeliveryLate):  # after a fail-over: some come again
+                    await subscription.ack(deliveries)
         ```
     """
 
