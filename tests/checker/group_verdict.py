@@ -54,7 +54,7 @@ def judge_group(history: GroupHistory) -> Verdict:
         **dict(sorted(answers.items())),
         "kept": sum(one.is_kept for one in history.said),
         "lost": len(lost),
-        "oldest lost, ms": max(lost, default=0) // 10**6,
+        "ms at most until lost": max(lost, default=0) // 10**6,
         "holders": len({one.holder for one in history.delivered}),
         "epochs": len(epochs),
         "parked": sum(len(standing.parked) for standing in history.standings.values()),
