@@ -99,7 +99,15 @@ class Habits:
     room: int | None = None
 
 
+CALM_SECONDS = 6.0
+CALM = Habits(nack=0, reject=0, forget=0, hang=0)
 GOOD = Habits(nack=0, reject=0, forget=0, hang=0, cut=0, leave=0, think_seconds=0.005)
+
+
+def is_calm(seconds: float) -> bool:
+    """Every other stretch of a race. What puts a transaction aside is written at once, and all acknowledgements with it: in
+    a calm stretch nobody does that, so that these wait for the second that they may."""
+    return seconds % (2 * CALM_SECONDS) >= CALM_SECONDS
 
 
 @dataclass

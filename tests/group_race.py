@@ -27,7 +27,7 @@ from tests.checker.group_verdict import judge_group
 from tests.checker.recorder import payload_key
 from tests.checker.verdict import Verdict
 from tests.group_daemons import race_on_daemons
-from tests.group_members import GOOD, WINDOW, Clock, GroupMemory, Habits, Member
+from tests.group_members import CALM, GOOD, WINDOW, Clock, GroupMemory, Habits, Member, is_calm
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.groups import Change, GroupPlace, Mode
@@ -79,6 +79,7 @@ class Race:
         self.notes = GroupMemory(self.history, say)
         self.clock = Clock(time.monotonic)
         self.is_racing = True
+        self.began = time.monotonic()
         self.lives = 0
 
     async def run(self) -> Verdict:
@@ -126,10 +127,17 @@ class Race:
             notes=self.notes,
             clock=self.clock,
             pick=random.Random(f"{self.course.seed} {number} {partition} {self.lives}"),
-            habits=lambda: self.course.habits if self.is_racing else GOOD,
+            habits=self._habits,
             life=f".{self.lives}",
         )
         return asyncio.create_task(member.run())
+
+    @property
+    def _is_calm(self) -> bool:
+        return is_calm(time.monotonic() - self.began)
+
+    def _habits(self) -> Habits:
+        return GOOD if not self.is_racing else CALM if self._is_calm else self.course.habits
 
     async def _load(self) -> None:
         """Keyed ones take turns at a few headers, by which the group orders them."""
@@ -146,7 +154,7 @@ class Race:
         """An owner of a partition or of the group log, or a storage."""
         cluster, chance = self.cluster, self.chance
         while self.is_racing:
-            await asyncio.sleep(0.5 + chance.random())
+            await asyncio.sleep((2.5 if self._is_calm else 0.5) + chance.random())
             await cluster.wait_until_ready()
             if chance.random() < 0.6:
                 began, keeper = self.clock(), cluster.owner(self.course.partitions)
@@ -183,7 +191,7 @@ class Race:
             await asyncio.sleep(0.4 + chance.random())
             partition = chance.randrange(self.course.partitions)
             board, place = self._board(partition), self._place(partition)
-            if board is None or place is None:
+            if board is None or place is None or self._is_calm:
                 continue
             parked = [one.id for one in board.parked(GROUP, partition, None, 1000)[0]]
             verb = chance.choice(("replay", "replay", "discard", "skip", "reset"))
