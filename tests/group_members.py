@@ -21,11 +21,26 @@ from tests.checker.group_history import Changed, Delivered, GroupHistory, GroupW
 from tests.checker.recorder import payload_key
 from waltzd.cluster.groups import GroupPort
 from waltzd.errors import Displaced, WaltzError
-from waltzd.protocol.groups import Answer, Deliveries, Dismissed, Joined, JoinRequest, Kept, Leave, Verb
+from waltzd.protocol.groups import (
+    Answer,
+    Deliveries,
+    DeliveryFrame,
+    Dismissed,
+    Joined,
+    JoinRequest,
+    Kept,
+    Leave,
+    MemberFrame,
+    Verb,
+)
 from waltzd.protocol.groups import Said as SaidFrame
 from waltzd.protocol.peers import AttendPort
 
 VERBS = {"ack": Verb.ACKNOWLEDGE, "nack": Verb.REFUSE, "reject": Verb.REJECT}
+WINDOW = 2 * 10**9
+"""So long may an acknowledgement be only in an owner's memory: a second by promise, and one for a machine that does much
+else to write it."""
+_NAMES = {verb: name for name, verb in VERBS.items()}
 _counter = itertools.count(1)
 
 
@@ -84,7 +99,15 @@ class Habits:
     room: int | None = None
 
 
+CALM_SECONDS = 6.0
+CALM = Habits(nack=0, reject=0, forget=0, hang=0)
 GOOD = Habits(nack=0, reject=0, forget=0, hang=0, cut=0, leave=0, think_seconds=0.005)
+
+
+def is_calm(seconds: float) -> bool:
+    """Every other stretch of a race. What puts a transaction aside is written at once, and all acknowledgements with it: in
+    a calm stretch nobody does that, so that these wait for the second that they may."""
+    return seconds % (2 * CALM_SECONDS) >= CALM_SECONDS
 
 
 @dataclass
@@ -201,15 +224,7 @@ class Member:
             case Joined():
                 stream.epoch = frame.epoch
             case Deliveries():
-                at = 0
-                for row, id in enumerate(frame.ids.tolist()):
-                    end = at + int(frame.lengths[row])
-                    key = payload_key(bytes(frame.payloads[at:end]))
-                    at = end
-                    header, attempt = int(frame.headers[row]), int(frame.attempts[row])
-                    given = Delivered(
-                        self._clock(), stream.holder, self.partition, frame.epoch, frame.tag, id, attempt, key, header
-                    )
+                for given in _given(frame, stream.holder, self.partition, self._clock):
                     self._notes.delivered(given)
                     stream.held.append(given)
                 stream.changed.set()
@@ -305,6 +320,80 @@ class Member:
                 )
             ]
         )
+
+
+class WitnessedStream:
+    """The stream of a member that is the library, with all that passes written down: what is said before it goes out."""
+
+    def __init__(
+        self, inner: AttendPort, notes_of: Callable[[str], GroupWriter], clock: Clock, name: Callable[[str, int], str]
+    ) -> None:
+        """`notes_of`: where what is seen of a group is written. `name`: of a holder, from its group and partition."""
+        self._inner = inner
+        self._notes_of = notes_of
+        self._clock = clock
+        self._name = name
+        self._holder, self._partition, self._epoch = "", 0, 0
+        self._words: dict[int, list[Said]] = {}
+        self._answered: dict[int, list[Said]] = {}
+
+    async def send(self, frames: Sequence[MemberFrame]) -> None:
+        for frame in frames:
+            if isinstance(frame, JoinRequest):
+                self._notes, self._partition = self._notes_of(frame.group), frame.partition
+                self._holder = self._name(frame.group, frame.partition)
+            elif isinstance(frame, SaidFrame) and frame.verb in _NAMES:
+                self._words[frame.number] = [self._said(frame, id) for id in _ids(frame)]
+        await self._inner.send(frames)
+
+    def _said(self, frame: SaidFrame, id: int) -> Said:
+        number, verb = f"{self._holder}.{next(_counter)}", _NAMES[frame.verb]
+        word = Said(self._clock(), number, self._holder, self._partition, frame.epoch, frame.tag, id, verb, self._epoch)
+        self._notes.said(word)
+        return word
+
+    async def receive(self) -> Sequence[DeliveryFrame] | None:
+        frames = await self._inner.receive()
+        for frame in frames or ():
+            match frame:
+                case Joined():
+                    self._epoch = frame.epoch
+                case Deliveries():
+                    for given in _given(frame, self._holder, self._partition, self._clock):
+                        self._notes.delivered(given)
+                case Answer() if frame.number in self._words:
+                    words = self._answered[frame.number] = self._words.pop(frame.number)
+                    answer = _answer(frame, len(words))
+                    for word in words:
+                        word.answer, word.returned = answer, self._clock()
+                        if answer:
+                            self._notes.answered(word)
+                case Kept():
+                    for number in [number for number in self._answered if number <= frame.number]:
+                        for word in self._answered.pop(number):
+                            if word.answer in ("taken", "done"):
+                                self._notes.kept(word)
+                case _:
+                    pass
+        return frames
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+
+def _ids(said: SaidFrame) -> list[int]:
+    stretches = zip(said.firsts.tolist(), said.lasts.tolist(), strict=True)
+    return [id for first, last in stretches for id in range(first, last + 1)]
+
+
+def _given(frame: Deliveries, holder: str, partition: int, clock: Clock) -> list[Delivered]:
+    at, found = 0, list[Delivered]()
+    columns = zip(frame.ids.tolist(), frame.attempts.tolist(), frame.headers.tolist(), frame.lengths.tolist(), strict=True)
+    for id, attempt, header, length in columns:
+        key = payload_key(bytes(frame.payloads[at : at + length]))
+        at += length
+        found.append(Delivered(clock(), holder, partition, frame.epoch, frame.tag, id, attempt, key, header))
+    return found
 
 
 def _answer(answer: Answer, count: int) -> str:

@@ -1,9 +1,11 @@
 """Members of durable groups race in a cluster of this process, while they, the servers and storages fail; then a verdict.
 
     ./dev groups [--seconds 600] [--members 16] [--mode queue|keyed|ordered] [--seed N]
+    ./dev groups --real [--seconds 600] [--members 16] [--seed N]
 
 A fifth of the members crash, again and again; owners are killed, storages are away; operators replay, skip and reset. In
-the end everything is mended, and the group has to come to the end of the log. Nothing may be skipped.
+the end everything is mended, and the group has to come to the end of the log. Nothing may be skipped. `--real`: members are
+processes that work through the library in three groups at once, on real daemons (`tests/group_daemons.py`).
 """
 
 from __future__ import annotations
@@ -12,16 +14,20 @@ import argparse
 import asyncio
 import random
 import secrets
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.checker.group_history import Changed, GroupHistory, Standing, Written
 from tests.checker.group_verdict import judge_group
 from tests.checker.recorder import payload_key
 from tests.checker.verdict import Verdict
-from tests.group_members import GOOD, Clock, GroupMemory, Habits, Member
+from tests.group_daemons import race_on_daemons
+from tests.group_members import CALM, GOOD, WINDOW, Clock, GroupMemory, Habits, Member, is_calm
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.groups import Change, GroupPlace, Mode
@@ -68,10 +74,12 @@ class Race:
             room=self.meta.max_in_flight,
             deliver_max=self.meta.deliver_max,
             headers=self.meta.headers,
+            window=WINDOW,
         )
         self.notes = GroupMemory(self.history, say)
         self.clock = Clock(time.monotonic)
         self.is_racing = True
+        self.began = time.monotonic()
         self.lives = 0
 
     async def run(self) -> Verdict:
@@ -119,10 +127,17 @@ class Race:
             notes=self.notes,
             clock=self.clock,
             pick=random.Random(f"{self.course.seed} {number} {partition} {self.lives}"),
-            habits=lambda: self.course.habits if self.is_racing else GOOD,
+            habits=self._habits,
             life=f".{self.lives}",
         )
         return asyncio.create_task(member.run())
+
+    @property
+    def _is_calm(self) -> bool:
+        return is_calm(time.monotonic() - self.began)
+
+    def _habits(self) -> Habits:
+        return GOOD if not self.is_racing else CALM if self._is_calm else self.course.habits
 
     async def _load(self) -> None:
         """Keyed ones take turns at a few headers, by which the group orders them."""
@@ -139,12 +154,16 @@ class Race:
         """An owner of a partition or of the group log, or a storage."""
         cluster, chance = self.cluster, self.chance
         while self.is_racing:
-            await asyncio.sleep(0.5 + chance.random())
+            await asyncio.sleep((2.5 if self._is_calm else 0.5) + chance.random())
             await cluster.wait_until_ready()
             if chance.random() < 0.6:
+                began, keeper = self.clock(), cluster.owner(self.course.partitions)
                 name = await cluster.kill_owner(chance.randrange(self.course.partitions + 1))
                 await asyncio.sleep(0.5 * chance.random())
                 await cluster.start_server(name)
+                if name == keeper:
+                    await cluster.wait_until_ready()
+                    self.history.outages.append((began, self.clock()))
             else:
                 number = chance.randrange(3)
                 cluster.pause_storage(number)
@@ -172,7 +191,7 @@ class Race:
             await asyncio.sleep(0.4 + chance.random())
             partition = chance.randrange(self.course.partitions)
             board, place = self._board(partition), self._place(partition)
-            if board is None or place is None:
+            if board is None or place is None or self._is_calm:
                 continue
             parked = [one.id for one in board.parked(GROUP, partition, None, 1000)[0]]
             verb = chance.choice(("replay", "replay", "discard", "skip", "reset"))
@@ -231,6 +250,16 @@ def race(course: Course, say: Callable[[str], None] = lambda line: None) -> tupl
     return history[0], verdict
 
 
+def _real(seed: int, seconds: float, members: int) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="waltz-groups-"))
+    print(f"seed {seed}; everything is in {folder}", flush=True)
+    report = race_on_daemons(folder, seed=seed, seconds=seconds, members=members)
+    print(report, flush=True)
+    if report.is_sound:
+        shutil.rmtree(folder)
+    return int(not report.is_sound)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="./dev groups", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -239,9 +268,12 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=16)
     parser.add_argument("--mode", type=Mode, default=None, choices=list(Mode), help="one after the other, if not given")
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--real", action="store_true", help="processes on real daemons, all modes at once")
     parser.add_argument("--trace", action="store_true", help="tell all that members saw")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 30)
+    if arguments.real:
+        return _real(seed, arguments.seconds, arguments.members)
     code = 0
     for mode in [arguments.mode] if arguments.mode else list(Mode):
         print(f"{mode}, seed {seed}", flush=True)

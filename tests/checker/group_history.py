@@ -108,6 +108,8 @@ class GroupHistory:
     window: int | None = None
     """For so long at most what was answered is only in the memory of an owner, while the group log is well. None: it was
     not always well, and nothing is asked for."""
+    outages: list[tuple[int, int]] = field(default_factory=list)
+    """From when until when the group log could not be written, without overlap: that time does not count."""
     delivered: list[Delivered] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
     changed: list[Changed] = field(default_factory=list)

@@ -247,6 +247,7 @@ def group_sample(seed: int, size: int, *, partitions: int = 1, mode: Mode | None
         headers=chance.choice(((), (0, 1))),
         starts={0: chance.choice((-1, 2))},
         window=round(1.6 * SECOND),
+        outages=chance.choice(([], [(2 * SECOND, 4 * SECOND), (6 * SECOND, 7 * SECOND)])),
     )
     for partition in range(partitions):
         _Story(seed + partition, partition, history, settings, size).tell()

@@ -50,6 +50,9 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
     def given_again(word: Said) -> bool:
         return any(one.id == word.id and one.epoch == word.epoch and one.tag > word.tag for one in given)
 
+    def away(begin: int, end: int) -> int:
+        return sum(max(0, min(end, until) - max(begin, since)) for since, until in h.outages)
+
     def owed(word: Said) -> bool:
         return (
             h.window is not None
@@ -57,7 +60,9 @@ def _wrongs(h: GroupHistory, p: int) -> Iterator[tuple[str, int, str]]:
             and word.returned is not None
             and not given_again(word)
             and any(
-                other.epoch == word.epoch and other.answer not in ("", "old") and other.at > word.returned + h.window
+                other.epoch == word.epoch
+                and other.answer not in ("", "old")
+                and other.at - word.returned - away(word.returned, other.at) > h.window
                 for other in words
             )
         )

@@ -46,12 +46,15 @@ def judge_group(history: GroupHistory) -> Verdict:
     findings = {finding for place in places for finding in place.findings()}
     answers = Counter(one.answer or "unanswered" for one in history.said)
     epochs = {(one.partition, one.epoch) for one in history.delivered}
+    lost = [nanoseconds for place in places for nanoseconds in place.lost()]
     counts = {
         "transactions": sum(len(place.wanted) for place in places),
         "deliveries": len(history.delivered),
         "again": len(history.delivered) - len({(one.partition, one.id) for one in history.delivered}),
         **dict(sorted(answers.items())),
         "kept": sum(one.is_kept for one in history.said),
+        "lost": len(lost),
+        "ms at most until lost": max(lost, default=0) // 10**6,
         "holders": len({one.holder for one in history.delivered}),
         "epochs": len(epochs),
         "parked": sum(len(standing.parked) for standing in history.standings.values()),
@@ -208,7 +211,25 @@ class _Place:
             return False
         if self._is_given_again(word):
             return False
-        return self.heard.get(word.epoch, word.at) > word.returned + window
+        return self._time_to_write(word) > window
+
+    def _time_to_write(self, word: Said) -> int:
+        """How long the owner that answered it is known to have gone on, with a group log that could be written."""
+        assert word.returned is not None
+        begin, end = word.returned, self.heard.get(word.epoch, word.at)
+        return end - begin - sum(max(0, min(end, until) - max(begin, since)) for since, until in self.history.outages)
+
+    def lost(self) -> Iterator[int]:
+        """Of each acknowledgement that was taken and lost with its owner, how long that had gone on after it."""
+        for word in self.said:
+            if word.verb != "ack" or word.answer != "taken" or word.returned is None or self._is_given_again(word):
+                continue
+            for one in self.by_id.get(word.id, ()):
+                if one.epoch <= word.epoch or self._begins_anew(word.epoch, one) or self._is_replayed(one):
+                    continue
+                if not (self.is_ordered and self._may_have_waited(word, one)):
+                    yield max(0, self._time_to_write(word))
+                    break
 
     def _is_given_again(self, word: Said) -> bool:
         """In an ordered group it came back with one that had failed, and what was said of it before is void."""

@@ -415,6 +415,15 @@ def write(history: GroupHistory, path: Path) -> None:
     writer.close()
 
 
+def test_what_could_not_be_written_while_the_group_log_was_away_is_not_forgotten() -> None:
+    history = story()
+    hear_for_long(history)
+    assert "forgotten" in {finding.kind for finding in judge_group(history).findings}
+    history.outages = [(0, 2 * SECOND), (2 * SECOND, 100 * SECOND)]
+    assert judge_group(history).is_sound
+    assert judge_group_slowly(history) == set()
+
+
 def test_a_history_survives_its_files(tmp_path: Path) -> None:
     history = story()
     change(history, 50, "replay", ids=(1,))
