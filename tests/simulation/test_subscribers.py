@@ -25,5 +25,5 @@ def test_members_race_in_a_cluster_of_this_process() -> None:
     """Sixteen of them, of which a fifth crash, again and again, as owners do. `./dev groups` lets it go on for long."""
     _, verdict = race(Course(mode=Mode.QUEUE, seed=1, seconds=3.0))
     assert verdict.is_sound, str(verdict)
-    assert verdict.counts["transactions"] > 50
+    assert verdict.counts["transactions"] > 10
     assert verdict.counts["holders"] > 16
