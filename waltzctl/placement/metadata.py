@@ -29,6 +29,7 @@ from waltzctl.placement.restoring import (
     RealDaemons,
     Restoration,
     Target,
+    clock_generation,
     is_from_a_tool,
     look_at,
     put_back,
@@ -248,7 +249,7 @@ async def _from_file(
         meta=replace(saved.meta, format=max(formats)),
         verdicts=verdicts,
         generations=generations,
-        counted_by_clock=int(time.time() / 60),
+        counted_by_clock=clock_generation(time.time()),
         documents=documents,
         storages=storages,
     )
@@ -463,7 +464,7 @@ async def _from_storages(
         )
     found = await daemons.look(meta, list(storages.values()), ())
     told = statements(found.storages, meta.partitions)
-    minutes = int(time.time() / 60)
+    generation = clock_generation(time.time())
     verdicts = list[Verdict]()
     for one in told:
         there = target.partition(one.partition)
@@ -471,7 +472,7 @@ async def _from_storages(
         if there is not None and is_from_a_tool(there) and isinstance(known, ReplicaSet) and not one.contradicts(there):
             verdicts.append(Proven(partition=one.partition, meta=there, roles=known.replicas))
         else:
-            verdicts.append(from_storages(one, replicas=replicas, generation=minutes))
+            verdicts.append(from_storages(one, replicas=replicas, generation=generation))
     documents: dict[str, Document] = {f"{STORAGES}/{name}": storage for name, storage in storages.items()}
     documents |= {
         replicas_path(one.partition): ReplicaSet(dict.fromkeys(sorted(told[one.partition].statuses), Membership.MEMBER))
@@ -482,7 +483,7 @@ async def _from_storages(
         meta=replace(meta, format=max(meta.format, _format(told))),
         verdicts=tuple(verdicts),
         generations=(0,) * len(told),
-        counted_by_clock=minutes,
+        counted_by_clock=generation,
         documents=documents,
         storages=storages,
     )

@@ -26,7 +26,7 @@ from waltzctl.placement import creation
 from waltzctl.placement.backup import Ending, Source, bytes_up_to, moment_of, source_at, told
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
-from waltzctl.placement.restoring import RealDaemons, Restoration, Target, look_at, put_back
+from waltzctl.placement.restoring import RealDaemons, Restoration, Target, clock_generation, look_at, put_back
 from waltzctl.shell.change import Change, Changing, who
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import check_name, check_operator
@@ -507,7 +507,7 @@ def restoration(wish: Wish, statuses: Mapping[int, Mapping[str, ReplicaStatus]])
             for number, names in sorted(wish.planned.items())
         ),
         generations=tuple(wish.generation(number) for number in sorted(wish.planned)),
-        counted_by_clock=int(time.time() / 60),
+        counted_by_clock=clock_generation(time.time()),
         documents=documents,
         storages=wish.storages,
     )

@@ -66,6 +66,15 @@ FENCED_AT_ONCE = 16
 GENERATIONS_AHEAD = 1 << 16
 """So far above all that is known of it the generation of a partition goes on: a server that kept running, and clients, may
 know of later ones than the documents that are put back."""
+COUNTED_FROM = 1_704_067_200
+"""2024-01-01, as seconds since 1970: a generation has 31 bits."""
+
+
+def clock_generation(now: float) -> int:
+    """Seconds since 2024; `now`: since 1970. No partition changes its owner once a second for years, so this is above every
+    generation, also above those since the documents were put back some seconds ago. Clients that lived through it know
+    those, and would take servers that tell lower ones for servers that have slept."""
+    return min(max(0, int(now) - COUNTED_FROM), GENERATION_MAX - GENERATIONS_AHEAD)
 
 
 class Daemons(Protocol):
@@ -211,8 +220,7 @@ class Restoration:
     generations: tuple[int, ...]
     """The highest that is known of each partition."""
     counted_by_clock: int
-    """Minutes since 1970. No partition changes its owner once a minute for years, so this is above every generation, also
-    where nobody knows of one."""
+    """As `clock_generation` says: above every generation, also where nobody knows of one."""
     documents: Mapping[str, Document]
     """All others, by path."""
     storages: Mapping[str, StorageMeta]
