@@ -433,6 +433,32 @@ def test_without_the_group_log_a_group_goes_on_to_a_bound_and_nothing_that_was_s
     Room.run(story)
 
 
+def test_nobody_joins_a_group_that_was_reset_before_that_is_written() -> None:
+    async def story(room: Room) -> None:
+        await room.append(2)
+        made_at = (await room.make("mailer")).made_at
+        async with room.member("mailer", "a") as a:
+            await a.take(2)
+            board, log, before = room.board(), room.board().group_log, a.epoch
+            board.group_log = Away(log)
+            resetting = asyncio.create_task(board.change("mailer", made_at, 0, Change.RESET, [-1]))
+            assert isinstance(await a.dismissed(), NotReady)
+
+            async def come_again() -> int:
+                async with room.member("mailer", "b") as b:
+                    await b.take(2)
+                    return b.epoch
+
+            coming = asyncio.create_task(come_again())
+            done, _ = await asyncio.wait((coming, resetting), timeout=0.5)
+            assert done == set()
+            board.group_log = log
+            assert (await resetting).floor == -1
+            assert await coming == before + 1
+
+    Room.run(story)
+
+
 def test_a_group_log_that_cannot_be_understood_stops_groups_and_nothing_else() -> None:
     async def story(room: Room) -> None:
         await room.append(1)
