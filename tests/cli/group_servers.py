@@ -15,6 +15,7 @@ from uuid import UUID
 import grpc
 import pytest
 
+from waltzctl.watching import poll
 from waltzd.client import loop
 from waltzd.cluster import zookeeper
 from waltzd.cluster.cluster import Cluster
@@ -229,7 +230,8 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
         found.start = start  # type: ignore[attr-defined]
         return found
 
-    monkeypatch.setattr(zookeeper, "ZooKeeperCoordinator", connect)
+    for module in (zookeeper, poll):
+        monkeypatch.setattr(module, "ZooKeeperCoordinator", connect)
     try:
         yield servers
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,15 @@ async def append(local: LocalCluster, *payloads: bytes) -> None:
             assert isinstance(outcome, Committed)
 
 
+def until_level(waltzctl: Tool, place: tuple[str, ...]) -> None:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while any(
+        (one["level"] or 0) < 3 for one in json.loads(waltzctl("partition", "list", *place, "-o", "json").out)["partitions"]
+    ):
+        assert time.monotonic() < ends, "every replica is level again"
+        time.sleep(0.1)
+
+
 async def kept(local: LocalCluster) -> list[bytes]:
     async with GroupLogClient[bytes](local.server_addresses) as client:
         found = await client.read_some(client.number, 0, timeout=PATIENCE_SECONDS)
@@ -69,6 +79,7 @@ def test_it_comes_while_the_cluster_runs_and_nothing_of_it_is_lost(cluster: Loca
     for name in (held[0], *cluster.blueprint.server_names):
         cluster.start_one(name)
     asyncio.run(append(cluster, b"2"))
+    until_level(waltzctl, place)  # else it asks for a typed name
 
     spare = next(name for name in cluster.blueprint.storage_names if name not in held)
     new = f"{spare}={','.join(cluster.blueprint.addresses(spare))}"

@@ -205,7 +205,8 @@ def _closed(facts: Facts) -> Iterator[Reason]:
         numbers = tuple(view.partition for view in views)
         owners = sorted({view.owner for view in views if view.owner is not None})
         missing = sorted({name for view in views for name in view.replicas if name in silent})
-        needed = majority(len(views[0].replicas))
+        replicas = next((view.replicas for view in views if view.replicas), {})
+        needed = majority(len(replicas)) if replicas else 0  # nobody may know them: without documents, only an owner does
         cause = f"{GONE} ({', '.join(owners)}), and no other server has taken over" if waiting == GONE else _why(views)
         refusing = sorted(views[0].refusing)
         if not found.servers:
@@ -214,7 +215,7 @@ def _closed(facts: Facts) -> Iterator[Reason]:
             step = f"bring those on {', '.join(refusing)} back: `waltzctl storage describe {refusing[0]}` says how they are"
         elif not owners or waiting == GONE or set(owners) & silent:
             step = "wait until another server owns it, or " + facts.repair
-        elif missing and sum(name not in silent for name in views[0].replicas) < needed:
+        elif missing and sum(name not in silent for name in replicas) < needed:
             step = f"bring {' and '.join(missing)} back: {needed} replicas have to answer"
         else:
             step = f"wait; if it lasts, see what {owners[0]} says with `waltzctl events --daemon {owners[0]}`"
