@@ -105,6 +105,14 @@ def test_an_assignment_without_partitions_is_not_well() -> None:
         assert one(found)[0].startswith(f"the assignment names {there} of 4 partitions")
 
 
+def test_a_closed_partition_whose_replicas_nobody_knows() -> None:
+    """Without documents only its owner knows them, and that one does not know them yet, or is silent."""
+    views = well().partitions
+    found = judge(replace(well(), partitions=(replace(views[0], replicas={}, said=None), *views[1:])))
+    assert not found.is_healthy
+    assert any(reason.sentence.startswith("partition 0 takes no transactions") for reason in found.reasons)
+
+
 def test_one_that_stands_still_is_named_once() -> None:
     late = CannotConnect("the storage s3 at s3:2 did not answer within 3 seconds", seconds="3")
     frozen = well(storages=(storage("s1"), storage("s2"), silent(storage("s3"), late)))
