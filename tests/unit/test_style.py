@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,16 @@ import pytest
 from tests.conftest import HEAVY
 
 ROOT = Path(__file__).parents[2]
-LINES_MAX = 700
-LISTS = {"waltzd/errors.py"}
-"""A long flat list of similar entries is fine."""
+LINES_MAX = {
+    "spark": 14_500, "waltzctl": 29_500,
+    "waltzd": 1_000, "waltzd/archive": 4_300, "waltzd/client": 8_500, "waltzd/cluster": 3_900, "waltzd/daemon": 3_000,
+    "waltzd/disk": 1_200, "waltzd/format": 3_500, "waltzd/observe": 400, "waltzd/protocol": 3_100,
+    "waltzd/server": 2_400, "waltzd/server/clients": 2_900, "waltzd/server/core": 2_400, "waltzd/server/groups": 1_700,
+    "waltzd/server/session": 3_600, "waltzd/server/subscriptions": 2_200, "waltzd/sql": 1_900, "waltzd/storage": 3_100,
+    "waltzd/storage/offline": 2_600, "waltzd/storage/replica": 4_400, "waltzd/testing": 2_300, "waltzd/wire": 4_100,
+}  # fmt: skip
+"""Lines of the modules directly in each room of `waltzd`, and of all modules in `waltzctl` and `spark`. `errors.py` is a
+list of similar entries and does not count."""
 FORBIDDEN_WORDS = {"utils", "util", "common", "helpers", "helper", "manager", "impl", "base"}
 TEXT_SUFFIXES = {".py", ".pyi", ".md", ".yml", ".toml", ".lock", ".proto", ".hex", ".json", ".service", ""}
 NOT_OURS = {".git", ".venv", ".local", "waltz-local", "build", "dist", "fixtures", "__pycache__"}
@@ -87,10 +95,15 @@ def test_nothing_is_left_for_later() -> None:
     assert lines_with(UNFINISHED, MODULES) == [], "finish it, leave it out, or say in the documentation what is missing"
 
 
-def test_modules_can_be_held_in_the_head() -> None:
-    long = {str(path.relative_to(ROOT)): len(text(path).splitlines()) for path in PRODUCT}
-    long = {name: lines for name, lines in long.items() if lines > LINES_MAX and name not in LISTS}
-    assert long == {}, f"over {LINES_MAX} lines: is it one idea? Else give the second one a module and a noun"
+def test_rooms_keep_to_their_budgets() -> None:
+    sizes = Counter[str]()
+    for path in PRODUCT:
+        parts = path.relative_to(ROOT).parts
+        if parts != ("waltzd", "errors.py"):
+            sizes["/".join(parts[:-1]) if parts[0] == "waltzd" else parts[0]] += len(text(path).splitlines())
+    assert sizes.keys() == LINES_MAX.keys(), "each room has a budget"
+    over = {room: (lines, LINES_MAX[room]) for room, lines in sizes.items() if lines > LINES_MAX[room]}
+    assert over == {}, "room: (lines, budget); find what can go before a budget is raised"
 
 
 def test_names_say_what_a_thing_is() -> None:
