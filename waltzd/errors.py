@@ -510,6 +510,20 @@ class MetadataBehind(WaltzError):
     )
 
 
+class OtherTimeline(WaltzError):
+    """A position belongs to another timeline of the partition's log. An operator ended that log at an earlier id (a rescue,
+    a restore to a moment, documents put back with a loss), and above the fork the same ids name other transactions. The
+    facts `fork`, `position` and `timeline` give the last id that both timelines share, the position, and the current
+    timeline."""
+
+    code, exit_code, status = "W2338", EXIT_CONFLICT, "FAILED_PRECONDITION"
+    not_done = "nothing above the fork was taken, and nothing was read or written there"
+    next_step = (
+        "`waltzctl partition describe` shows the timelines; reset the position to the fork, and undo what came from the "
+        "transactions above it"
+    )
+
+
 class BadMetadata(WaltzError):
     """A document in the coordinator cannot be understood: it is no JSON, lacks a field, or was written by a newer Waltz.
     It was not changed, and nothing that depends on it was started."""

@@ -28,6 +28,7 @@ from waltzd.protocol.descriptions import (
 )
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
+from waltzd.protocol.timelines import Lineage
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
@@ -163,6 +164,10 @@ class SimReplicaPort(_Port[StorageCalls]):
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contact(partition, session)
         return await self._ask(lambda calls: calls.truncate(partition, session, mark, contact=contact))
+
+    async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
+        contact = self._contact(partition, session)
+        return await self._ask(lambda calls: calls.fork(partition, session, lineage, contact=contact))
 
     def append(self, partition: int, session: int) -> SimAppend:
         contact = self._contact(partition, session)

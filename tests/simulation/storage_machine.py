@@ -20,6 +20,7 @@ from waltzd.format.layout import BATCHES, CONTROL_NAME, HEADER_BYTES, PROMISE_NA
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, encode_payloads, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import NOBODY, Contact, Link, RecordsFrame, secret_of
+from waltzd.protocol.timelines import Lineage
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -58,6 +59,12 @@ class _Promiser(StorageCalls):
         durable = self.answers.durable
         durable[number] = min(mark, durable.get(number, -1))  # it may be cut, even if the answer is lost
         return await super().truncate(number, session, mark, contact=contact)
+
+    async def fork(self, number: int, session: int, lineage: Lineage, *, contact: Contact = NOBODY) -> ReplicaStatus:
+        durable, shared = self.answers.durable, lineage.shared_to(self._directory.partition(number).lineage.current)
+        if shared is not None:
+            durable[number] = min(shared, durable.get(number, -1))
+        return await super().fork(number, session, lineage, contact=contact)
 
     async def remove_partition(self, number: int, *, delete_files: bool) -> str | None:
         aside = await super().remove_partition(number, delete_files=delete_files)

@@ -29,6 +29,7 @@ from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import CHANNELS_MAX, Parts, Ranges, is_channel, is_parts, is_ranges
 from waltzd.protocol.policy import PREFIX_LENGTH_MAX, Amount, Grant, Pattern, Prefix, Quotas, is_pattern, is_prefix
 from waltzd.protocol.retention import is_keep_local
+from waltzd.protocol.timelines import FIRST, Fork, Lineage, Timeline, lineage_mistake
 
 SCHEMA = 1
 FORMAT = 1
@@ -86,6 +87,7 @@ _DEFAULTS: dict[Any, Rule] = {
         lambda value: isinstance(value, str) and is_parts(value),
     ),
     Amount: whole(1),
+    Fork: whole(-1),
 }
 """For a field whose annotation has no rule of its own."""
 _IS_NAME = Rule(
@@ -248,6 +250,8 @@ class ArchiveMeta(Document):
     """The last id that is archived."""
     floor: int = field(default=0, metadata={ADDED: True})
     """The first id that replicas have to keep: below it storages may remove what is archived. It only rises."""
+    timeline: UUID = field(default=FIRST, metadata={ADDED: True})
+    """Identity of the timeline whose log the manifest names; that of another timeline does not count for this log."""
 
     def mistake(self) -> tuple[str, str] | None:
         if self.floor > self.last + 1:
@@ -372,6 +376,9 @@ class PartitionMeta(Document):
     given_up: Mapping[int, Mark] = field(default_factory=dict)
     """What operators gave up (`waltzctl partition rescue`): session → mark. A replica that has begun no session above that
     one may know of committed transactions above the mark that this log does not have."""
+    timelines: tuple[Timeline, ...] = field(default=(), metadata={ADDED: True})
+    """Timelines of the log behind the first one; the last one is the current timeline. Written together with the decision
+    that ends the log of the one before."""
 
     def mistake(self) -> tuple[str, str] | None:
         sessions = {"opened": self.opened, "decision.session": 0 if self.decision is None else self.decision.session}
@@ -380,7 +387,15 @@ class PartitionMeta(Document):
                 return place, f"must be a whole number from 0 to {self.session}, not {session}"
         if self.lease_ms > LEASE_MS_MAX:
             return "lease_ms", f"must be a whole number from 0 to {LEASE_MS_MAX}, not {self.lease_ms}"
+        if (mistake := lineage_mistake(self.timelines)) is not None:
+            return "timelines", mistake
+        if self.timelines and self.timelines[-1].session > self.session:
+            return "timelines", f"has session {self.timelines[-1].session}, above the newest one, {self.session}"
         return None
+
+    @functools.cached_property
+    def lineage(self) -> Lineage:
+        return Lineage(self.timelines)
 
     @property
     def joined(self) -> tuple[str, ...]:

@@ -435,13 +435,17 @@ _FLOOR = struct.Struct(">q")
 _TRIMMED = 1
 """The version of a promise with a floor above 0, which stands behind all else. A replica that was never trimmed keeps the
 promise that every version reads; one that was is refused by versions that would take what is missing for damage."""
+_FORKED = 2
+"""The version of a promise of another timeline than the first: its floor and its timelines stand behind all else. Versions
+that know no timelines refuse it."""
+_TIMELINES = struct.Struct(">qi")
+"""Floor, and the number of bytes of the timelines behind it."""
 NO_BOOT = UUID(int=0)
 _PROMISE_MAGIC = b"WALTZPR\0"
 PROMISE_SLOT_SPACING = 4096
 """Each slot has a page of its own, so that a torn write cannot reach the other one."""
 PROMISE_BYTES = 2 * PROMISE_SLOT_SPACING
 PROMISE_SLOT_BYTES = _PROMISE.size + 4
-PROMISE_SLOT_BYTES_MAX = PROMISE_SLOT_BYTES + _FLOOR.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,7 +458,8 @@ class Promise:
     `inode`, `inode_generation`: the file in which this was written; a copy still names the file it was copied from.
     `boot`: of the machine, when the replica was opened last; `NO_BOOT` where that is unknown.
     `settled`: the committed mark at the moment when `session` was promised: the session begins no lower.
-    `floor`: the first id that the replica has to have. What stands below may go at any moment: it is in the archive."""
+    `floor`: the first id that the replica has to have. What stands below may go at any moment: it is in the archive.
+    `timelines`: the timelines of its log behind the first one, as `waltzd.protocol.timelines` writes them."""
 
     key: UUID
     partition: int
@@ -471,18 +476,23 @@ class Promise:
     boot: UUID = NO_BOOT
     settled: int = NO_MARK
     floor: int = 0
+    timelines: bytes = b""
 
     def encode(self) -> bytes:
-        version, floor = (_TRIMMED, _FLOOR.pack(self.floor)) if self.floor else (VERSION, b"")
+        version, rest = VERSION, b""
+        if self.timelines:
+            version, rest = _FORKED, _TIMELINES.pack(self.floor, len(self.timelines)) + self.timelines
+        elif self.floor:
+            version, rest = _TRIMMED, _FLOOR.pack(self.floor)
         return _sealed(_PROMISE.pack(
             _PROMISE_MAGIC, version, self.key.bytes, self.partition, self.incarnation.bytes, self.session,
             self.committed, self.durable, self.newest, self.segments, int(self.is_clean), self.sequence, self.inode,
             self.inode_generation, self.boot.bytes, self.settled,
-        ) + floor)  # fmt: skip
+        ) + rest)  # fmt: skip
 
     @property
     def slot_bytes(self) -> int:
-        return PROMISE_SLOT_BYTES_MAX if self.floor else PROMISE_SLOT_BYTES
+        return len(self.encode())
 
     @property
     def slot_offset(self) -> int:
@@ -491,9 +501,7 @@ class Promise:
 
     @staticmethod
     def decode(raw: bytes, where: str) -> Promise | None:
-        body = _unsealed(raw, _PROMISE.size)
-        if body is None:
-            body = _unsealed(raw, _PROMISE.size + _FLOOR.size)
+        body = _unsealed(raw, _slot_bytes_of(raw) - 4)
         if body is None:
             return None
         fields = _PROMISE.unpack(body[: _PROMISE.size])
@@ -501,22 +509,30 @@ class Promise:
         sequence, inode, inode_generation, boot, settled = fields[11:]
         if magic != _PROMISE_MAGIC:
             return None
-        _check_version(version, where, (VERSION, _TRIMMED))
-        tail = body[_PROMISE.size :]
-        if bool(tail) != (version == _TRIMMED):
-            return None
+        _check_version(version, where, (VERSION, _TRIMMED, _FORKED))
+        rest, floor, timelines = body[_PROMISE.size :], 0, b""
+        if version == _TRIMMED:
+            (floor,) = _FLOOR.unpack(rest)
+        elif version == _FORKED:
+            floor, timelines = _TIMELINES.unpack_from(rest)[0], rest[_TIMELINES.size :]
         return Promise(
             key=UUID(bytes=key), partition=partition, incarnation=UUID(bytes=incarnation), session=session,
             committed=committed, durable=durable, newest=newest, segments=segments, is_clean=bool(clean), sequence=sequence,
             inode=inode, inode_generation=inode_generation, boot=UUID(bytes=boot), settled=settled,
-            floor=_FLOOR.unpack(tail)[0] if tail else 0,
+            floor=floor, timelines=timelines,
         )  # fmt: skip
 
 
 def _slot_bytes_of(page: bytes) -> int:
-    """By the version that it says: its checksum is wrong."""
+    """Return the size of a slot by the version and the lengths in it, which its checksum may prove wrong."""
     version = int.from_bytes(page[8:12], "big")
-    return PROMISE_SLOT_BYTES_MAX if version == _TRIMMED else PROMISE_SLOT_BYTES
+    if version == _TRIMMED:
+        return PROMISE_SLOT_BYTES + _FLOOR.size
+    if version == _FORKED and len(page) >= _PROMISE.size + _TIMELINES.size:
+        size = _TIMELINES.unpack_from(page, _PROMISE.size)[1]
+        least = PROMISE_SLOT_BYTES + _TIMELINES.size
+        return least + size if 0 <= size <= PROMISE_SLOT_SPACING - least else least
+    return PROMISE_SLOT_BYTES
 
 
 def read_promise_file(

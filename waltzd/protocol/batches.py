@@ -19,6 +19,7 @@ from waltzd.format.checksum import I64, U32
 from waltzd.format.record import OVERHEAD_BYTES, HeadArray, Run
 from waltzd.protocol.channels import Channel
 from waltzd.protocol.locks import Mode
+from waltzd.protocol.timelines import Timeline
 
 U8: TypeAlias = NDArray[np.uint8]
 U64: TypeAlias = NDArray[np.uint64]
@@ -98,6 +99,8 @@ class MountRequest:
     version: str = ""
     asks: bool = False
     """What became of its transactions: with HEADS, up to the barrier, and of those of other clients only their ids."""
+    timeline: UUID | None = None
+    """Identity of the timeline in which the client saw `mark`; None for the first one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -205,6 +208,8 @@ class Mounted:
     limits: Limits
     format: int = 0
     """What the session writes; groups need format 1."""
+    timelines: tuple[Timeline, ...] = ()
+    """Timelines of the log behind the first one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import Histogram
+from waltzd.protocol.timelines import FIRST, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,13 @@ class ReplicaStatus:
     """It can be asked to upload sealed segments."""
     floor: int = 0
     """The first id that it has; 0: all. What is below is only in the archive."""
+    timelines: tuple[Timeline, ...] = ()
+    """Timelines of its log behind the first one, as it remembers them; what it holds is the log of the last one."""
+
+    @property
+    def timeline(self) -> UUID:
+        """Identity of the timeline whose log it holds."""
+        return self.timelines[-1].identity if self.timelines else FIRST
 
     @property
     def is_sound(self) -> bool:
@@ -271,6 +279,8 @@ class RestoreOrder:
     mark: int
     session: int
     """The replica stands as at its end."""
+    timelines: tuple[Timeline, ...] = ()
+    """Timelines of the restored log behind the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
+from waltzd.protocol.timelines import Lineage
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -162,6 +163,10 @@ class ReplicaPort(Protocol):
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus: ...
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus: ...
+    async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
+        """Have the replica go over to the newest timeline: what it holds above the fork is set aside."""
+        ...
+
     def append(self, partition: int, session: int) -> AppendPort: ...
     def read(
         self,

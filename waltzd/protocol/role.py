@@ -89,6 +89,7 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.Replica/ListSegments": _READERS | _LOOKING,
     "/waltz.v1.Replica/Archive": _SERVERS,
     "/waltz.v1.Replica/CheckArchive": _SERVERS,
+    "/waltz.v1.Replica/Fork": _SERVERS,
     "/waltz.v1.Replica/Trim": _SERVERS,
     "/waltz.v1.Replica/BackUp": _SERVERS,
     "/waltz.v1.Replica/SaveMetadata": _SERVERS,

@@ -45,6 +45,7 @@ from waltzd.format.layout import NO_SESSION, VERSIONS
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
 from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, runs_of
+from waltzd.protocol.timelines import Lineage
 from waltzd.storage.archiver import Archiver
 from waltzd.storage.lane import Lane, RunBlocking, RunHere, Shift, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
@@ -277,6 +278,10 @@ class StorageCalls:
     async def truncate(self, number: int, session: int, mark: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
         lane = self._owned(number, session, contact)
         return await lane.call(lambda: lane.partition.truncate(session, mark, contact.number))
+
+    async def fork(self, number: int, session: int, lineage: Lineage, *, contact: Contact = NOBODY) -> ReplicaStatus:
+        lane = self._owned(number, session, contact)
+        return await self._whole(lane.call(lambda: lane.partition.fork(session, lineage, contact.number)))
 
     async def trim(self, number: int, session: int, floor: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
         """Readers that have a segment open go on; whoever comes later gets `Trimmed`."""

@@ -31,6 +31,7 @@ from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
     detail_of,
     key_of,
+    lineage_of_messages,
     lock_history_message,
     pieces_message,
     run_message,
@@ -162,6 +163,14 @@ class ReplicaService(_Service, ReplicaServicer):
     @_answered
     async def Truncate(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
         return await self._mark(self._calls.truncate, request, context)
+
+    @_answered
+    async def Fork(self, request: wire.ForkRequest, context: Context) -> wire.ReplicaStatus:
+        target = request.target
+        self._check(target.cluster_key, context)
+        lineage = lineage_of_messages(request.timelines)
+        status = await self._calls.fork(target.partition, _session(target), lineage, contact=_contact(target))
+        return to_message(wire.ReplicaStatus, status)
 
     async def _mark(
         self, call: Callable[..., Awaitable[ReplicaStatus]], request: wire.MarkRequest, context: Context

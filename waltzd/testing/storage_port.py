@@ -18,6 +18,7 @@ from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
+from waltzd.protocol.timelines import Lineage
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
 
@@ -130,6 +131,10 @@ class StoragePort:
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         contact = self._contact(partition, session)
         return await self._answer(await (await self._calls()).truncate(partition, session, mark, contact=contact))
+
+    async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
+        contact = self._contact(partition, session)
+        return await self._answer(await (await self._calls()).fork(partition, session, lineage, contact=contact))
 
     def append(self, partition: int, session: int) -> DirectStream:
         stream = DirectStream(self._door, self._calls, partition, session, self._contact(partition, session))

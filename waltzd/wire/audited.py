@@ -66,6 +66,9 @@ ARGUMENTS: dict[str, Callable[[Any], _About]] = {
     "/waltz.v1.Replica/Truncate": _marked,
     "/waltz.v1.Replica/Read": lambda said: ([said.target.partition], f"first_id={said.first_id}"),
     "/waltz.v1.Replica/Archive": lambda said: ([said.target.partition], f"last_id={said.known.last_id}"),
+    "/waltz.v1.Replica/Fork": lambda said: (
+        [said.target.partition], f"timelines={len(said.timelines)}"
+    ),
     "/waltz.v1.Replica/Trim": _marked,
     "/waltz.v1.Replica/BackUp": lambda said: ([said.target.partition], f"committed={said.committed}"),
     "/waltz.v1.Replica/SaveMetadata": lambda said: ([], f"bytes={len(said.text)}"),

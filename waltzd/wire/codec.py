@@ -54,6 +54,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.histogram import Histogram
 from waltzd.protocol.locks import Reason
 from waltzd.protocol.peers import LockHistory, run_of
+from waltzd.protocol.timelines import TIMELINES_MAX, Lineage, Timeline
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.wire_pb2 import ErrorDetail
 
@@ -189,6 +190,15 @@ def _member(kind: type[enum.Enum], raw: Any, name: str) -> enum.Enum:
         return kind(raw)
     except ValueError:
         raise BadFrame(f"the field `{name}` is {raw!a:.60}, which this version does not know") from None
+
+
+def lineage_of_messages(messages: Sequence[wire.Timeline]) -> Lineage:
+    if len(messages) > TIMELINES_MAX:
+        raise BadFrame(f"a log has at most {TIMELINES_MAX} timelines; {len(messages)} were named")
+    try:
+        return Lineage(to_value(Timeline, message) for message in messages)
+    except ValueError as error:
+        raise BadFrame(f"the timelines of a log are wrong: it {error}") from None
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

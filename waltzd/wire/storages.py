@@ -35,6 +35,7 @@ from waltzd.protocol.descriptions import (
 )
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
+from waltzd.protocol.timelines import Lineage
 from waltzd.wire import frames
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
@@ -136,6 +137,11 @@ class ReplicaClient(Caller):
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
         request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
         return to_value(ReplicaStatus, await self._call(self._stub.Truncate, request))
+
+    async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
+        timelines = [to_message(wire.Timeline, one.bare) for one in lineage.later]
+        request = wire.ForkRequest(target=self._target(partition, session), timelines=timelines)
+        return to_value(ReplicaStatus, await self._call(self._stub.Fork, request, TRIM_SECONDS))
 
     def _hello(self, partition: int, session: int, first_id: int = 0, file_bytes: int = 0) -> Hello:
         contact = self._contact(partition, session)

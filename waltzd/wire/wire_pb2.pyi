@@ -254,6 +254,91 @@ class MarkRequest(_message.Message):
 Global___MarkRequest: _TypeAlias = MarkRequest  # noqa: Y015
 
 @_typing.final
+class Timeline(_message.Message):
+    """One history of a partition's log, other than the first (docs/recovery.md)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    identity: _builtins.bytes
+    """16 random bytes."""
+    number: _builtins.int
+    """2 for the first fork."""
+    parent: _builtins.int
+    """Number of the timeline from which it forked."""
+    fork: _builtins.int
+    """Last id that both share; -1: none."""
+    session: _builtins.int
+    """Session with which it begins."""
+    cause: _builtins.str
+    """For people: the command that began it, when, and by whom."""
+    began: _builtins.str
+    who: _builtins.str
+    def __init__(
+        self,
+        *,
+        identity: _builtins.bytes = ...,
+        number: _builtins.int = ...,
+        parent: _builtins.int = ...,
+        fork: _builtins.int = ...,
+        session: _builtins.int = ...,
+        cause: _builtins.str | None = ...,
+        began: _builtins.str | None = ...,
+        who: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_began", b"_began", "_cause", b"_cause", "_who", b"_who", "began", b"began", "cause", b"cause", "who", b"who"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_began", b"_began", "_cause", b"_cause", "_who", b"_who", "began", b"began", "cause", b"cause", "fork", b"fork", "identity", b"identity", "number", b"number", "parent", b"parent", "session", b"session", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__began: _TypeAlias = _typing.Literal["began"]  # noqa: Y015
+    _WhichOneofArgType__began: _TypeAlias = _typing.Literal["_began", b"_began"]  # noqa: Y015
+    _WhichOneofReturnType__cause: _TypeAlias = _typing.Literal["cause"]  # noqa: Y015
+    _WhichOneofArgType__cause: _TypeAlias = _typing.Literal["_cause", b"_cause"]  # noqa: Y015
+    _WhichOneofReturnType__who: _TypeAlias = _typing.Literal["who"]  # noqa: Y015
+    _WhichOneofArgType__who: _TypeAlias = _typing.Literal["_who", b"_who"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__began) -> _WhichOneofReturnType__began | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cause) -> _WhichOneofReturnType__cause | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__who) -> _WhichOneofReturnType__who | None: ...
+
+Global___Timeline: _TypeAlias = Timeline  # noqa: Y015
+
+@_typing.final
+class ForkRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def target(self) -> Global___Target: ...
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """All timelines of the log behind the first one; the replica ends at the fork of the last one that it does not know."""
+
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target", b"target", "timelines", b"timelines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkRequest: _TypeAlias = ForkRequest  # noqa: Y015
+
+@_typing.final
 class Archived(_message.Message):
     """How far the archive of a partition reaches: its newest manifest, by number and SHA-256, and its last id."""
 
@@ -563,6 +648,7 @@ class ReplicaStatus(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     ARCHIVES_FIELD_NUMBER: _builtins.int
     FLOOR_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -597,6 +683,10 @@ class ReplicaStatus(_message.Message):
     def end(self) -> Global___End:
         """Of the last batch. Absent: the last segment is of format 0."""
 
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """Timelines of its log behind the first one; it holds the log of the last one."""
+
     def __init__(
         self,
         *,
@@ -619,10 +709,11 @@ class ReplicaStatus(_message.Message):
         tail: _builtins.str = ...,
         archives: _builtins.bool = ...,
         floor: _builtins.int = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1324,6 +1415,7 @@ class RestoreOrder(_message.Message):
     SHA256_FIELD_NUMBER: _builtins.int
     MARK_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     store: _builtins.str
     """The store, as storages name it."""
     archive: _builtins.bytes
@@ -1337,6 +1429,8 @@ class RestoreOrder(_message.Message):
     """The last id."""
     session: _builtins.int
     """The replica stands as at the end of this session."""
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]: ...
     def __init__(
         self,
         *,
@@ -1348,10 +1442,11 @@ class RestoreOrder(_message.Message):
         sha256: _builtins.str = ...,
         mark: _builtins.int = ...,
         session: _builtins.int = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "cluster", b"cluster", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "cluster", b"cluster", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "store", b"store", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1909,6 +2004,7 @@ class MountRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     generation: _builtins.int
@@ -1927,6 +2023,8 @@ class MountRequest(_message.Message):
     """As `Register` gave it. Where a newer instance has mounted the partition, nothing of an older one is taken."""
     instance: _builtins.str
     version: _builtins.str
+    timeline: _builtins.bytes
+    """Identity of the timeline in which the client saw `mark`. Absent: the first one."""
     def __init__(
         self,
         *,
@@ -1943,12 +2041,15 @@ class MountRequest(_message.Message):
         epoch: _builtins.int = ...,
         instance: _builtins.str = ...,
         version: _builtins.str = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "epoch", b"epoch", "feed", b"feed", "generation", b"generation", "instance", b"instance", "mark", b"mark", "number", b"number", "partition", b"partition", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "asks", b"asks", "client", b"client", "cluster_key", b"cluster_key", "credit", b"credit", "epoch", b"epoch", "feed", b"feed", "generation", b"generation", "instance", b"instance", "mark", b"mark", "number", b"number", "partition", b"partition", "timeline", b"timeline", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___MountRequest: _TypeAlias = MountRequest  # noqa: Y015
 
@@ -2080,12 +2181,17 @@ class Mounted(_message.Message):
     BARRIER_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     barrier: _builtins.int
     format: _builtins.int
     """What the session writes."""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """Timelines of the log behind the first one."""
+
     def __init__(
         self,
         *,
@@ -2093,10 +2199,11 @@ class Mounted(_message.Message):
         barrier: _builtins.int = ...,
         limits: Global___Limits | None = ...,
         format: _builtins.int = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "format", b"format", "limits", b"limits", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "format", b"format", "limits", b"limits", "session", b"session", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,6 +81,11 @@ class ReplicaStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
                 _registered_method=True)
+        self.Fork = channel.unary_unary(
+                '/waltz.v1.Replica/Fork',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.ForkRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
+                _registered_method=True)
         self.Trim = channel.unary_unary(
                 '/waltz.v1.Replica/Trim',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.MarkRequest.SerializeToString,
@@ -169,6 +174,14 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fork(self, request, context):
+        """The replica ends at the fork of a new timeline: what it has above is set aside, and from now on it holds the log of
+        that timeline. An operator ended the log there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trim(self, request, context):
         """The mark is a floor: the log may begin there, because what is below is in the archive.
         """
@@ -244,6 +257,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Archive,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.Archived.SerializeToString,
+            ),
+            'Fork': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.ForkRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.SerializeToString,
             ),
             'Trim': grpc.unary_unary_rpc_method_handler(
                     servicer.Trim,
@@ -511,6 +529,33 @@ class Replica:
             '/waltz.v1.Replica/Archive',
             waltzd_dot_wire_dot_wire__pb2.ArchiveRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.Archived.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.Replica/Fork',
+            waltzd_dot_wire_dot_wire__pb2.ForkRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.ReplicaStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,10 @@ class ReplicaStub:
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
     """
+    Fork: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ForkRequest, _wire_pb2.ReplicaStatus]
+    """The replica ends at the fork of a new timeline: what it has above is set aside, and from now on it holds the log of
+    that timeline. An operator ended the log there.
+    """
     Trim: _grpc.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]
     """The mark is a floor: the log may begin there, because what is below is in the archive."""
     BackUp: _grpc.UnaryUnaryMultiCallable[_wire_pb2.BackUpRequest, _wire_pb2.BackedUp]
@@ -88,6 +92,10 @@ class ReplicaAsyncStub(ReplicaStub):
     Archive: _aio.UnaryUnaryMultiCallable[_wire_pb2.ArchiveRequest, _wire_pb2.Archived]  # type: ignore[assignment]
     """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
     owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
+    """
+    Fork: _aio.UnaryUnaryMultiCallable[_wire_pb2.ForkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
+    """The replica ends at the fork of a new timeline: what it has above is set aside, and from now on it holds the log of
+    that timeline. An operator ended the log there.
     """
     Trim: _aio.UnaryUnaryMultiCallable[_wire_pb2.MarkRequest, _wire_pb2.ReplicaStatus]  # type: ignore[assignment]
     """The mark is a floor: the log may begin there, because what is below is in the archive."""
@@ -172,6 +180,16 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_wire_pb2.Archived, _abc.Awaitable[_wire_pb2.Archived]]:
         """Upload the sealed segment behind what is archived, and the manifest that names it. The storage talks to the store, the
         owner to the coordinator. The answer is the request's again where no segment is sealed and committed yet.
+        """
+
+    @_abc_1.abstractmethod
+    def Fork(
+        self,
+        request: _wire_pb2.ForkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.ReplicaStatus, _abc.Awaitable[_wire_pb2.ReplicaStatus]]:
+        """The replica ends at the fork of a new timeline: what it has above is set aside, and from now on it holds the log of
+        that timeline. An operator ended the log there.
         """
 
     @_abc_1.abstractmethod

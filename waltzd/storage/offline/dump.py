@@ -34,7 +34,6 @@ from waltzd.format.layout import (
     PARTITIONS_MAX,
     PROMISE_BYTES,
     PROMISE_NAME,
-    PROMISE_SLOT_BYTES_MAX,
     PROMISE_SLOT_SPACING,
     SEGMENT_SUFFIX,
     VERSION,
@@ -52,6 +51,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import Record, Run, decode_record
 from waltzd.format.scan import survey, version_behind
+from waltzd.protocol.timelines import Lineage
 
 INDEX_CHUNK_ENTRIES = 1 << 16
 FOOTER_BYTES_MAX = 16 << 20
@@ -352,7 +352,7 @@ def _dump_promise(file: File, sink: Sink) -> None:
     slots: list[Promise | None] = []
     notes: list[str] = []
     for at in (0, PROMISE_SLOT_SPACING):
-        piece = raw[at : at + PROMISE_SLOT_BYTES_MAX]
+        piece = raw[at : at + PROMISE_SLOT_SPACING]
         try:
             slots.append(Promise.decode(piece, "the slot"))
             notes.append("" if slots[-1] else ("fails its checksum" if any(piece) else "never written"))
@@ -364,6 +364,8 @@ def _dump_promise(file: File, sink: Sink) -> None:
         fields: dict[str, object] = {}
         if slot is not None:
             fields = {**slot.__dict__, "key": str(slot.key), "incarnation": str(slot.incarnation)}
+            lineage = Lineage.decode(slot.timelines)
+            fields["timelines"] = [] if lineage is None else [str(one.identity) for one in lineage.later]
             note = "current" if slot.sequence == newest else ""
         is_sound, offset = slot is not None or note == "never written", PROMISE_SLOT_SPACING * number
         sink(Slot(name=f"slot {number + 1}", offset=offset, is_sound=is_sound, fields=fields, note=note))

@@ -66,8 +66,9 @@ from waltzd.format.record import OVERHEAD_BYTES, Run
 from waltzd.format.scan import Stop, scan
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
 from waltzd.storage.offline.verify import is_held
+from waltzd.storage.replica.aside import set_aside
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity
-from waltzd.storage.replica.directory import delete_directory, set_aside
+from waltzd.storage.replica.directory import delete_directory
 from waltzd.storage.replica.promise import PromiseFile, floor_of, read_promise
 from waltzd.storage.replica.segment import UNUSABLE, header_of
 

@@ -210,6 +210,12 @@ class ControlFile:
                 raise MarkWentDown(f"the {name} of partition {partition} is {old}; {new} is below it")
         self._write(partition, replace(now, session=session, low_mark=low_mark, local_low_mark=local_low_mark))
 
+    def lower_marks(self, partition: int, fork: int) -> None:
+        """The log ended at a fork, and goes on under another timeline: marks above it belong to the old one."""
+        now = self.info(partition)
+        low_mark, local = min(now.low_mark, fork), min(now.local_low_mark, fork)
+        self._write(partition, replace(now, low_mark=low_mark, local_low_mark=local))
+
     def restore(self, partition: int, *, session: int, mark: int) -> None:
         """A replica is here that was made from an archive: as at the end of a session that closed at this mark."""
         flags = FLAG_ASSIGNED | FLAG_AVAILABLE

@@ -31,28 +31,17 @@ from waltzd.format.layout import (
     RESERVE_NAME,
     SEGMENT_SUFFIX,
     Identity,
-    aside_name,
     aside_partition,
 )
 from waltzd.protocol.address import is_name
 from waltzd.protocol.descriptions import SetAside
+from waltzd.storage.replica.aside import set_aside
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity, write_identity
 from waltzd.storage.replica.opening import adopt_partition, create_partition_files, open_partition
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings, Site
 
 _ZEROS = bytes(1 << 16)
-
-
-def set_aside(disk: Disk, home: str, number: int) -> str | None:
-    """Give the directory of a partition a name that says so, durably; None where there is none."""
-    path = join(home, str(number))
-    if not disk.exists(path):
-        return None
-    aside = join(home, aside_name(number, set(disk.names(home))))
-    disk.rename(path, aside)
-    disk.flush_directory(home)
-    return aside
 
 
 def delete_directory(disk: Disk, home: str, path: str) -> None:

@@ -41,7 +41,9 @@ from waltzd.errors import (
     DiskFull,
     FlushFailed,
     NotOpened,
+    OtherTimeline,
     PathMissing,
+    Trimmed,
     Unsafe,
     WaltzError,
 )
@@ -51,9 +53,11 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import LockColumns, Run, join_locks
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Contact, Content, LockHistory
+from waltzd.protocol.timelines import Lineage
+from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import Quarantine
 from waltzd.storage.replica.healing import Healing, Installation
-from waltzd.storage.replica.promise import Fence, PromiseFile
+from waltzd.storage.replica.promise import Fence, PromiseFile, lineage_of
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Room, Site
@@ -83,6 +87,8 @@ class Partition:
         self._writer = Writer(site, shelf, promise)
         self._trimming = Trimming(site, shelf, quarantine, promise)
         self.concerned = shelf.concerned
+        self.lineage = lineage_of(promise.value)
+        """Timelines of the log; what this replica holds is the log of the last one."""
         self.cuts = 0
         self.committed = self._noted = promise.value.committed
         self._tail = NO_TAIL
@@ -147,6 +153,7 @@ class Partition:
             tail=self._tail[1] if self._tail[0] == self.last_id else "",
             archives=self._site.settings.archives,
             floor=self.first_id,
+            timelines=self.lineage.later,
         )
 
     def _look_at_tail(self) -> None:
@@ -383,6 +390,44 @@ class Partition:
             )
         with self._fatal():
             self._cut(mark)
+        return self.status()
+
+    def fork(self, session: int, lineage: Lineage, contact: int = 0) -> ReplicaStatus:
+        """Go over to the newest timeline of the log: an operator ended the log of this replica's timeline at a fork.
+
+        What stands above the fork is set aside first; only here do committed records leave the log. The timeline is written
+        last, so a replica that names it holds nothing else."""
+        self.check_session(session, contact)
+        own, info = self.lineage, self._site.info
+        if own.current == lineage.current:
+            return self.status()
+        fork = lineage.shared_to(own.current)
+        if own.current not in lineage or fork is None or info.session == session:
+            raise OtherTimeline(
+                f"partition {self.number} was to go over to timeline {lineage.current}, and holds the log of timeline "
+                f"{own.current} in session {info.session}, which that one never had",
+                not_done="nothing was cut or set aside",
+            )
+        if self.first_id > fork + 1:
+            raise Trimmed(
+                f"partition {self.number} begins at id {self.first_id}, above the fork behind id {fork}: it holds nothing "
+                "of the log that goes on",
+                not_done="nothing was cut or set aside",
+                next_step="set the replica aside with `waltzctl storage recover`; its owner then makes another one",
+                floor=self.first_id,
+            )
+        with self._fatal():
+            if self.last_id > fork or self._quarantine:
+                set_segments_aside(self._site, self._shelf.first_ids[self._shelf.position_of(fork + 1) :])
+                self.committed = self._noted = min(self.committed, fork)
+                self._site.control.lower_marks(self.number, fork)
+                promise = self._promise.value
+                self._promise.change(committed=self.committed, settled=min(promise.settled, fork))
+                self._cut(fork)
+            self._promise.change(timelines=lineage.encode())
+            self._promise.change()
+            self.lineage = Lineage(one.bare for one in lineage.later)
+        self._site.say(f"goes over to timeline {lineage.number}, which forks behind id {fork}")
         return self.status()
 
     @property

@@ -26,6 +26,7 @@ from waltzd.errors import (
     DiskFull,
     NotOpened,
     NotRegularFile,
+    PartitionDamaged,
     PartitionOffline,
     PathMissing,
     ReadFailed,
@@ -44,6 +45,7 @@ from waltzd.format.layout import (
     read_promise_file,
 )
 from waltzd.protocol.peers import Contact
+from waltzd.protocol.timelines import Lineage
 from waltzd.storage.replica.control import ControlFile, write_new_file
 
 
@@ -51,6 +53,15 @@ def floor_of(info: ControlStruct | None, promise: Promise | None) -> int:
     """The highest id that a replica is known to have had on its disk."""
     marks = () if promise is None else (promise.committed, promise.durable)
     return max(NO_MARK if info is None else info.local_low_mark, *marks, NO_MARK)
+
+
+def lineage_of(promise: Promise) -> Lineage:
+    """Return the timelines of the log that this replica holds. Raises `PartitionDamaged` where the promise, whose checksum
+    is right, names what is no lineage."""
+    found = Lineage.decode(promise.timelines)
+    if found is None:
+        raise PartitionDamaged(f"the promise of partition {promise.partition} names timelines that are no lineage")
+    return found
 
 
 def read_promise(

@@ -11,8 +11,8 @@ from __future__ import annotations
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import TargetNotEmpty
 from waltzd.format.layout import NEW_SUFFIX, Promise
+from waltzd.storage.replica.aside import set_aside
 from waltzd.storage.replica.control import ControlFile
-from waltzd.storage.replica.directory import set_aside
 from waltzd.storage.replica.promise import PromiseFile
 
 
@@ -22,7 +22,16 @@ def folder_for(home: str, number: int) -> str:
 
 
 def give_name(
-    disk: Disk, home: str, control: ControlFile, number: int, *, session: int, last_id: int, newest: int, segments: int
+    disk: Disk,
+    home: str,
+    control: ControlFile,
+    number: int,
+    *,
+    session: int,
+    last_id: int,
+    newest: int,
+    segments: int,
+    timelines: bytes = b"",
 ) -> None:
     """The replica counts when this returns."""
     control.make_record(number)
@@ -40,6 +49,7 @@ def give_name(
         segments=segments,
         is_clean=True,
         settled=last_id,
+        timelines=timelines,
     )
     PromiseFile.create(disk, folder, promise)
     disk.flush_directory(folder)

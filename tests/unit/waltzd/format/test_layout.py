@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 import zlib
@@ -23,7 +24,6 @@ from waltzd.format.layout import (
     PARTITIONS_MAX,
     PROMISE_BYTES,
     PROMISE_SLOT_BYTES,
-    PROMISE_SLOT_BYTES_MAX,
     PROMISE_SLOT_SPACING,
     ControlHeader,
     ControlStruct,
@@ -44,6 +44,7 @@ from waltzd.format.layout import (
     segment_name,
 )
 from waltzd.format.record import encode_run, walk
+from waltzd.protocol.timelines import NEVER_FORKED
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "format"
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -68,6 +69,12 @@ PROMISE = Promise(
     settled=1,
 )
 TRIMMED = replace(PROMISE, floor=1_234)
+TIMELINES = (
+    NEVER_FORKED
+    .forked(identity=UUID(int=2), fork=40, session=9, cause="", began="", who="")
+    .forked(identity=UUID(int=3), fork=30, session=12, cause="", began="", who="")
+    .encode()
+)  # fmt: skip
 i64 = st.integers(-(2**63), 2**63 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -148,9 +155,21 @@ def test_promise_slot() -> None:
 def test_the_promise_of_a_trimmed_replica_has_its_floor_behind_all_else() -> None:
     """The slot is another version then: one that does not know it would take what is missing for damage."""
     assert TRIMMED.encode() == golden("promise-trimmed.hex")
-    assert len(TRIMMED.encode()) == PROMISE_SLOT_BYTES_MAX
+    assert len(TRIMMED.encode()) == PROMISE_SLOT_BYTES + 8
     assert Promise.decode(golden("promise-trimmed.hex"), "it") == TRIMMED
     assert Promise.decode(PROMISE.encode() + TRIMMED.encode()[-12:], "it") == PROMISE
+
+
+def test_the_promise_of_another_timeline_names_all_of_them() -> None:
+    for floor in (0, 4711):
+        forked = replace(TRIMMED, floor=floor, timelines=TIMELINES)
+        assert Promise.decode(forked.encode(), "it") == forked
+        assert forked.encode()[8:12] == b"\0\0\0\2"
+        for at in range(len(forked.encode())):
+            raw = bytearray(forked.encode())
+            raw[at] ^= 0x10
+            with contextlib.suppress(UnknownVersion):
+                assert Promise.decode(bytes(raw).ljust(PROMISE_SLOT_SPACING, b"\0"), "it") is None
 
 
 # -- names and places --------------------------------------------------------------------------------------------------
@@ -203,7 +222,7 @@ def test_a_short_header_is_refused() -> None:
             ControlHeader.decode(golden("control.hex")[:size], "it")
 
 
-@pytest.mark.parametrize("version", [2, 3, -1, 2**31 - 1])
+@pytest.mark.parametrize("version", [3, 4, -1, 2**31 - 1])
 def test_every_kind_of_file_from_the_future_is_refused(version: int) -> None:
     packed = struct.pack(">i", version)
     with pytest.raises(UnknownVersion, match=f"version {version};"):
@@ -293,7 +312,7 @@ def test_every_flipped_bit_and_every_prefix_of_an_identity_is_refused() -> None:
 def promise_file(*promises: Promise) -> bytearray:
     raw = bytearray(PROMISE_BYTES)
     for promise in promises:
-        raw[promise.slot_offset : promise.slot_offset + PROMISE_SLOT_BYTES] = promise.encode()
+        raw[promise.slot_offset : promise.slot_offset + promise.slot_bytes] = promise.encode()
     return raw
 
 
@@ -328,10 +347,17 @@ def test_a_torn_slot_leaves_the_other_one() -> None:
         found = read_promise_file(torn, "it")[0]
         assert found in (PROMISE, new)
         assert (found == new) == (size == PROMISE_SLOT_BYTES)
-    trimmed = replace(TRIMMED, sequence=6)
-    for size in range(PROMISE_SLOT_BYTES_MAX + 1):
-        found = read_promise_file(trimmed.encode()[:size] + raw[size:], "it")[0]
-        assert found == (trimmed if size == PROMISE_SLOT_BYTES_MAX else PROMISE)
+    forked = replace(TRIMMED, timelines=TIMELINES, sequence=6)
+    for longer in (replace(TRIMMED, sequence=6), forked):
+        for size in range(longer.slot_bytes + 1):
+            found = read_promise_file(longer.encode()[:size] + raw[size:], "it")[0]
+            assert found == (longer if size == longer.slot_bytes else PROMISE)
+    again = replace(forked, sequence=8, durable=78)
+    for size in range(again.slot_bytes + 1):
+        file = again.encode()[:size] + bytes(promise_file(replace(forked, sequence=7), forked))[size:]
+        found = read_promise_file(file, "it")[0]
+        assert found is not None
+        assert found.timelines == TIMELINES
 
 
 def test_a_short_promise_file_is_no_promise() -> None:

@@ -20,6 +20,7 @@ Replica/Archive                    server
 Replica/BackUp                     server
 Replica/CheckArchive               server
 Replica/SaveMetadata               server
+Replica/Fork                       server
 Replica/Trim                       server
 Replica/ListSegments               server operator observer
 StorageAdmin/Describe              server operator observer
