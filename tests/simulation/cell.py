@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec
 from uuid import UUID
@@ -22,7 +23,7 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.record import encode_payloads
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
-from waltzd.server.session.settings import SessionSettings
+from waltzd.server.session.settings import SessionSettings, since_boot
 from waltzd.server.session.wake import Ticker
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
@@ -226,6 +227,8 @@ class Cell:
     async def own(
         self, generation: int = 1, *, settings: SessionSettings = SETTINGS, previous: Callable[[], bool] = lambda: False
     ) -> OwnedLog[Appender]:
+        if settings.clock is since_boot:
+            settings = replace(settings, clock=asyncio.get_running_loop().time)
         owned: OwnedLog[Appender] = OwnedLog(
             0,
             generation,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, cell
+from tests.simulation.cell import KEY, Appender, Cell, cell
 from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
@@ -194,8 +194,7 @@ async def ruin(seed: int) -> str:
             return f"refused: {error.message}"
         if course.owned is not None:
             await course.owned.close(hand_over=False)
-        clock = asyncio.get_running_loop().time  # a decision made from storages outlasts a lease by it
-        owned = await c.own(await next_generation(c), settings=replace(SETTINGS, clock=clock))
+        owned = await c.own(await next_generation(c))
         try:
             async with asyncio.timeout(120):
                 while owned._pipeline is None:

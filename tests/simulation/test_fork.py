@@ -16,6 +16,7 @@ from tests.simulation.sample import (
     promise_path,
     records_of,
     run_for,
+    segment_path,
 )
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import OtherTimeline, StaleSession
@@ -114,6 +115,21 @@ def test_a_replica_that_holds_less_only_learns_the_timeline() -> None:
     status = partition.fork(6, SECOND)
     assert (status.last_id, status.timeline) == (7, SECOND.current)
     assert [aside_partition(entry.name) for entry in disk.list(ROOT) if entry.is_directory] == [None]
+
+
+def test_damage_below_the_fork_is_set_aside_with_all_that_follows() -> None:
+    disk = of_the_old_timeline()
+    first_ids = sorted(int(name[:-4]) for name in disk.names(f"{ROOT}/0") if name.endswith(".seg"))
+    damaged = max(first_id for first_id in first_ids if first_id <= FORK)
+    disk.corrupt(segment_path(0, damaged), 140, b"\xff\xee\xdd")
+    partition = open_directory(disk).partition(0)
+    partition.open_session(6)
+    partition.examine(damaged)
+    assert not partition.status().is_sound
+    status = partition.fork(6, SECOND)
+    assert (status.last_id, status.is_sound, status.timeline) == (damaged - 1, True, SECOND.current)
+    assert status.certain <= damaged - 1
+    assert held(partition) == expected(0, damaged)
 
 
 def test_two_forks_end_a_replica_at_the_lower_one() -> None:

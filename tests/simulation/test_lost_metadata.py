@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.simulation.cell import SETTINGS, Appender, Cell, cell, story
+from tests.simulation.cell import Appender, Cell, cell, story
 from tests.simulation.lost_metadata import Hands, carry_out, load, next_generation, rebuild, ruin, saved_of, wipe
 from tests.unit.timeless import run
 from waltzctl.placement.restoring import GENERATIONS_AHEAD
@@ -40,7 +40,7 @@ def test_nothing_acknowledged_is_missing_after_any_loss(first: int) -> None:
 
 
 async def opened(c: Cell) -> tuple[OwnedLog[Appender], Appender]:
-    owned = await c.own(await next_generation(c), settings=replace(SETTINGS, clock=asyncio.get_running_loop().time))
+    owned = await c.own(await next_generation(c))
     return owned, await c.opened(owned)
 
 

@@ -26,7 +26,7 @@ from uuid import UUID
 from waltzctl.placement.rescue import JUMP_MAX, Scene
 from waltzd.cluster.documents import LEASE_MS_MAX, Membership, PartitionMeta, ReplicaState
 from waltzd.cluster.evidence import contradiction
-from waltzd.errors import WaltzError
+from waltzd.errors import MetadataBehind, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority
 
@@ -52,6 +52,12 @@ class Statement:
         begun_max = next_one.opened if next_one.decision is None else next_one.session
         next_one = replace(next_one, session=next_one.session + 1)
         for name, status in sorted(self.statuses.items()):
+            if status.timeline not in next_one.lineage:
+                return MetadataBehind(
+                    f"storage {name} holds the log of timeline {status.timeline} of partition {self.partition}, which the "
+                    "document does not name",
+                    storage=name,
+                )
             error = contradiction(next_one, name, status, begun_max=begun_max, is_before=True)
             if error is not None:
                 return error
@@ -150,7 +156,8 @@ def from_storages(
 
 def _decision(scene: Scene) -> PartitionMeta:
     """The owner before may have had a lease on reads, of which nobody knows any more."""
-    return replace(scene.document, lease_ms=LEASE_MS_MAX)
+    given_up = {**scene.document.given_up, scene.session: scene.mark}
+    return replace(scene.document, lease_ms=LEASE_MS_MAX, given_up=given_up)
 
 
 def _missing(scene: Scene, newest: Collection[str], replicas: int) -> str:

@@ -7,18 +7,21 @@ earlier one what was committed then or is recorded as its closing mark. The new 
 nothing that is proven and at hand is given up. What no storage that answers holds is.
 
 A storage that was away may come back and know of committed transactions above that end, which stand there under the same
-ids as later ones. The document remembers the rescue (`PartitionMeta.given_up`), and owners never take such a replica.
+ids as later ones. So the log goes on under another timeline (`waltzd.protocol.timelines`), which is written down together
+with the decision: what such a storage holds above the fork is set aside before it takes part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from uuid import UUID
 
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.format.layout import ID_MAX
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, majority
+from waltzd.protocol.timelines import Lineage
 
 JUMP_MAX = 1_000_000
 """A session this far above every one that was begun is no server's: storages refuse such jumps."""
@@ -75,17 +78,32 @@ class Scene:
         concerned = {*self.roles, *(self.meta.members if self.meta is not None else ())}
         return sorted(concerned - self.statuses.keys() - self.blank)
 
+    @property
+    def lineage(self) -> Lineage:
+        """Timelines of the log: those of the document, or where the coordinator knows less, of a storage that has begun the
+        newest session."""
+        known = [] if self.meta is None else [self.meta.lineage]
+        told = [Lineage(status.timelines) for status in self.statuses.values() if status.session == self.begun]
+        return max([*known, *(told if self.is_behind else [])], key=lambda one: one.number, default=Lineage())
+
     def is_given_up(self, name: str) -> bool:
-        """An earlier rescue gave up what it holds."""
+        """An earlier rescue gave up what it holds, or it holds the log of a timeline that this log never had."""
         status = self.statuses[name]
+        if status.timeline not in self.lineage:
+            return True
         return self.meta is not None and self.meta.gave_up(status.session, status.certain) is not None
+
+    def _shared(self, status: ReplicaStatus) -> int:
+        """The last id up to which what it holds can be the log, by its timeline."""
+        shared = self.lineage.shared_to(status.timeline)
+        return EVERYTHING if shared is None else shared
 
     def proven(self, name: str) -> int:
         """Up to this id, what it holds is the log."""
         status = self.statuses[name]
         if self.is_given_up(name):
             return EMPTY
-        lineage = self._lineage(status)
+        lineage = min(self._lineage(status), self._shared(status))
         if status.is_sound:
             return lineage
         # What is damaged can be cut from the damaged segment on, but never what it knows to be committed.
@@ -115,7 +133,11 @@ class Scene:
         """The highest id that is known to be committed, by the document or a storage that answers."""
         meta = self.meta
         written = [] if meta is None else [meta.low_mark, meta.decision.mark if meta.decision is not None else EMPTY]
-        told = [max(one.low_mark, one.committed) for name, one in self.statuses.items() if not self.is_given_up(name)]
+        told = [
+            min(max(one.low_mark, one.committed), self._shared(one))
+            for name, one in self.statuses.items()
+            if not self.is_given_up(name)
+        ]
         return max([EMPTY, *written, *told])
 
     @property
@@ -123,7 +145,8 @@ class Scene:
         """Storages on which a replica can become level, with what they hold."""
         mark = self.mark
         able = {name for name, status in self.statuses.items()
-                if status.is_available and status.certain <= mark and not self.is_given_up(name)}  # fmt: skip
+                if status.is_available and not self.is_given_up(name) and status.floor <= mark + 1
+                and (status.is_sound or status.certain <= mark)}  # fmt: skip
         return frozenset(able | self.blank)
 
     @property
@@ -183,8 +206,17 @@ class Scene:
             members=tuple(states),
             replicas=states,
             decision=Decision(mark=mark, session=session),
-            given_up={**(meta.given_up if meta is not None else {}), session: mark},
+            lease_ms=LEASE_MS_MAX if meta is None or self.is_behind else meta.lease_ms,
+            given_up=meta.given_up if meta is not None else {},
+            timelines=self.lineage.later,
         )
+
+    def forked(self, *, identity: UUID, cause: str, began: str, who: str | None) -> PartitionMeta:
+        """The document that ends the log here and lets it go on under another timeline, as one write."""
+        lineage = self.lineage.forked(
+            identity=identity, fork=self.mark, session=self.session, cause=cause, began=began, who=who
+        )
+        return replace(self.document, timelines=lineage.later)
 
     # -- in words
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
+from uuid import uuid4
 
 from typer import Argument, Option
 
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.moving import POLL_SECONDS, RealDaemons, situation
 from waltzctl.placement.rescue import Scene
-from waltzctl.shell.change import Change, Changing
+from waltzctl.shell.change import Change, Changing, who
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
@@ -77,7 +79,7 @@ def rescue(
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             storages = RealDaemons(cluster, request.reach.tls)
-            done = [await carry_out(cluster, storages, scene) for scene in scenes.values()]
+            done = [await carry_out(cluster, storages, scene, who(request.reach.tls)) for scene in scenes.values()]
             await _until_open(storages, closed, seconds, say)
             return {
                 "partitions": [
@@ -135,7 +137,7 @@ async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, in
     return scene, NO_VERSION if node is None else node.version
 
 
-async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene) -> Scene:
+async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene, who: str | None = None) -> Scene:
     """Fence, and save the decision. What was done keeps at least as much as was agreed to."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
@@ -150,7 +152,10 @@ async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene) -> Scen
         _check(agreed, scene)
         replicas = (scene.roles_after, roles_version) if scene.roles_after != roles else None
         try:
-            await cluster.save_partition(number, scene.document, version, replicas=replicas)
+            document = scene.forked(
+                identity=uuid4(), cause=VERB, began=datetime.now(UTC).isoformat(timespec="seconds"), who=who
+            )
+            await cluster.save_partition(number, document, version, replicas=replicas)
         except ChangedMeanwhile:
             continue
         return scene

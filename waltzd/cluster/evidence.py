@@ -26,6 +26,8 @@ def contradiction(
     is to us. Ours it can have begun only when a closing mark was saved. `begun_max`: the newest session that it may have
     begun before ours, as far as the coordinator knows."""
     number, decision = status.partition, meta.decision
+    if meta.opened > 0 and status.timeline != meta.lineage.current:
+        return _of_another_timeline(meta, name, status, is_before=is_before)
     may_have_begun_ours = not is_before and (decision is not None or meta.opened == meta.session)
     begun = EMPTY if may_have_begun_ours and status.session == meta.session else status.session
     promised = status.promised_session if is_before else EMPTY
@@ -53,6 +55,22 @@ def contradiction(
         return None
     return MetadataBehind(
         f"storage {name} {what} of partition {number}; the coordinator knows of none above {known}", storage=name
+    )
+
+
+def _of_another_timeline(meta: PartitionMeta, name: str, status: ReplicaStatus, *, is_before: bool) -> WaltzError | None:
+    """What a replica of another timeline has begun and committed is no evidence about this log: it goes over, or is
+    quarantined. But the document went back where it names that very replica, and not the timeline of its log."""
+    state = meta.replicas.get(name)
+    is_recorded = state is not None and state.incarnation == status.incarnation and not state.is_diverged
+    if status.timeline not in meta.lineage and is_recorded:
+        what, known = f"holds the log of timeline {status.timeline}", f"timeline {meta.lineage.number}"
+    elif status.timeline in meta.lineage and is_before and status.promised_session >= meta.session:
+        what, known = f"has promised itself to session {status.promised_session}", str(meta.session - 1)
+    else:
+        return None
+    return MetadataBehind(
+        f"storage {name} {what} of partition {status.partition}; the coordinator knows of none above {known}", storage=name
     )
 
 

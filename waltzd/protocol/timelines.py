@@ -158,7 +158,15 @@ class Lineage:
         )  # fmt: skip
 
     def forked(
-        self, *, identity: UUID, fork: int, session: int, parent: UUID | None = None, cause: str, began: str, who: str
+        self,
+        *,
+        identity: UUID,
+        fork: int,
+        session: int,
+        parent: UUID | None = None,
+        cause: str,
+        began: str,
+        who: str | None,
     ) -> Lineage:
         """Return the lineage with one more timeline, which forks behind this id from the current timeline or `parent`."""
         number = self.number if parent is None else self.number_of(parent)

@@ -35,6 +35,11 @@ records. Who ends otherwise than the log is *diverged*: it counts for nothing, g
 to. What the log ends with, the owner that wrote it knows; else those say it who hold it since before, all of them or a
 majority of the members. Where they contradict each other without a majority, nothing opens (`log_end`).
 
+The log may have had other *timelines*: an operator ended it at an earlier id, and it went on from there. A replica of an
+older timeline may hold committed transactions above the fork, and other ones have the same ids now. So it does not vote, is
+no source, and raises no known mark, until it has gone over (`Fork`): its storage sets aside what it holds above the fork.
+A replica of a timeline that this log never had is quarantined like one that has diverged.
+
 The document itself may be an older one, put back by an operator, or be forged. Each session is saved there before a storage
 hears of it, so a storage that knows a later session than the document proves it, and nothing is decided (`refusal`). A
 document that none of its storages confirms (`is_confirmed`) is one that says that there never was a log, or names
@@ -61,7 +66,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, EVERYTHING, decided, majority, reached
 from waltzd.server.core.membership import admitting
 from waltzd.server.core.progress import Marks, Progress, certain_of, print_of
-from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
+from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 
 NEAR_IDS = 10_000
 """A replica that lags less than this is level in a moment."""
@@ -309,7 +314,11 @@ class Recovery:
         if self.is_fresh:
             return EMPTY if self.roles and all(self.status(name) is not None for name in self.roles) else None
         out = self.foreign
-        statuses = [one for name, one in self.statuses.items() if name not in out and self._given_up(one) is None]
+        statuses = [
+            one
+            for name, one in self.statuses.items()
+            if name not in out and self._given_up(one) is None and not self._is_of_older_timeline(one)
+        ]
         known = max([self.meta.low_mark, *(status.committed for status in statuses)])
         bounds = (self._bounds(name) for name in self.meta.members)
         return decided((max(known, low), max(known, high)) for low, high in bounds)
@@ -340,6 +349,8 @@ class Recovery:
             return progress.diverged[1]
         if state is not None and state.is_diverged and state.incarnation == status.incarnation:
             return "holds another history than the log, as an owner has found"
+        if status.timeline not in self.meta.lineage:
+            return f"holds the log of timeline {status.timeline}, which this log never had"
         mine, log = self._end(name), self.log_end
         if mine is None or log is None or mine == log:
             return ""
@@ -411,6 +422,7 @@ class Recovery:
         return (
             status.incarnation == state.incarnation
             and status.session == self.meta.opened
+            and status.timeline == self.meta.lineage.current
             and self.held(name) >= self._least(state, status)
             and not self.divergence(name)
         )
@@ -427,7 +439,13 @@ class Recovery:
         status = self.status(name)
         if status is None or not status.is_sound or self._given_up(status) is not None or self.divergence(name):
             return EMPTY
+        if self._is_of_older_timeline(status):
+            return EMPTY
         return self._lineage(name, status)
+
+    def _is_of_older_timeline(self, status: ReplicaStatus) -> bool:
+        """Whether this replica holds the log of a timeline that was ended, and has not gone over to the current one."""
+        return status.timeline != self.meta.lineage.current and status.timeline in self.meta.lineage
 
     def _given_up(self, status: ReplicaStatus) -> int | None:
         return self.meta.gave_up(status.session, status.certain)
@@ -469,6 +487,8 @@ class Recovery:
             return Wait("it is no longer assigned")
         if status.session != self.session and self.has_joined(name):
             return Wait("it has forgotten this session, and that is not saved yet")
+        if self._is_of_older_timeline(status):
+            return self._going_over(status)
         if self._lacks_only_archived(name, status):
             return Trim(self.floor)
         if not status.is_sound:
@@ -488,11 +508,21 @@ class Recovery:
             return Copy(last_id, sources) if sources else Wait(missing)
         return Level()
 
+    def _going_over(self, status: ReplicaStatus) -> Task:
+        shared = self.meta.lineage.shared_to(status.timeline)
+        assert shared is not None
+        if status.floor > shared + 1:
+            return GiveUp(f"it begins at id {status.floor}, above the fork behind id {shared}: set it aside")
+        if not status.is_sound and not status.damaged_segments:
+            return GiveUp(f"it is of an older timeline, and damaged: {status.findings[0].sentence()}")
+        return Fork(self.meta.lineage)
+
     @property
     def floor(self) -> int:
         """The highest trim floor of all replicas that answer: from there on each of them can give what it holds. An owner
         sets none above the mark at which its session began."""
-        found = max((status.floor for status in self.statuses.values()), default=0)
+        current = self.meta.lineage.current
+        found = max((status.floor for status in self.statuses.values() if status.timeline == current), default=0)
         return found if found <= self.meta.low_mark + 1 else 0
 
     def _lacks_only_archived(self, name: str, status: ReplicaStatus) -> bool:
@@ -536,6 +566,8 @@ class Recovery:
             return Wait("the first session needs an answer from every assigned storage")
         if name not in self.meta.members or self.decide() is not None:
             return Wait("the closing mark is not saved yet")
+        if self._is_of_older_timeline(status):
+            return Wait("it holds the log of an older timeline, and has no vote")
         if not all(self.progress(other).was_tried for other in self.meta.members):
             return Wait("not every member was asked yet")
         if (

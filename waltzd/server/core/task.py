@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from waltzd.protocol.timelines import Lineage
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -20,6 +22,13 @@ class GiveUp(Wait):
 @dataclass(frozen=True)
 class Foreign(GiveUp):
     """It holds another history than the log: only another directory in its place can be level."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Go over to the newest timeline of the log: it holds the log of an older timeline, which an operator ended."""
+
+    lineage: Lineage
 
 
 @dataclass(frozen=True)
@@ -62,4 +71,4 @@ class Level:
     """It holds the decided log and has begun this session."""
 
 
-Task: TypeAlias = Wait | Truncate | SetLowMark | Trim | Copy | Heal | Level
+Task: TypeAlias = Wait | Fork | Truncate | SetLowMark | Trim | Copy | Heal | Level

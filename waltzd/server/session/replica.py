@@ -39,7 +39,7 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail
-from waltzd.server.core.task import Copy, Foreign, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
+from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
 from waltzd.server.session.copying import Copier, SourceFailed
 from waltzd.server.session.reading import Reading
 from waltzd.server.session.renewing import renewing
@@ -510,6 +510,10 @@ class ReplicaLink:
                     else:
                         await log.decided.wait(seen)
                     continue
+                case Fork(lineage):
+                    self.story = f"going over to timeline {lineage.number}, which forked behind id {lineage.fork}"
+                    core.changed(self.name, await self.port.fork(log.partition, log.session, lineage))
+                    log.say(f"{self.name} went over to timeline {lineage.number} and holds ids up to {self._progress.held}")
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
                     core.changed(self.name, await self.port.truncate(log.partition, log.session, mark))

@@ -395,8 +395,8 @@ class Partition:
     def fork(self, session: int, lineage: Lineage, contact: int = 0) -> ReplicaStatus:
         """Go over to the newest timeline of the log: an operator ended the log of this replica's timeline at a fork.
 
-        What stands above the fork is set aside first; only here do committed records leave the log. The timeline is written
-        last, so a replica that names it holds nothing else."""
+        What stands above the fork is set aside first, or above the damage below it: the other replicas have that. Only here
+        do committed records leave the log. The timeline is written last, so a replica that names it holds nothing else."""
         self.check_session(session, contact)
         own, info = self.lineage, self._site.info
         if own.current == lineage.current:
@@ -418,12 +418,13 @@ class Partition:
             )
         with self._fatal():
             if self.last_id > fork or self._quarantine:
-                set_segments_aside(self._site, self._shelf.first_ids[self._shelf.position_of(fork + 1) :])
-                self.committed = self._noted = min(self.committed, fork)
-                self._site.control.lower_marks(self.number, fork)
+                end = min([fork, *(first_id - 1 for first_id in self._healing.damaged_segments)])
+                set_segments_aside(self._site, self._shelf.first_ids[self._shelf.position_of(end + 1) :])
+                self.committed = self._noted = min(self.committed, end)
+                self._site.control.lower_marks(self.number, end)
                 promise = self._promise.value
-                self._promise.change(committed=self.committed, settled=min(promise.settled, fork))
-                self._cut(fork)
+                self._promise.change(committed=self.committed, settled=min(promise.settled, end))
+                self._cut(end)
             self._promise.change(timelines=lineage.encode())
             self._promise.change()
             self.lineage = Lineage(one.bare for one in lineage.later)

@@ -10,12 +10,14 @@ from uuid import UUID
 import pytest
 
 from waltzctl.placement.rescue import JUMP_MAX, Scene
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState, decode, encode
+from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState, decode, encode
+from waltzd.errors import MetadataBehind
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.quorum import EMPTY, EVERYTHING
+from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.recovery import Recovery
-from waltzd.server.core.task import Copy, GiveUp, Heal, Level, SetLowMark, Truncate, Wait
+from waltzd.server.core.task import Copy, Foreign, Fork, Heal, Level, SetLowMark, Truncate, Wait
 
 HOME = {name: UUID(int=number) for number, name in enumerate("ABCD", 1)}
 DAMAGE = Finding(code=Code.DAMAGED_RECORD, path="0/0.seg", detail="x")
@@ -54,7 +56,7 @@ def scene(
 
 def opened(found: Scene, statuses: Mapping[str, ReplicaStatus]) -> Recovery:
     """What the next owner makes of the document and of these storages, which refuse what storages refuse."""
-    document = found.document
+    document = found.forked(identity=UUID(int=1000 + found.lineage.number), cause="partition rescue", began="now", who="me")
     assert decode(PartitionMeta, encode(document), "/partitions/0") == document
     return driven(document, found.roles_after, statuses, found.blank)
 
@@ -86,8 +88,21 @@ def driven(
     return core
 
 
+def opened_document(found: Scene) -> PartitionMeta:
+    return found.forked(identity=UUID(int=1001), cause="partition rescue", began="now", who="me")
+
+
 def done(core: Recovery, name: str, status: ReplicaStatus, there: Mapping[str, ReplicaStatus]) -> ReplicaStatus:
     match core.next_for(name):
+        case Fork(lineage):
+            shared = lineage.shared_to(status.timeline)
+            assert shared is not None
+            fork = min([shared, *(first_id - 1 for first_id in status.damaged_segments)])
+            low_mark, local = min(status.low_mark, fork), min(status.local_low_mark, fork)
+            status = replace(
+                status, last_id=min(fork, status.last_id), low_mark=low_mark, local_low_mark=local, findings=(),
+                committed=min(status.committed, fork), timelines=lineage.later, damaged_segments=(),
+            )  # fmt: skip
         case Truncate(mark):
             assert mark >= max(status.low_mark, status.committed) or mark >= status.last_id, "a storage refuses that"
             status = replace(status, last_id=min(mark, status.last_id), findings=(), damaged_segments=())
@@ -110,6 +125,8 @@ def saved_at(found: Scene) -> int:
     core = opened(found, found.statuses)
     assert core.step == "OPEN", core.waiting()
     assert core.mark == found.mark
+    fork = core.meta.timelines[-1]
+    assert (fork.fork, fork.session, fork.parent) == (found.mark, found.session, found.lineage.number)
     assert core.meta.given_up == found.document.given_up
     return found.mark
 
@@ -189,17 +206,49 @@ def test_what_a_rescue_gave_up_never_comes_back_by_itself() -> None:
     core = opened(found, found.statuses)
     back = replace(holds("B", 15), committed=14)
     core.opened("B", back)
-    assert isinstance(core.next_for("B"), GiveUp)
+    assert core.next_for("B") == Fork(core.meta.lineage), "what it holds above the fork is set aside first"
     assert core.trusted("B") == EMPTY
     later = Recovery(replace(core.meta, session=core.session + 1), found.roles_after)
-    later.opened("A", holds("A", 11, session=core.session, low_mark=9))
+    later.opened("A", holds("A", 11, session=core.session, low_mark=9, timelines=core.meta.timelines))
     later.opened("B", back)
     assert later.decide() == 11, "what B knows to be committed is no mark of this log"
     again = scene(core.meta, back)
-    assert (again.mark, again.refusal != "") == (EMPTY, True), "a second rescue does not take it either"
-    harmless = replace(holds("B", 15), committed=6)
-    core.opened("B", harmless)
-    assert core.next_for("B") == Truncate(6), "what nobody knows to be committed is cut, and the rest copied"
+    assert again.mark == 9, "a second rescue takes it up to the fork, and nothing above"
+    assert saved_at(again) == 9
+    assert again.given_up != "nothing that is known of"
+    gone_over = done(core, "B", back, {})
+    assert (gone_over.last_id, gone_over.certain, gone_over.timeline) == (9, 9, core.meta.lineage.current)
+    assert core.next_for("B") == SetLowMark(9)
+
+
+def test_a_replica_of_another_timeline_is_no_evidence_no_source_and_no_vote() -> None:
+    found = scene(written(), holds("A", 9))
+    core = opened(found, found.statuses)
+    stranger = holds("B", 15, timelines=Lineage().forked(
+        identity=UUID(int=77), fork=3, session=2, cause="", began="", who="").later)  # fmt: skip
+    stranger = replace(stranger, session=50, incarnation=UUID(int=78))
+    core.opened("B", stranger)
+    assert core.refusal is None, "a storage that somebody added stops nobody else"
+    assert isinstance(core.next_for("B"), Foreign)
+    assert core.trusted("B") == EMPTY
+    assert scene(core.meta, replace(stranger, incarnation=HOME["B"])).mark == EMPTY
+
+
+def test_a_document_that_went_back_before_a_fork_is_refused() -> None:
+    found = scene(written(), holds("A", 9))
+    forked = opened(found, found.statuses).meta
+    old = written(session=forked.session + 1, opened=forked.session)
+    core = Recovery(replace(old, session=old.session + 1), MEMBERS)
+    for name in "ABC":
+        core.opened(name, holds(name, 9, session=forked.session, timelines=forked.timelines))
+    assert isinstance(core.refusal, MetadataBehind)
+    assert core.decide() is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (150, 150)])
+def test_a_rescue_keeps_the_lease_of_the_owner_before(before: int, after: int) -> None:
+    assert opened_document(scene(written(lease_ms=before), holds("A", 9))).lease_ms == after
+    assert opened_document(scene(None, holds("A", 9))).lease_ms == LEASE_MS_MAX
 
 
 def test_damage_above_what_is_certain_is_cut_and_below_it_nothing_is_proven() -> None:
@@ -232,7 +281,14 @@ def newest_session_only(self: Scene) -> int:
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "story"),
     [
-        (PartitionMeta, "gave_up", lambda *_: None, test_what_a_rescue_gave_up_never_comes_back_by_itself),
+        (Recovery, "_is_of_older_timeline", lambda *_: False, test_what_a_rescue_gave_up_never_comes_back_by_itself),
+        (Scene, "_shared", lambda *_: EVERYTHING, test_what_a_rescue_gave_up_never_comes_back_by_itself),
+        (
+            Lineage,
+            "__contains__",
+            lambda *_: True,
+            test_a_replica_of_another_timeline_is_no_evidence_no_source_and_no_vote,
+        ),
         (Scene, "_lineage", trusting_whatever_is_held, test_the_longest_copy_counts_and_what_a_later_session_cut_does_not),
         (
             Scene,
