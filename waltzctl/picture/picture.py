@@ -14,6 +14,7 @@ from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import OwnedPartition, PartitionDescription, ServerDescription, StorageDescription
 from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.quorum import majority
+from waltzd.protocol.timelines import Timeline
 
 OPEN = "OPEN"
 _ADDED = ("members", "in_flight", "lag", "parked", "stopped", "paused", "unattended")
@@ -91,6 +92,11 @@ class PartitionView:
     def format(self) -> int | None:
         """Of the segments that its session writes; None while that is not open."""
         return self.said.format if self.said is not None and self.said.step == OPEN else None
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Timelines of its log behind the first one, as its owner reports them."""
+        return () if self.said is None else self.said.timelines
 
     @property
     def state(self) -> str:

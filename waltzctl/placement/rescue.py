@@ -240,6 +240,9 @@ class Scene:
         ]
         if learners:
             said.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
+        said.append(
+            f"the log goes on under timeline {self.lineage.number + 1}: what a storage holds above id {self.mark} is set aside"
+        )
         said.append(f"write down the decision under session {self.session}, above every session before it")
         return tuple(said)
 

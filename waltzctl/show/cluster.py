@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from waltzctl.placement.plan import Creation
     from waltzd.cluster.documents import PartitionMeta
-    from waltzd.protocol.descriptions import OwnedReplica
+    from waltzd.protocol.timelines import Timeline
+from waltzd.protocol.descriptions import OwnedReplica
 
 STYLES = {Health.HEALTHY: "bold green", Health.DEGRADED: "bold yellow", Health.DOWN: "bold red"}
 REASONS_MAX = 20
@@ -166,6 +167,7 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
         Column("story", lambda row: "" if row[1] is None else row[1].story),
     )
     recorded = None if meta is None else {
+        "timelines": [asdict(one) for one in meta.timelines],
         "session": meta.session, "opened": meta.opened, "low_mark": meta.low_mark, "members": list(meta.members),
         "decided": None if meta.decision is None else meta.decision.mark,
     }  # fmt: skip
@@ -181,6 +183,8 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
             owner += f", writes format {found.format}"
         what = f"partition {found.partition}{', the group log' if found.is_group_log else ''}"
         out.print(f"{what}, owned by {owner}", soft_wrap=True)
+        for one in found.timelines:
+            out.print(timeline_sentence(one), style="yellow", soft_wrap=True)
         grid(out, columns, rows)
         if goal is not None:
             out.print(f"on its way to {', '.join(goal)}", style="yellow", soft_wrap=True)
@@ -193,6 +197,17 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
         },
         draw=draw,
         things=Listing(kind="replicas", columns=columns, rows=rows),
+    )
+
+
+def timeline_sentence(one: Timeline) -> str:
+    """Who ended the log of the timeline before, when, and where."""
+    how = f" by {one.cause}" if one.cause else ""
+    when = f" at {one.began}" if one.began else ""
+    by = f" ({one.who})" if one.who else ""
+    return (
+        f"timeline {one.number}: begun{how}{when}{by} in session {one.session:,}; it shares timeline {one.parent} up to id "
+        f"{one.fork:,}, and what that had above was given up"
     )
 
 

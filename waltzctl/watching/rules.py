@@ -123,7 +123,9 @@ def _sentence(found: Picture, opened: int) -> str:
     servers, registered = sum(view.error is None for view in found.servers), len(found.servers) + len(found.missing)
     storages = sum(view.error is None for view in found.storages)
     who = f"{_of(servers, registered, 'server')} and {_of(storages, len(found.storages), 'storage')}"
-    return f"{partitions}; {who} answer"
+    forked = [view.partition for view in found.partitions if view.timelines]
+    other = f"; the log of {spell(forked, 'was', 'were')} ended by an operator once, see `waltzctl partition describe`"
+    return f"{partitions}; {who} answer{other if forked else ''}"
 
 
 def _of(some: int, total: int, noun: str) -> str:

@@ -363,6 +363,8 @@ class OwnedPartition:
     """Why its backup does not go on."""
     archive_check: ArchiveCheck | None = None
     """None before anything was looked for in this session."""
+    timelines: tuple[Timeline, ...] = ()
+    """Timelines of its log behind the first one, with who began each of them and when."""
 
     @property
     def backed_up_to(self) -> int | None:

@@ -3582,6 +3582,7 @@ class OwnedPartition(_message.Message):
     BACKUP_LAG_MS_FIELD_NUMBER: _builtins.int
     BACKUP_TROUBLE_FIELD_NUMBER: _builtins.int
     ARCHIVE_CHECK_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -3620,6 +3621,10 @@ class OwnedPartition(_message.Message):
     def archive_check(self) -> Global___ArchiveCheck:
         """Absent before anything was looked for in this session."""
 
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """Timelines of its log behind the first one."""
+
     def __init__(
         self,
         *,
@@ -3643,10 +3648,11 @@ class OwnedPartition(_message.Message):
         backup_lag_ms: _builtins.int = ...,
         backup_trouble: _builtins.str = ...,
         archive_check: Global___ArchiveCheck | None = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "timelines", b"timelines", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__archive_check: _TypeAlias = _typing.Literal["archive_check"]  # noqa: Y015
     _WhichOneofArgType__archive_check: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check"]  # noqa: Y015

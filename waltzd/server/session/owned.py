@@ -348,4 +348,5 @@ class OwnedLog(Generic[P]):
             backup_lag_ms=0 if self._backup is None else round(1000 * self._backup.lag),
             backup_trouble="" if self._backup is None else self._backup.trouble,
             archive_check=None if self._archiving is None else self._archiving.seen,
+            timelines=log.core.meta.timelines,
         )
