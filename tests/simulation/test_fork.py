@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import UUID
 
 import pytest
@@ -19,12 +20,14 @@ from tests.simulation.sample import (
     segment_path,
 )
 from waltzd.disk.simulated import Loss, SimDisk
-from waltzd.errors import OtherTimeline, StaleSession
+from waltzd.errors import OtherTimeline, StaleSession, WaltzError
 from waltzd.format.layout import aside_partition
 from waltzd.format.record import Run
 from waltzd.format.scan import survey
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
+from waltzd.storage.replica.control import ControlFile
 from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.site import Site
 
 RECORDS = 30
 FORK = 11
@@ -204,3 +207,19 @@ def test_the_lineage_survives_in_either_slot() -> None:
         partition = open_directory(copy).partition(0)
         assert partition.lineage == Lineage(SECOND.later)
         assert partition.key == KEY
+
+
+def keeps_nothing(site: Site, first_ids: Iterable[int]) -> str:
+    return ""
+
+
+def test_segments_that_are_not_set_aside_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waltzd.storage.replica.partition.set_segments_aside", keeps_nothing)
+    with pytest.raises(AssertionError):
+        test_what_is_above_the_fork_is_set_aside_and_the_log_goes_on()
+
+
+def test_marks_that_are_not_lowered_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlFile, "lower_marks", lambda *_: None)
+    with pytest.raises((AssertionError, WaltzError)):
+        test_what_is_above_the_fork_is_set_aside_and_the_log_goes_on()

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
+
+import pytest
 
 from tests.simulation.cell import SETTINGS, Cell, cell, story
 from tests.simulation.test_rescue import Hands
+from waltzctl.placement.rescue import Scene
 from waltzd.cluster.documents import PartitionMeta
+from waltzd.errors import WaltzError
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
+from waltzd.server.core.recovery import Recovery
 from waltzd.server.session.confirming import Confirming
+from waltzd.storage.replica.partition import Partition
 
 FORK = 29
 
@@ -133,3 +141,41 @@ async def test_a_rescue_waits_for_the_lease_of_an_owner_that_it_cut_off() -> Non
         later = await c.opened(second)
         assert not old.is_leased, "the new log opened while the old owner still answered by its lease"
         await later.committed(later.append(5))
+
+
+def without_a_lease(self: Scene, **named: Any) -> PartitionMeta:
+    return replace(FORKED(self, **named), lease_ms=0)
+
+
+def without_a_timeline(self: Scene, **named: Any) -> PartitionMeta:
+    return self.document
+
+
+FORKED = Scene.forked
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "told"),
+    [
+        (Scene, "forked", without_a_lease, test_a_rescue_waits_for_the_lease_of_an_owner_that_it_cut_off),
+        (Scene, "forked", without_a_timeline, test_two_storages_of_the_old_timeline_do_not_outvote_the_one_that_went_on),
+        (
+            Recovery,
+            "_is_of_older_timeline",
+            lambda *_: False,
+            test_a_storage_of_the_old_timeline_comes_back_and_the_owner_crashes,
+        ),
+        (
+            Partition,
+            "fork",
+            lambda self, session, lineage, contact=0: self.status(),
+            test_a_storage_of_the_old_timeline_comes_back_and_the_owner_crashes,
+        ),
+    ],
+)
+def test_a_rule_of_timelines_that_is_missing_is_noticed(
+    owner: type, name: str, wrong: object, told: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises((AssertionError, WaltzError)):
+        told()

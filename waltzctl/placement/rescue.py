@@ -240,9 +240,8 @@ class Scene:
         ]
         if learners:
             said.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
-        said.append(
-            f"the log goes on under timeline {self.lineage.number + 1}: what a storage holds above id {self.mark} is set aside"
-        )
+        number = self.lineage.number + 1
+        said.append(f"it goes on under timeline {number}: what a storage holds above id {self.mark} is set aside there")
         said.append(f"write down the decision under session {self.session}, above every session before it")
         return tuple(said)
 

@@ -22,6 +22,7 @@ from typing import TypeVar
 from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.cluster.evidence import written_by_another
 from waltzd.errors import (
+    BadFrame,
     CannotConnect,
     Diverged,
     NoSuchPartition,
@@ -512,7 +513,10 @@ class ReplicaLink:
                     continue
                 case Fork(lineage):
                     self.story = f"going over to timeline {lineage.number}, which forked behind id {lineage.fork}"
-                    core.changed(self.name, await self.port.fork(log.partition, log.session, lineage))
+                    gone_over = await self.port.fork(log.partition, log.session, lineage)
+                    if gone_over.timeline != lineage.current:
+                        raise BadFrame(f"{self.name} says that it went over, and holds timeline {gone_over.timeline}")
+                    core.changed(self.name, gone_over)
                     log.say(f"{self.name} went over to timeline {lineage.number} and holds ids up to {self._progress.held}")
                 case Truncate(mark):
                     self.story = f"being cut above {mark}"
