@@ -22,13 +22,12 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import NewType, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, is_channel
+from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, Ranges, bits_of_ranges, is_channel
 from waltzd.protocol.locks import NAMESPACE_BITS, namespace_of
 
 ANONYMOUS = "anonymous"
@@ -111,16 +110,8 @@ def _bits(parts: Parts | None, channels: Channels) -> int:
         return ALL
     bits = 0
     for part in parts.split(","):
-        bits |= _bits_of(channels.get(part, "") if is_channel(part) else part)
-    return bits
-
-
-@lru_cache(maxsize=4096)
-def _bits_of(ranges: str) -> int:
-    bits = 0
-    for part in ranges.split(",") if ranges else ():
-        first, _, last = part.partition("-")
-        bits |= (1 << int(last or first) + 1) - (1 << int(first))
+        if part in channels or not is_channel(part):
+            bits |= bits_of_ranges(channels.get(part, Ranges(part)))
     return bits
 
 
@@ -182,6 +173,19 @@ class Rights:
 
     def may_see_group(self, group: str) -> bool:
         return any(bits != 0 and matches(patterns, group) for bits, patterns in self._groups)
+
+    def first_unattended(self, group: str, partitions: int) -> int | None:
+        """The first of these partitions, as bits, in which it may not work in a durable group; None: there is none."""
+        allowed = 0
+        for bits, patterns in self._groups:
+            if matches(patterns, group):
+                allowed |= bits
+        denied = partitions & ~(allowed & (self._subscribe | self._read))
+        return None if denied == 0 else (denied & -denied).bit_length() - 1
+
+    def sees_any(self, partitions: int) -> bool:
+        """Whether it has any right in one of these partitions, as bits."""
+        return (self._append | self._read | self._subscribe) & partitions != 0
 
     def locks(self, partition: int) -> Spaces | None:
         """What appends to the partition may lock; None: everything."""

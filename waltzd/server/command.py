@@ -66,7 +66,8 @@ from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
 from waltzd.server.subscriptions.group_log import ClientLog
-from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
+from waltzd.wire.limits import REQUEST_BYTES_MAX
+from waltzd.wire.listener import Listener
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls, tls_for

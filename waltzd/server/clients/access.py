@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from waltzd.errors import GroupLogClosed, NotGranted, PolicyUnreadable
-from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, numbers_of
+from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, bits_of_ranges
 from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything
 from waltzd.protocol.role import Identity, Role
 
@@ -85,7 +85,7 @@ class Access:
         return tuple(
             Channel(name, ranges)
             for name, ranges in self._channels.items()
-            if rights.sees_everything or any(map(rights.may_see, numbers_of(ranges)))
+            if rights.sees_everything or rights.sees_any(bits_of_ranges(ranges))
         )
 
     @property
@@ -139,14 +139,24 @@ def check_subscribe(rights: Rights, partition: int) -> None:
 
 def check_attend(rights: Rights, partition: int, group: str) -> None:
     if not (rights.may_subscribe(partition) and rights.may_attend(partition, group)):
-        raise NotGranted(
-            f"{rights.name} may not work in group {group} in partition {partition}: no grant of the policy that lets it "
-            "subscribe there names the group",
-            next_step=next_step(rights.name, partition),
-            name=rights.name,
-            partition=partition,
-            group=group,
-        )
+        raise denied_group(rights, partition, group)
+
+
+def check_group(rights: Rights, group: str) -> None:
+    """Whether it may do anything in a group of this name, in any partition."""
+    if not rights.may_see_group(group):
+        raise NotGranted(f"{rights.name} may do nothing in group {group}", name=rights.name, group=group)
+
+
+def denied_group(rights: Rights, partition: int, group: str) -> NotGranted:
+    return NotGranted(
+        f"{rights.name} may not work in group {group} in partition {partition}: no grant of the policy that lets it "
+        "subscribe there names the group",
+        next_step=next_step(rights.name, partition),
+        name=rights.name,
+        partition=partition,
+        group=group,
+    )
 
 
 def check_see(rights: Rights, partition: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Protocol
@@ -27,7 +27,6 @@ from waltzd.errors import (
     BadFrame,
     ForeignCluster,
     NoGroupLog,
-    NotGranted,
     NotPermitted,
     Superseded,
     WaltzError,
@@ -44,10 +43,12 @@ from waltzd.server.clients.access import (
     Reviewed,
     check_append,
     check_attend,
+    check_group,
     check_read,
     check_see,
     check_subscribe,
     denied_all,
+    denied_group,
     role_of,
 )
 from waltzd.server.clients.mounts import REFUSED_SECONDS, TEXT_MAX, Mount, check_request, refuse
@@ -97,7 +98,10 @@ class Groups(Protocol):
 
     async def make(self, meta: GroupMeta) -> MadeGroup: ...
     async def find(self, name: str) -> MadeGroup: ...
-    def partitions_of(self, meta: GroupMeta) -> Sequence[int]: ...
+    def partitions_of(self, meta: GroupMeta) -> int:
+        """As bits of one number."""
+        ...
+
     async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
         """`admit` is asked when nothing more is waited for, and raises why not."""
         ...
@@ -112,8 +116,8 @@ class NoGroups:
     async def find(self, name: str) -> MadeGroup:
         raise NoGroupLog("this server keeps no groups")
 
-    def partitions_of(self, meta: GroupMeta) -> Sequence[int]:
-        return ()
+    def partitions_of(self, meta: GroupMeta) -> int:
+        return 0
 
     async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
         raise NoGroupLog("this server keeps no groups")
@@ -265,20 +269,23 @@ class ServerCalls:
 
     # -- durable groups
 
+    def check_group(self, key: UUID, name: str, identity: str = "") -> None:
+        """Raise why a caller may do nothing in a group of this name; before anything else of a request is looked at."""
+        self._check_key(key)
+        check_group(self._access.rights(identity), name)
+
     async def make_group(self, key: UUID, meta: GroupMeta, identity: str = "") -> MadeGroup:
         """On the disks of a majority. One that is there already with the same settings is left as it is."""
-        self._check_key(key)
+        self.check_group(key, meta.name, identity)
         rights = self._access.rights(identity)
-        for partition in self._groups.partitions_of(meta):
-            check_attend(rights, partition, meta.name)
+        denied = rights.first_unattended(meta.name, self._groups.partitions_of(meta))
+        if denied is not None:
+            raise denied_group(rights, denied, meta.name)
         return await self._groups.make(meta)
 
     async def get_group(self, key: UUID, name: str, identity: str = "") -> MadeGroup:
         """Also for a name that may work in it in some partition only."""
-        self._check_key(key)
-        rights = self._access.rights(identity)
-        if not rights.may_see_group(name):
-            raise NotGranted(f"{rights.name} may do nothing in group {name}", name=rights.name, group=name)
+        self.check_group(key, name, identity)
         return await self._groups.find(name)
 
     async def attend(self, link: AttendLink) -> None:

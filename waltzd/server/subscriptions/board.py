@@ -32,7 +32,7 @@ from waltzd.errors import (
     NotReady,
     WaltzError,
 )
-from waltzd.protocol.channels import Channels, numbers_of
+from waltzd.protocol.channels import Channels, bits_of, numbers_in
 from waltzd.protocol.groups import Change, Changed, GroupPlace, GroupTotals, JoinRequest, ParkedTransaction
 from waltzd.protocol.locks import Committed, Lock
 from waltzd.protocol.peers import AttendLink
@@ -52,6 +52,8 @@ ATTEMPTS = 20
 """So often an entry about a group is written once more: each time others were first, or a lock is known roughly only."""
 REWRITES_MAX = 200
 """So many things are written anew, one after the other, between two looks."""
+CHECKED_AT_ONCE = 500
+"""Partitions of a new group that are looked at before others have their turn."""
 PARKED_COUNT_MAX = 1000
 """So many parked transactions are told at once."""
 NO_LOG = "the cluster has no group log yet"
@@ -197,7 +199,7 @@ class Board:
 
     async def make(self, meta: GroupMeta) -> MadeGroup:
         """The group, on the disks of a majority. One with the same settings is left as it is."""
-        self._check(meta)
+        await self._check(meta)
         for _ in range(ATTEMPTS):
             await self.level()
             known = self.ledger.groups.get(meta.name)
@@ -217,7 +219,7 @@ class Board:
 
     async def set(self, meta: GroupMeta, made_at: int) -> MadeGroup:
         """Other settings for a group that goes on."""
-        self._check(meta)
+        await self._check(meta)
         for _ in range(ATTEMPTS):
             await self.level()
             known, _ = self._group(meta.name, made_at)
@@ -269,28 +271,26 @@ class Board:
             raise NoSuchGroup(f"there is no group {name}{why}", group=name)
         return known
 
-    def partitions_of(self, meta: GroupMeta) -> Sequence[int]:
-        """At this moment: a channel may be another one tomorrow."""
-        if meta.partitions is None:
-            return range(self._partitions)
-        return numbers_of(meta.partitions, self._channels())
+    def partitions_of(self, meta: GroupMeta) -> int:
+        """At this moment, as bits of one number: a channel may be another one tomorrow."""
+        return (1 << self._partitions) - 1 if meta.partitions is None else bits_of(meta.partitions, self._channels())
 
-    def _check(self, meta: GroupMeta) -> None:
+    async def _check(self, meta: GroupMeta) -> None:
         """What can be known here of what a group asks for."""
         wrong = meta.mistake()
         if wrong is not None:
             raise BadArgument(f"{wrong[0]} of group {meta.name} {wrong[1]}")
-        numbers = self.partitions_of(meta)
-        for number in (*numbers, *(start.partition for start in meta.starts)):
-            if number >= self._partitions:
-                raise NoSuchPartition(
-                    f"there is no partition {number}: the cluster has {self._partitions}", partition=number
-                )
-        for number in numbers:
-            with suppress(NotReady, NoSuchPartition):
-                pipeline = self._own_pipeline(number)
-                if pipeline is not None:
-                    check_place(meta, number, pipeline, meta.start(number))
+        highest = max([self.partitions_of(meta).bit_length() - 1, *(start.partition for start in meta.starts)])
+        if highest >= self._partitions:
+            raise NoSuchPartition(f"there is no partition {highest}: the cluster has {self._partitions}", partition=highest)
+        starts = {start.partition: start.after for start in meta.starts}
+        for at, number in enumerate(numbers_in(self.partitions_of(meta))):
+            if at % CHECKED_AT_ONCE == CHECKED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            pipeline = self._own_pipeline(number)
+            if pipeline is not None:
+                with suppress(NotReady, NoSuchPartition):
+                    check_place(meta, number, pipeline, starts.get(number, -1))
 
     def _own_pipeline(self, partition: int) -> Pipeline | None:
         try:
@@ -306,7 +306,7 @@ class Board:
         if name not in self.ledger.groups:
             await self.level()
         meta, made_at = self._group(name)
-        if partition not in self.partitions_of(meta):
+        if not self.partitions_of(meta) >> partition & 1:
             raise NotInGroup(
                 f"partition {partition} is none of those of group {name}, which are {meta.partitions or 'all'}",
                 group=name,
