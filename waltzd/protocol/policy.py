@@ -132,6 +132,8 @@ class Rights:
     quotas: Quotas = NO_QUOTAS
     """The highest of those grants that set one. A grant that sets none leaves it to the others."""
     one_instance: bool = False
+    only_reads: bool = False
+    """It appends nowhere, whatever any grant says."""
     _append: int = ALL
     _read: int = ALL
     _subscribe: int = ALL
@@ -204,6 +206,11 @@ class Rights:
 def everything(name: str) -> Rights:
     """Of an operator, and of everybody where there is no policy."""
     return Rights(name)
+
+
+def reading(name: str) -> Rights:
+    """Of an operator, in the group log."""
+    return Rights(name, only_reads=True, _append=0, _locks=(), _groups=())
 
 
 def nothing(name: str) -> Rights:

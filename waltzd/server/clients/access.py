@@ -17,7 +17,7 @@ from typing import Protocol
 
 from waltzd.errors import GroupLogClosed, NotGranted, PolicyUnreadable
 from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, bits_of_ranges
-from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything
+from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything, reading
 from waltzd.protocol.role import Identity, Role
 
 
@@ -69,8 +69,8 @@ class Access:
         return everything(name) if self._policy is None else self._policy.rights_of(name)
 
     def rights_in(self, identity: str, partition: int, *, group_log: int) -> Rights:
-        """The same, in one partition. The group log is closed to applications, and all else to servers. Without
-        certificates nobody can be told apart, so everybody is let in there."""
+        """The same, in one partition. The group log is closed to applications, operators only read it, and all else is
+        closed to servers. Without certificates nobody can be told apart, so everybody is let in there."""
         role = role_of(identity)
         if partition != group_log:
             if role is Role.SERVER:
@@ -78,7 +78,8 @@ class Access:
             return self.rights(identity)
         if role is Role.CLIENT:
             raise GroupLogClosed(f"{identity} asks for partition {partition}, which is the group log")
-        return everything(_who(identity)[0])
+        name = _who(identity)[0]
+        return everything(name) if role in (Role.SERVER, None) else reading(name)
 
     def channels(self, rights: Rights) -> tuple[Channel, ...]:
         """Those that have a partition in which this caller may do something."""
@@ -123,6 +124,8 @@ def _who(identity: str) -> tuple[str, bool]:
 
 
 def check_append(rights: Rights, partition: int) -> None:
+    if rights.only_reads:
+        raise GroupLogClosed(f"{rights.name} may read partition {partition}, the group log; only servers append to it")
     if not rights.may_append(partition):
         raise denied(rights, "append to", partition)
 
