@@ -113,7 +113,7 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         supervisor = ends.enter_context(closing(Supervisor.of_this_process()))
         supervisor.status(f"waiting for the coordinator at {config.hosts}")
         coordinator = ZooKeeperCoordinator(
-            config.hosts, config.cluster, config.access, session_seconds=config.session_seconds
+            config.hosts, config.cluster, config.access, session_seconds=config.session_seconds, needs_loop=True
         )
         await coordinator.start()
         ends.push_async_callback(coordinator.close)
