@@ -36,7 +36,7 @@ from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.groups import Dismissed, JoinRequest
 from waltzd.protocol.peers import AttendLink, MountLink
-from waltzd.protocol.policy import Rights
+from waltzd.protocol.policy import NO_QUOTAS, Rights
 from waltzd.protocol.role import Role
 from waltzd.server.clients.access import (
     Access,
@@ -53,8 +53,10 @@ from waltzd.server.clients.access import (
 )
 from waltzd.server.clients.mounts import REFUSED_SECONDS, TEXT_MAX, Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.clients.registry import Registry, Use, Who, who_is
+from waltzd.server.clients.registry import REQUEST_COST, Registry, Use, Who, who_is
 
+PLACE_COST = 32
+"""Bytes that an answer takes for each partition, about."""
 REQUEST_SECONDS = 10.0
 """How long a client may take to say what it wants to mount."""
 
@@ -138,6 +140,17 @@ class ServerCalls:
     def _rights(self, identity: str, partition: int) -> Rights:
         return self._access.rights_in(identity, partition, group_log=self._owner.topology().group_log)
 
+    async def _pay(self, identity: str, rights: Rights, size: int = REQUEST_COST) -> None:
+        """A call counts against the quota of its name."""
+        if rights.quotas is not NO_QUOTAS:
+            await self._registry.use_of(who_is(identity), rights.quotas).pay(size)
+
+    async def located(self, identity: str = "") -> Topology:
+        """The same as `locate`, paid for by what it tells."""
+        found = self.locate(identity)
+        await self._pay(identity, self._access.rights(identity), REQUEST_COST + PLACE_COST * len(found.places))
+        return found
+
     def locate(self, identity: str = "") -> Topology:
         """`identity`, here and below: what the caller's certificate says; empty without one."""
         rights = self._access.rights(identity)
@@ -157,6 +170,9 @@ class ServerCalls:
         rights = self._access.rights(identity)
         if rights.is_nothing:
             raise denied_all(identity)
+        use = self._registry.use_of(who_is(identity), rights.quotas)
+        await use.pay(REQUEST_COST)
+        await use.take_id()
         client, epoch = await self._owner.register(), 0
         if introduction.is_exclusive or rights.one_instance:
             epoch = await self._epoch(who_is(identity), identity, introduction)
@@ -208,7 +224,9 @@ class ServerCalls:
         """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
         partition may ask: it is where appends without a view stand."""
         self._check_key(key)
-        check_see(self._rights(identity, partition), partition)
+        rights = self._rights(identity, partition)
+        check_see(rights, partition)
+        await self._pay(identity, rights)
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
@@ -217,7 +235,9 @@ class ServerCalls:
     async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
-        check_read(self._rights(identity, partition), partition)
+        rights = self._rights(identity, partition)
+        check_read(rights, partition)
+        await self._pay(identity, rights)
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
@@ -236,8 +256,10 @@ class ServerCalls:
         rights = self._rights(identity, partition)
         check_read(rights, partition)
         pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
+        await use.pay(REQUEST_COST)
         async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
+                await use.pay(len(run.data))
                 check_read(self._rights(identity, partition), partition)
                 yield run
 
@@ -281,11 +303,13 @@ class ServerCalls:
         denied = rights.first_unattended(meta.name, self._groups.partitions_of(meta))
         if denied is not None:
             raise denied_group(rights, denied, meta.name)
+        await self._pay(identity, rights)
         return await self._groups.make(meta)
 
     async def get_group(self, key: UUID, name: str, identity: str = "") -> MadeGroup:
         """Also for a name that may work in it in some partition only."""
         self.check_group(key, name, identity)
+        await self._pay(identity, self._access.rights(identity))
         return await self._groups.find(name)
 
     async def attend(self, link: AttendLink) -> None:

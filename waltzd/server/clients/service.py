@@ -111,7 +111,7 @@ class LogService(LogServicer):
 
     async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
         try:
-            return to_message(wire.Topology, self._calls.locate(_identity(context)))
+            return to_message(wire.Topology, await self._calls.located(_identity(context)))
         except WaltzError as error:
             await abort(context, error)
 
