@@ -173,6 +173,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "lag": ("waltzctl.groups.command:lag", "How far groups are behind, partition by partition."),
         "list": ("waltzctl.groups.command:list_", "The groups, a line each."),
         "parked": ("", "What a group has put aside."),
+        "pass-over": ("waltzctl.groups.changes:pass_over", "Let groups go on without an entry that cannot be read."),
         "remove": ("waltzctl.groups.changes:remove", "Take a group away; the log stays."),
         "reset": ("waltzctl.groups.position:reset", "Let a group begin elsewhere."),
         "resume": ("waltzctl.groups.position:resume", "Let a group go on that has stopped."),

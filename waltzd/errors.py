@@ -250,7 +250,10 @@ class GroupStateDamaged(WaltzError):
 
     code, exit_code, status = "W2301", EXIT_ERROR, "DATA_LOSS"
     not_done = "nothing was given to a member"
-    next_step = "bring all servers to the newest version; if it stays so, keep the log, and report it"
+    next_step = (
+        "bring all servers to the newest version; if it stays so, report it, and let groups go on without the entry: "
+        "`waltzctl group pass-over ENTRY`"
+    )
 
 
 class GroupLogClosed(WaltzError):

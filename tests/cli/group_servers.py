@@ -157,6 +157,12 @@ class Admin(ServerAdminServicer):
         assert self.servers.groups.pop(request.name).made_at == request.made_at
         return wire.RemoveGroupReply()
 
+    def PassEntry(self, request: Any, context: Any) -> Any:
+        self._heard(context)
+        self._refuse(context)
+        self.servers.asked.append((self.name, "pass over", request.id))
+        return wire.PassEntryReply()
+
     def ChangeGroup(self, request: Any, context: Any) -> Any:
         self._heard(context)
         self._refuse(context)

@@ -148,6 +148,16 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
     ]  # fmt: skip
 
 
+def test_groups_go_on_without_an_entry_that_cannot_be_read(servers: Servers, waltzctl: Tool) -> None:
+    refused(waltzctl("group", "pass-over", "1742", "--yes", *WHERE), 2, "say --confirm 1742")
+    assert waltzctl("group", "pass-over", "1742", "--dry-run", *WHERE).code == 0
+    assert servers.asked == []
+    assert waltzctl("group", "pass-over", "1742", "--confirm", "1742", "--reason", "case 815", *WHERE).code == 0
+    assert [what[1:] for what in servers.asked] == [("pass over", 1742)]
+    (row,) = as_json(waltzctl("history", *WHERE, "-o", "json"))["history"]
+    assert (row["verb"], row["subject"], row["outcome"], row["reason"]) == ("group pass-over", "1742", "done", "case 815")
+
+
 def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
     def begins(*words: str) -> str:
         return steps(waltzctl("group", "create", "mailer", *words, *WHERE, "--dry-run", "-o", "json"))[-1]
@@ -269,7 +279,7 @@ def test_what_passes_is_waited_for_and_what_stays_is_told(servers: Servers, walt
 
 def test_the_examples_of_the_help_are_run(servers: Servers, waltzctl: Tool) -> None:
     commands = ("create", "describe", "lag", "list", "set", "reset", "skip", "resume", "parked list", "parked replay")
-    for words in (*commands, "parked discard", "remove"):
+    for words in (*commands, "parked discard", "pass-over", "remove"):
         for arguments in examples(waltzctl, ["group", *words.split()]):
             if words not in ("create", "remove"):
                 servers.put(3, place(0, floor=9, stopped="id 10", parked=1), name="mailer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -138,6 +139,52 @@ def test_what_was_committed_outlives_a_kill(zookeeper: LocalZooKeeper) -> None:
             assert await waiting != token
 
     told(work())
+
+
+def test_a_process_whose_loop_stands_loses_its_session(zookeeper: LocalZooKeeper) -> None:
+    """Its threads live, and say nothing in its name. When the loop goes on, so does the process, in another session."""
+    stands, goes_on, is_over = threading.Event(), threading.Event(), threading.Event()
+    seen: list[object] = []
+    root = f"/{uuid4()}"
+
+    def connected(needs_loop: bool) -> ZooKeeperCoordinator:
+        return ZooKeeperCoordinator(
+            zookeeper.hosts, root, session_seconds=SHORT_SECONDS, call_seconds=60, needs_loop=needs_loop
+        )
+
+    async def stand() -> None:
+        one = connected(True)
+        await one.start()
+        await one.commit([Create("/", b""), Create("/e", b"mine", ephemeral=True)])
+        stands.set()
+        goes_on.wait(80)
+        await until(one, lambda: one.session == 2)
+        seen.append(await one.get("/e"))
+        seen.append(one.session)
+        await one.close()
+
+    def stood() -> None:
+        try:
+            asyncio.run(stand())
+        finally:
+            is_over.set()
+
+    async def work() -> None:
+        threading.Thread(target=stood, daemon=True).start()
+        assert await asyncio.to_thread(stands.wait, 60)
+        other = connected(False)
+        await other.start()
+        try:
+            token: object | None = None
+            while await other.get("/e") is not None:
+                token = await other.wait_for_change(["/e"], token)
+        finally:
+            goes_on.set()
+            assert await asyncio.to_thread(is_over.wait, 60)
+            await other.close()
+
+    told(work())
+    assert seen == [None, 2]
 
 
 def test_the_loss_and_the_return_of_contact_are_said_once(

@@ -184,6 +184,7 @@ class Picture:
             **{name: sum(getattr(one, name) for one in said) for name in _ADDED},
             troubles=tuple(trouble for one in said for trouble in one.troubles),
             trouble=next((one.trouble for one in said if one.trouble), ""),
+            foreign=max(one.foreign for one in said),
         )
 
     @property

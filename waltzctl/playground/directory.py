@@ -21,7 +21,7 @@ from pathlib import Path
 
 from waltzctl.playground.daemon import birth
 from waltzctl.shell.blueprint import BLUEPRINT, CREDENTIALS, STATE
-from waltzd.daemon.audit import AUDIT_NAME
+from waltzd.daemon.audit import AUDIT_NAME, TRAFFIC_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
 from waltzd.errors import AlreadyThere, DirectoryHeld, NoLocalCluster
@@ -40,12 +40,14 @@ _DIRECTORIES = re.compile(
     """,
     re.VERBOSE,
 )
-_OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME, AUDIT_NAME)
+_AUDITS = AUDIT_NAME, TRAFFIC_NAME
+_AUDIT = "|".join(map(re.escape, _AUDITS))
+_OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME, *_AUDITS)
 _FILES = re.compile(
     rf"""
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}
     | log/(zookeeper|(storage|server)-\d+)\.log(\.old)?
-    | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)? | {re.escape(AUDIT_NAME)}(\.\d+)?)
+    | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)? | ({_AUDIT})(\.\d+)?)
     | certificates/(ca|(storage-storage|server-server)-\d+|(zookeeper|operator|client)-[\w.]+)\.(pem|key)
     | certificates/{re.escape(CREDENTIALS)}{_NEW}
     | zookeeper/(keystore|authorities)\.pem

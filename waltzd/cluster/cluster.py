@@ -46,6 +46,7 @@ from waltzd.errors import (
     NameInUse,
     NodeExists,
     NodeMissing,
+    TooManyCallers,
     Unsafe,
     WaltzError,
 )
@@ -83,6 +84,8 @@ therefore not give out an id a second time, unless more than so many were given 
 CLIENT_IDS_JUMP_MAX = 1 << 30
 """A counter that is so far above the clock, and above what was read before, was not counted up to there. Ids begin
 again after `CLIENT_ID_MAX` of them, so one that jumps gives out ids of clients that live."""
+CLIENT_IDS_BEYOND_MAX = 1 << 27
+"""So many client ids a server gives out beyond `CLIENT_IDS_PER_SECOND`, a sixteenth of all, until it is started again."""
 CLIENT_IDS_AHEAD = 1 << 20
 """A counter that is made anew begins so far above all that is known of the one that was deleted."""
 ATTEMPTS_MAX = 100
@@ -137,6 +140,8 @@ class Cluster:
         """As it was read last."""
         self._counted = 0
         """The highest `next` that was ever read or written here."""
+        self._beyond = self._beyond_at = 0.0
+        """Client ids given out here beyond what the clock allows for, and when that was, by the time of the loop."""
 
     # -- the cluster ---------------------------------------------------------------------------------------------------
 
@@ -425,9 +430,22 @@ class Cluster:
         Compare-and-set alone excludes that two get the same id. When the document went back, what this server knows of it
         excludes it, and the clock: what was counted since then was counted in time that has passed. A document that jumps
         ahead, to where ids begin again, is refused. A clock that is wrong does no harm: one that is behind
-        changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them, four years at the earliest:
-        an outcome is looked for only in what was written after the request, so an id out of use is free."""
+        changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them. The clock alone takes four
+        years for that, and one server adds no more than `CLIENT_IDS_BEYOND_MAX`, however many are asked for. An outcome is
+        looked for only in what was written after the request, so an id out of use is free."""
         async with self._counting:
+            now = asyncio.get_running_loop().time()
+            self._beyond = max(0.0, self._beyond - CLIENT_IDS_PER_SECOND * (now - self._beyond_at))
+            self._beyond_at = now
+            if self._beyond >= CLIENT_IDS_BEYOND_MAX:
+                raise TooManyCallers(
+                    f"this server has given out {CLIENT_IDS_BEYOND_MAX} client ids more than {CLIENT_IDS_PER_SECOND} a "
+                    "second: at that pace ids would begin again while clients have them",
+                    not_done="no client id was given out",
+                    next_step="see with `waltzctl client list` who registers without end, and take its grants; "
+                    f"{CLIENT_IDS_PER_SECOND} ids a second are given out meanwhile",
+                )
+            self._beyond += 1
             return await self._next_client_id()
 
     def _check_jump(self, counter: Counter) -> None:

@@ -4,6 +4,10 @@ Everything here happens on the loop; kazoo's threads only hand results and event
 kazoo. Contact: nothing is given to it while there is none, because it would send it whenever contact returns, long after
 the call timed out. Watches: ZooKeeper forgets them with the connection, so a task that waits for a change looks again
 whenever contact returns, and compares.
+
+Kazoo's thread keeps the coordinator session alive by itself, also when the loop stands: the process would hold what it has
+and do nothing with it. So a server's loop gives a beat, and without it the thread sends nothing and connects to nothing
+(`LoopBeat`): the coordinator gives the session up in time, and others take over.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +43,11 @@ from waltzd.errors import (
 CALL_SECONDS = 10.0
 RECONNECT_SECONDS_MAX = 1.0
 RESTART_SECONDS = 1.0
+LATE_SHARE = 1 / 3
+"""Of the time of a coordinator session: a loop that stands still for so long is late. So the session ends after four thirds
+of that time at the latest, and a stop of less costs nothing."""
+BEATS = 4
+"""So often in that time the loop gives a beat."""
 log = logging.getLogger("waltz.zookeeper")
 _KAZOO_LOG = logging.getLogger("waltz.zookeeper.kazoo")
 """Kazoo reports every attempt to connect; we say once that contact was lost, and that it is back."""
@@ -53,15 +63,44 @@ _UNANSWERED = (
 )
 
 
+class LoopBeat:
+    """A sign of life of an event loop, for threads that speak in its name."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`seconds`: the loop is late when it gave no beat for so long. `clock`: read by any thread."""
+        self._seconds = seconds
+        self._clock = clock
+        self._at: float | None = None
+        """When the last beat was; None while nobody watches for one."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._at = self._clock()
+        self._timer = loop.call_later(self._seconds / BEATS, self.start, loop)
+
+    def stop(self) -> None:
+        """The loop is not late any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at = self._timer = None
+
+    def check(self) -> None:
+        """Raise OSError if the loop is late: what kazoo takes for a lost connection."""
+        at = self._at
+        if at is not None and (late := self._clock() - at) > self._seconds:
+            raise OSError(f"the event loop has stood still for {late:.1f} seconds; {self._seconds:.1f} are allowed")
+
+
 class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
     """Kazoo's threads and connections; says when one of the threads has ended.
 
     TLS is made here: kazoo trusts the authorities of the machine beside ours, and waits for a connection that has nothing
     to tell while an answer of it lies decrypted in memory."""
 
-    def __init__(self, tls: CoordinatorTls | None, ended: Callable[[], None]) -> None:
+    def __init__(self, tls: CoordinatorTls | None, beat: LoopBeat, ended: Callable[[], None]) -> None:
         super().__init__()
         self._tls = tls
+        self._beat = beat
         self._ended = ended
         self.trouble = ""
         """Why the last connection did not come to be."""
@@ -69,6 +108,7 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: object) -> socket.socket:
         plain: socket.socket | None = None
         try:
+            self._beat.check()
             plain = socket.create_connection(address, timeout)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made = plain if self._tls is None else self._tls.context().wrap_socket(plain, server_hostname=hostname)
@@ -81,9 +121,13 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
         return made
 
     def select(self, readers: Sequence[Any], writers: Sequence[Any], others: Sequence[Any], timeout: float | None) -> Any:
+        """Kazoo asks before it reads and before it writes anything."""
         ready = [one for one in readers if isinstance(one, ssl.SSLSocket) and one.pending() > 0]
         if not ready:
-            return super().select(readers, writers, others, timeout)
+            every = super().select(readers, writers, others, timeout)
+            self._beat.check()
+            return every
+        self._beat.check()
         found, *rest = super().select(readers, writers, others, 0)
         return [*found, *(one for one in ready if one not in found)], *rest
 
@@ -109,7 +153,9 @@ class ZooKeeperCoordinator:
         *,
         session_seconds: float = 6.0,
         call_seconds: float = CALL_SECONDS,
+        needs_loop: bool = False,
     ) -> None:
+        """`needs_loop`: the coordinator session ends when the loop stands still, as it shall for daemons."""
         if not root.startswith("/") or any(part in ("", ".", "..") for part in root[1:].split("/")):
             raise BadArgument(f"{root!r} is not a path for a cluster: write it like /waltz/payments")
         self.hosts, self.root, self._access = hosts, root, access
@@ -120,6 +166,8 @@ class ZooKeeperCoordinator:
         self._watchers = Watchers()
         self.on_change = self._watchers.on_change
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._beat = LoopBeat(session_seconds * LATE_SHARE)
+        self._needs_loop = needs_loop
         self._client = self._make_client()
 
     def _make_client(self) -> KazooClient:
@@ -128,7 +176,7 @@ class ZooKeeperCoordinator:
         wrong = f"{self.hosts!r} is not a list of ZooKeeper addresses: write them like one:2181,two:2181"
         if "/" in self.hosts:
             raise BadArgument(wrong)
-        threads = self._threads = _Threads(self._access.tls, lambda: self._tell(self._on_end, client))
+        threads = self._threads = _Threads(self._access.tls, self._beat, lambda: self._tell(self._on_end, client))
         try:
             client = KazooClient(
                 self.hosts,
@@ -147,6 +195,8 @@ class ZooKeeperCoordinator:
     async def start(self) -> None:
         """Connect, or raise within the deadline of a call."""
         self._loop = asyncio.get_running_loop()
+        if self._needs_loop:
+            self._beat.start(self._loop)
         self._client.start_async()
         try:
             async with asyncio.timeout(self._call_seconds):
@@ -364,6 +414,7 @@ class ZooKeeperCoordinator:
         self._is_closed, had_contact = True, self._contact.is_set()
         self._contact.clear()
         self._watchers.wake()
+        self._beat.stop()
         if self._loop is None:
             return
         ended = asyncio.Event()

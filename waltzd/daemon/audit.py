@@ -23,8 +23,13 @@ from waltzd.daemon.config import DaemonConfig
 from waltzd.disk.real import translate
 from waltzd.errors import BadConfig, WaltzError, tree
 from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, AuditLine, AuditLines, Deed, Refusals, decode, encode
+from waltzd.protocol.role import Role
 
 AUDIT_NAME = "audit.log"
+"""What people did, and what anybody had no right to."""
+TRAFFIC_NAME = "audit-traffic.log"
+"""What servers and applications do every day. It is in a file of its own, so that applications, which may do it without
+end, push no line of a person out of the other one."""
 RECENT_MAX = 500
 """Of the lines in memory, of each kind: what people did, or were refused; and what servers and applications did."""
 WAITING_MAX = 10_000
@@ -40,6 +45,7 @@ _MISCONFIGURED = frozenset(
 )
 _DENIED = frozenset(code for code, kind in tree().items() if kind.status == "PERMISSION_DENIED")
 _PEOPLE = ("StorageAdmin/", "ServerAdmin/", "audit/")
+_OPERATOR = f"/role/{Role.OPERATOR}/"
 log = logging.getLogger("waltz.audit")
 
 
@@ -144,22 +150,26 @@ class ChainedFile:
 
 
 class AuditLog:
-    """The file, if there is one, and the newest lines in memory. Any thread may write."""
+    """Two files, if there are any, and the newest lines in memory. Any thread may write."""
 
-    def __init__(self, file: ChainedFile | None) -> None:
-        """`BadConfig` when the file can never be written; a full disk is none of these reasons."""
+    def __init__(self, file: ChainedFile | None, traffic: ChainedFile | None = None) -> None:
+        """`traffic`: for what servers and applications do; None: it stands in `file`, too. `BadConfig` when a file can
+        never be written; a full disk is none of these reasons."""
         self._file = file
+        self._traffic = traffic or file
         self._changed = threading.Condition()
         self._refusals = Refusals()
         self._people: deque[AuditLine] = deque(maxlen=RECENT_MAX)
         self._others: deque[AuditLine] = deque(maxlen=RECENT_MAX)
         self._number = 0
-        self._waiting: deque[AuditLine] = deque()
-        self._lost = 0
-        self._complaint: WaltzError | None = None
-        if file is not None:
-            self._open(file)
-            threading.Thread(target=self._write, args=(file,), name="audit", daemon=True).start()
+        files = [one for one in dict.fromkeys((file, traffic)) if one is not None]
+        self._waiting: dict[ChainedFile, deque[AuditLine]] = {one: deque() for one in files}
+        self._lost = dict.fromkeys(files, 0)
+        self._complaint: dict[ChainedFile, WaltzError] = {}
+        for one in files:
+            self._open(one)
+        for one in files:
+            threading.Thread(target=self._write, args=(one,), name="audit", daemon=True).start()
         self.note(Deed(who=NOBODY, peer="", what=BEGAN, about=f"version={version('waltzd')} process={os.getpid()}"))
         log.info("the audit log begins; %s", self._place())
 
@@ -171,7 +181,7 @@ class AuditLog:
                 raise BadConfig(f"the audit log cannot be written: {translate(error, file.path).message}") from error
             self._complain(error, file)
             return
-        self._number = file.number
+        self._number = max(self._number, file.number)
         for line in before:
             self._ring(line).append(line)
 
@@ -191,19 +201,22 @@ class AuditLog:
     def _put(self, deed: Deed, now_ms: int) -> None:
         self._number += 1
         line = AuditLine(**asdict(deed), number=self._number, time_ms=now_ms)
-        self._ring(line).append(line)
-        if self._file is not None:
-            if len(self._waiting) < WAITING_MAX:
-                self._waiting.append(line)
+        ring = self._ring(line)
+        ring.append(line)
+        file = self._file if ring is self._people else self._traffic
+        if file is not None:
+            if len(self._waiting[file]) < WAITING_MAX:
+                self._waiting[file].append(line)
             else:
-                self._lost += 1
+                self._lost[file] += 1
             self._changed.notify_all()
         if line.what not in (BEGAN, ENDED, LOST):
             log.log(_level(line), "%s", sentence(line), extra={"code": line.code})
 
     def _ring(self, line: AuditLine) -> deque[AuditLine]:
         """What applications and servers do is much, and must not push out what people do."""
-        return self._people if line.what.startswith(_PEOPLE) or _is_denied(line) else self._others
+        is_ours = line.what.startswith(_PEOPLE) or _OPERATOR in line.who or _is_denied(line)
+        return self._people if is_ours else self._others
 
     def lines(self) -> AuditLines:
         """The newest, oldest first."""
@@ -227,16 +240,16 @@ class AuditLog:
 
     def flush(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting, FLUSH_SECONDS)
+            self._changed.wait_for(lambda: not any(self._waiting.values()), FLUSH_SECONDS)
 
     # -- the thread
 
     def _write(self, file: ChainedFile) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting, LOOK_SECONDS)
+                self._changed.wait_for(lambda: self._waiting[file], LOOK_SECONDS)
                 self._count_refusals()
-                batch = list(self._waiting)
+                batch = list(self._waiting[file])
             if batch and not self._append(file, batch):
                 time.sleep(LOOK_SECONDS)
 
@@ -248,23 +261,22 @@ class AuditLog:
             return False
         with self._changed:
             for _ in batch:
-                self._waiting.popleft()
-            lost, self._lost = self._lost, 0
+                self._waiting[file].popleft()
+            lost, self._lost[file] = self._lost[file], 0
             if lost:
                 self._put(Deed(who=NOBODY, peer="", what=LOST, about="they could not be written", times=lost), _now_ms())
             self._changed.notify_all()
-        if self._complaint is not None:
-            self._complaint = None
+        if self._complaint.pop(file, None) is not None:
             log.warning("the audit log %s is written again; %d lines of it were lost", file.path, lost)
         return True
 
     def _complain(self, error: OSError, file: ChainedFile) -> None:
         """Once, until it works again."""
         found = translate(error, f"writing {file.path}")
-        if self._complaint is None:
+        if file not in self._complaint:
             log.error("%s the audit log cannot be written: %s. This daemon goes on; the newest %d lines wait in memory",
                       found.code, found.message, WAITING_MAX)  # fmt: skip
-        self._complaint = found
+        self._complaint[file] = found
 
 
 def sentence(line: AuditLine) -> str:
@@ -293,4 +305,12 @@ def audit_log(config: DaemonConfig, directory: str | None) -> AuditLog:
     """That of a daemon. `directory`: where it is kept unless the configuration says otherwise; without one, in memory."""
     path = config.audit_file or (None if directory is None else os.path.join(directory, AUDIT_NAME))
     bounds = {"bytes_max": config.audit_bytes_max, "files_max": config.audit_files_max}
-    return AuditLog(None if path is None else ChainedFile(path, **bounds))
+    if path is None:
+        return AuditLog(None)
+    return AuditLog(ChainedFile(path, **bounds), ChainedFile(_traffic_beside(path), **bounds))
+
+
+def _traffic_beside(path: str) -> str:
+    """`audit-traffic.log` beside `audit.log`."""
+    root, extension = os.path.splitext(path)
+    return f"{root}-traffic{extension}"

@@ -209,7 +209,7 @@ _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = 
     ("backup_lag_transactions", "Committed transactions that are not backed up.", lambda owned: owned.lost_now),
 )
 _OF_GROUPS: tuple[tuple[str, str, Callable[[GroupTotals], float]], ...] = (
-    ("groups", "Durable groups of the whole cluster. Only where there is a group log, as the next eight.",
+    ("groups", "Durable groups of the whole cluster. Only where there is a group log, as the next nine.",
      lambda found: found.groups),
     ("groups_behind", "1 while it may not know the newest of groups, as the group log is away or damaged.",
      lambda found: bool(found.trouble)),
@@ -222,6 +222,8 @@ _OF_GROUPS: tuple[tuple[str, str, Callable[[GroupTotals], float]], ...] = (
     ("group_in_flight", "Transactions that members of groups have in their hands.", lambda found: found.in_flight),
     ("group_lag", "Transactions that are committed and that groups have not done.", lambda found: found.lag),
     ("group_parked", "Transactions that groups have put aside.", lambda found: found.parked),
+    ("group_log_foreign_entries", "Entries of the group log that no server wrote; they are passed over.",
+     lambda found: found.foreign),
 )  # fmt: skip
 _COUNTED: tuple[tuple[str, str, Callable[[PartitionStatistics], float]], ...] = (
     ("attempted_transactions", "Transactions that clients wanted to append.", lambda done: done.attempts),

@@ -7,9 +7,12 @@ gives it at that moment. It begins with a letter, so it is never taken for a num
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType, TypeAlias
+
+import numpy as np
 
 from waltzd.errors import BadArgument, NoSuchChannel
 from waltzd.format.layout import PARTITIONS_MAX
@@ -63,29 +66,76 @@ def named_in(text: str) -> list[str]:
 def numbers_of(text: str, channels: Channels | None = None) -> tuple[int, ...]:
     """`0-3,orders` as a person types it: each number once, as they were said. None: the caller knows no channels.
 
+    Of a range only numbers that were not said before cost anything: `0-65535` a hundred times is as cheap as once.
+
     Raises:
         NoSuchChannel: A name is none of these channels.
-        BadArgument: A part is no number, no range, and no name of a channel.
+        BadArgument: A part is no number, no range, and no name of a channel; or the text is too long.
     """
-    return tuple(dict.fromkeys(_numbers(text, channels)))
+    is_said = np.zeros(PARTITIONS_MAX, np.bool_)
+    found: list[int] = []
+    for numbers in _ranges(text, channels):
+        part = is_said[numbers.start : numbers.stop]
+        found += (np.flatnonzero(~part) + numbers.start).tolist()
+        part[:] = True
+    return tuple(found)
 
 
-def _numbers(text: str, channels: Channels | None) -> Iterator[int]:
-    for part in map(str.strip, text.split(",")):
-        if channels is not None and is_channel(part):
-            if part not in channels:
-                raise no_channel(part)
-            yield from _numbers(channels[part], None)
-            continue
-        given = _TYPED.fullmatch(part)
-        if given is None:
-            what = f"{part!r} is no partition and no range of partitions"
-            what += "" if channels is None else ", and no channel has such a name"
-            raise BadArgument(what, next_step=f"write it as 0-3,7{'' if channels is None else ', or name a channel'}")
-        numbers = range(int(given[1]), int(given[2] or given[1]) + 1)
-        if not numbers or numbers[-1] >= PARTITIONS_MAX:
-            raise BadArgument(f"{part!r} is no range of partitions", next_step="write it as 0-3,7")
-        yield from numbers
+def bits_of(text: str, channels: Channels) -> int:
+    """The same numbers as bits of one number. Raises what `numbers_of` raises."""
+    bits = 0
+    for part in _parts(text):
+        if part in channels:
+            bits |= bits_of_ranges(channels[part])
+        elif is_channel(part):
+            raise no_channel(part)
+        else:
+            numbers = _range(part, channels)
+            bits |= (1 << numbers.stop) - (1 << numbers.start)
+    return bits
+
+
+@lru_cache(maxsize=4096)
+def bits_of_ranges(ranges: Ranges) -> int:
+    """The partitions of a channel, as bits of one number."""
+    return bits_of(ranges, NO_CHANNELS)
+
+
+def numbers_in(bits: int) -> tuple[int, ...]:
+    """The numbers whose bits are set, rising."""
+    raw = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
+    return tuple(np.flatnonzero(np.unpackbits(raw, bitorder="little")).tolist())
+
+
+def _ranges(text: str, channels: Channels | None) -> Iterator[range]:
+    for part in _parts(text):
+        if channels is not None and part in channels:
+            yield from _ranges(channels[part], None)
+        elif channels is not None and is_channel(part):
+            raise no_channel(part)
+        else:
+            yield _range(part, channels)
+
+
+def _parts(text: str) -> Iterable[str]:
+    """Each part once."""
+    if len(text) > LENGTH_MAX:
+        raise BadArgument(
+            f"partitions are said in {len(text)} characters; {LENGTH_MAX} are allowed", next_step="say them as ranges"
+        )
+    return dict.fromkeys(map(str.strip, text.split(",")))
+
+
+def _range(part: str, channels: Channels | None) -> range:
+    given = _TYPED.fullmatch(part)
+    if given is None:
+        what = f"{part!r} is no partition and no range of partitions"
+        what += "" if channels is None else ", and no channel has such a name"
+        raise BadArgument(what, next_step=f"write it as 0-3,7{'' if channels is None else ', or name a channel'}")
+    numbers = range(int(given[1]), int(given[2] or given[1]) + 1)
+    if not numbers or numbers[-1] >= PARTITIONS_MAX:
+        raise BadArgument(f"{part!r} is no range of partitions", next_step="write it as 0-3,7")
+    return numbers
 
 
 def no_channel(name: str) -> NoSuchChannel:

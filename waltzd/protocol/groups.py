@@ -303,3 +303,5 @@ class GroupTotals:
     """The worst of them."""
     trouble: str = ""
     """Why this server knows nothing newer of groups; empty: it knows all."""
+    foreign: int = 0
+    """Entries of the group log that no server wrote: they are passed over."""

@@ -22,13 +22,12 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import NewType, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, is_channel
+from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, Ranges, bits_of_ranges, is_channel
 from waltzd.protocol.locks import NAMESPACE_BITS, namespace_of
 
 ANONYMOUS = "anonymous"
@@ -111,16 +110,8 @@ def _bits(parts: Parts | None, channels: Channels) -> int:
         return ALL
     bits = 0
     for part in parts.split(","):
-        bits |= _bits_of(channels.get(part, "") if is_channel(part) else part)
-    return bits
-
-
-@lru_cache(maxsize=4096)
-def _bits_of(ranges: str) -> int:
-    bits = 0
-    for part in ranges.split(",") if ranges else ():
-        first, _, last = part.partition("-")
-        bits |= (1 << int(last or first) + 1) - (1 << int(first))
+        if part in channels or not is_channel(part):
+            bits |= bits_of_ranges(channels.get(part, Ranges(part)))
     return bits
 
 
@@ -141,6 +132,8 @@ class Rights:
     quotas: Quotas = NO_QUOTAS
     """The highest of those grants that set one. A grant that sets none leaves it to the others."""
     one_instance: bool = False
+    only_reads: bool = False
+    """It appends nowhere, whatever any grant says."""
     _append: int = ALL
     _read: int = ALL
     _subscribe: int = ALL
@@ -183,6 +176,19 @@ class Rights:
     def may_see_group(self, group: str) -> bool:
         return any(bits != 0 and matches(patterns, group) for bits, patterns in self._groups)
 
+    def first_unattended(self, group: str, partitions: int) -> int | None:
+        """The first of these partitions, as bits, in which it may not work in a durable group; None: there is none."""
+        allowed = 0
+        for bits, patterns in self._groups:
+            if matches(patterns, group):
+                allowed |= bits
+        denied = partitions & ~(allowed & (self._subscribe | self._read))
+        return None if denied == 0 else (denied & -denied).bit_length() - 1
+
+    def sees_any(self, partitions: int) -> bool:
+        """Whether it has any right in one of these partitions, as bits."""
+        return (self._append | self._read | self._subscribe) & partitions != 0
+
     def locks(self, partition: int) -> Spaces | None:
         """What appends to the partition may lock; None: everything."""
         if partition not in self._spaces:
@@ -200,6 +206,11 @@ class Rights:
 def everything(name: str) -> Rights:
     """Of an operator, and of everybody where there is no policy."""
     return Rights(name)
+
+
+def reading(name: str) -> Rights:
+    """Of an operator, in the group log."""
+    return Rights(name, only_reads=True, _append=0, _locks=(), _groups=())
 
 
 def nothing(name: str) -> Rights:

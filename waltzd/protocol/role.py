@@ -124,6 +124,7 @@ RIGHTS: dict[str, frozenset[Role]] = {
     "/waltz.v1.ServerAdmin/ListParked": _LOOKING,
     "/waltz.v1.ServerAdmin/SetGroup": _OPERATORS,
     "/waltz.v1.ServerAdmin/RemoveGroup": _OPERATORS,
+    "/waltz.v1.ServerAdmin/PassEntry": _OPERATORS,
     "/waltz.v1.ServerAdmin/ChangeGroup": _OPERATORS,
 }
 """Which roles may make a call; one that is not listed is refused to all. Operators read what is committed: the storage

@@ -118,6 +118,14 @@ class ServerAdminService(ServerAdminServicer):
         except WaltzError as error:
             await abort(context, error)
 
+    async def PassEntry(self, request: wire.PassEntryRequest, context: Context) -> wire.PassEntryReply:
+        try:
+            self._check_key(request.cluster_key)
+            await self._groups.pass_over(request.id)
+            return wire.PassEntryReply()
+        except WaltzError as error:
+            await abort(context, error)
+
     async def ChangeGroup(self, request: wire.ChangeGroupRequest, context: Context) -> wire.GroupChanged:
         try:
             self._check_key(request.cluster_key)

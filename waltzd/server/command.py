@@ -66,7 +66,8 @@ from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
 from waltzd.server.subscriptions.group_log import ClientLog
-from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
+from waltzd.wire.limits import REQUEST_BYTES_MAX
+from waltzd.wire.listener import Listener
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls, tls_for
@@ -112,7 +113,7 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         supervisor = ends.enter_context(closing(Supervisor.of_this_process()))
         supervisor.status(f"waiting for the coordinator at {config.hosts}")
         coordinator = ZooKeeperCoordinator(
-            config.hosts, config.cluster, config.access, session_seconds=config.session_seconds
+            config.hosts, config.cluster, config.access, session_seconds=config.session_seconds, needs_loop=True
         )
         await coordinator.start()
         ends.push_async_callback(coordinator.close)

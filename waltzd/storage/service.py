@@ -40,7 +40,8 @@ from waltzd.wire.codec import (
     uuid_of,
 )
 from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of
-from waltzd.wire.listener import REQUEST_BYTES_MAX, Listener
+from waltzd.wire.limits import REQUEST_BYTES_MAX
+from waltzd.wire.listener import Listener
 from waltzd.wire.tasks import on_loop
 from waltzd.wire.tls import Tls
 from waltzd.wire.wire_pb2_grpc import (

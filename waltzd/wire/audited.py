@@ -88,6 +88,7 @@ ARGUMENTS: dict[str, Callable[[Any], _About]] = {
     "/waltz.v1.Log/MakeGroup": lambda said: ([], said.meta.name),
     "/waltz.v1.ServerAdmin/SetGroup": lambda said: ([], said.meta.name),
     "/waltz.v1.ServerAdmin/RemoveGroup": lambda said: ([], said.name),
+    "/waltz.v1.ServerAdmin/PassEntry": lambda said: ([], f"entry={said.id}"),
     "/waltz.v1.ServerAdmin/ChangeGroup": lambda said: ([said.partition], f"{said.name} change={said.change}"),
     "/waltz.v1.ServerAdmin/DisconnectClient": lambda said: ([], " ".join(filter(None, (said.name, said.instance)))),
     "/waltz.v1.ServerAdmin/Drain": lambda said: ([], f"draining={said.draining}".lower()),

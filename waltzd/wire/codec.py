@@ -56,6 +56,7 @@ from waltzd.protocol.locks import Reason
 from waltzd.protocol.peers import LockHistory, run_of
 from waltzd.protocol.timelines import TIMELINES_MAX, Lineage, Timeline
 from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.limits import check_size
 from waltzd.wire.wire_pb2 import ErrorDetail
 
 T = TypeVar("T")
@@ -306,6 +307,8 @@ def _batch_of(message: wire.AppendBatch) -> AppendBatch:
     rows = taken(message, *_ROWS, *([_LOCK_COUNTS] if message.lock_counts else []))
     rows.setdefault("lock_counts", np.zeros(len(rows["marks"]), np.int64))
     locks, count = taken(message, *_LOCKS), len(rows["marks"])
+    if count == 0:
+        raise BadFrame("a batch without a transaction")
     if len(message.follows) not in (0, (count + 7) // 8):
         raise BadFrame(f"a batch of {count} transactions has {len(message.follows)} bytes for their groups")
     return AppendBatch(
@@ -408,9 +411,10 @@ def _fill_beside(message: wire.RunFrame, frame: Run | HeadFeed) -> None:
 
 def _beside_of(message: wire.RunFrame, count: int) -> tuple[I64 | None, Flags | None, bool]:
     found = taken(message, *_TIMES)
+    told = int(found["time_counts"].sum())
+    if len(found["times"]) and told != count:  # before they are repeated: four bytes can say four thousand million
+        raise BadFrame(f"a frame of {count} transactions has the times of {told}")
     times = np.repeat(found["times"], found["time_counts"]) if len(found["times"]) else None
-    if times is not None and len(times) != count:
-        raise BadFrame(f"a frame of {count} transactions has the times of {len(times)}")
     if len(message.follows) not in (0, (count + 7) // 8):
         raise BadFrame(f"a frame of {count} transactions has {len(message.follows)} bytes for their groups")
     return times, decode_groups(message.follows, count), message.goes_on
@@ -489,6 +493,7 @@ def packed_client_frames(frames: Sequence[ClientFrame]) -> bytes:
 
 
 def unpacked_client_frames(raw: Buffer) -> list[ClientFrame]:
+    check_size(wire.ClientFrame, raw)
     try:
         return client_frames(wire.ClientFrame.FromString(cast(bytes, raw)))
     except DecodeError:

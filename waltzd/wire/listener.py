@@ -20,7 +20,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, TooManyCallers, WaltzError
 from waltzd.protocol import x509
@@ -29,6 +28,7 @@ from waltzd.protocol.audit import DEAF, Auditor
 from waltzd.protocol.role import allowed
 from waltzd.wire.audited import noted
 from waltzd.wire.grpc import Server, abort, caller_of, certificate_of, knocked, options_for
+from waltzd.wire.limits import bounded
 from waltzd.wire.tls import Credentials, Tls
 
 log = logging.getLogger("waltz.listener")
@@ -37,27 +37,17 @@ log = logging.getLogger("waltz.listener")
 # -- callers -----------------------------------------------------------------------------------------------------------
 
 
-class _NonsenseIsEmpty(grpc.aio.ServerInterceptor):
-    """Bytes that are no message are read as an empty one, which every call with a cluster key refuses in one line. gRPC
-    would log a traceback for each, and any stranger could fill the disk with them."""
+class _Bounds(grpc.aio.ServerInterceptor):
+    """Nothing is parsed that is larger than a message of its kind may be."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        decode = handler.request_deserializer
-
-        def decode_or_empty(raw: bytes) -> Any:
-            try:
-                return decode(raw)
-            except DecodeError:
-                return decode(b"")
-
-        return handler._replace(request_deserializer=decode_or_empty)
+        parse = handler.request_deserializer
+        return handler._replace(request_deserializer=bounded(parse.__self__, parse))
 
 
-REQUEST_BYTES_MAX = 256 << 10
-"""Of a message that carries no records: the largest names each partition of the largest cluster."""
 CONNECTIONS_MAX = 8192
 FIRST_SECONDS = 5.0
 """How long a call may take to say what it wants."""
@@ -101,8 +91,20 @@ _first_messages = _FirstMessages()
 
 
 async def first_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """Of a call whose caller sends a stream. Raises when it does not come in time."""
-    return await _first_messages.read(context)
+    """Of a call whose caller sends a stream. Raises when it does not come in time, and what `next_message` raises."""
+    return checked(await _first_messages.read(context))
+
+
+async def next_message(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """Of the same call, later. Raises when it is too large."""
+    return checked(await context.read())
+
+
+def checked(message: Any) -> Any:
+    """A message, or the end of the stream; raise why it was not parsed."""
+    if isinstance(message, WaltzError):
+        raise message
+    return message
 
 
 class _Doorkeeper(grpc.aio.ServerInterceptor):
@@ -211,7 +213,7 @@ def create_server(message_bytes_max: int, tls: Tls | None = None, auditor: Audit
         # Otherwise a stream that is not read takes megabytes from its caller, the faster it sends the more.
         ("grpc.http2.bdp_probe", 0),
     ]
-    return grpc.aio.server(options=options, interceptors=[_Doorkeeper(tls, auditor), _NonsenseIsEmpty()])
+    return grpc.aio.server(options=options, interceptors=[_Doorkeeper(tls, auditor), _Bounds()])
 
 
 def listen(server: Server, address: Address, tls: Tls | None = None) -> int:

@@ -544,6 +544,10 @@ class ServerAdminClient(Caller):
         request = wire.RemoveGroupRequest(cluster_key=self._key.bytes, name=name, made_at=made_at)
         await self._call(self._stub.RemoveGroup, request)
 
+    async def pass_entry(self, id: int) -> None:
+        """Let groups go on without an entry of the group log that cannot be read."""
+        await self._call(self._stub.PassEntry, wire.PassEntryRequest(cluster_key=self._key.bytes, id=id))
+
     async def change_group(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
         """What an operator does to a group in a partition that this server owns. `ids`: what it is done to; for a skip and
         a reset the one to which the group goes; none for all that are parked."""

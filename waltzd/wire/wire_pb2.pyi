@@ -3076,6 +3076,44 @@ class RemoveGroupReply(_message.Message):
 Global___RemoveGroupReply: _TypeAlias = RemoveGroupReply  # noqa: Y015
 
 @_typing.final
+class PassEntryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_KEY_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    cluster_key: _builtins.bytes
+    id: _builtins.int
+    """Of an entry in the group log that no server can read."""
+    def __init__(
+        self,
+        *,
+        cluster_key: _builtins.bytes = ...,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassEntryRequest: _TypeAlias = PassEntryRequest  # noqa: Y015
+
+@_typing.final
+class PassEntryReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassEntryReply: _TypeAlias = PassEntryReply  # noqa: Y015
+
+@_typing.final
 class ChangeGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3478,6 +3516,7 @@ class GroupTotals(_message.Message):
     UNATTENDED_FIELD_NUMBER: _builtins.int
     TROUBLES_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    FOREIGN_FIELD_NUMBER: _builtins.int
     groups: _builtins.int
     """Of the whole cluster."""
     members: _builtins.int
@@ -3493,6 +3532,8 @@ class GroupTotals(_message.Message):
     """There is something to do, and no member."""
     trouble: _builtins.str
     """Why it knows nothing newer; empty: it knows all."""
+    foreign: _builtins.int
+    """Entries of the group log that no server wrote: they are passed over."""
     @_builtins.property
     def troubles(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTrouble]:
         """The worst of them."""
@@ -3510,10 +3551,11 @@ class GroupTotals(_message.Message):
         unattended: _builtins.int = ...,
         troubles: _abc.Iterable[Global___GroupTrouble] | None = ...,
         trouble: _builtins.str = ...,
+        foreign: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "in_flight", b"in_flight", "lag", b"lag", "members", b"members", "parked", b"parked", "paused", b"paused", "stopped", b"stopped", "trouble", b"trouble", "troubles", b"troubles", "unattended", b"unattended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["foreign", b"foreign", "groups", b"groups", "in_flight", b"in_flight", "lag", b"lag", "members", b"members", "parked", b"parked", "paused", b"paused", "stopped", b"stopped", "trouble", b"trouble", "troubles", b"troubles", "unattended", b"unattended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

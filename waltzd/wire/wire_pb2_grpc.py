@@ -1687,6 +1687,11 @@ class ServerAdminStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupReply.FromString,
                 _registered_method=True)
+        self.PassEntry = channel.unary_unary(
+                '/waltz.v1.ServerAdmin/PassEntry',
+                request_serializer=waltzd_dot_wire_dot_wire__pb2.PassEntryRequest.SerializeToString,
+                response_deserializer=waltzd_dot_wire_dot_wire__pb2.PassEntryReply.FromString,
+                _registered_method=True)
         self.ChangeGroup = channel.unary_unary(
                 '/waltz.v1.ServerAdmin/ChangeGroup',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ChangeGroupRequest.SerializeToString,
@@ -1773,6 +1778,13 @@ class ServerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PassEntry(self, request, context):
+        """Let groups go on without an entry of the group log that cannot be read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ChangeGroup(self, request, context):
         """What is done to a group in one partition: ask the owner of the partition.
         """
@@ -1837,6 +1849,11 @@ def add_ServerAdminServicer_to_server(servicer, server):
                     servicer.RemoveGroup,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.RemoveGroupReply.SerializeToString,
+            ),
+            'PassEntry': grpc.unary_unary_rpc_method_handler(
+                    servicer.PassEntry,
+                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.PassEntryRequest.FromString,
+                    response_serializer=waltzd_dot_wire_dot_wire__pb2.PassEntryReply.SerializeToString,
             ),
             'ChangeGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeGroup,
@@ -2143,6 +2160,33 @@ class ServerAdmin:
             '/waltz.v1.ServerAdmin/RemoveGroup',
             waltzd_dot_wire_dot_wire__pb2.RemoveGroupRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.RemoveGroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PassEntry(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/waltz.v1.ServerAdmin/PassEntry',
+            waltzd_dot_wire_dot_wire__pb2.PassEntryRequest.SerializeToString,
+            waltzd_dot_wire_dot_wire__pb2.PassEntryReply.FromString,
             options,
             channel_credentials,
             insecure,

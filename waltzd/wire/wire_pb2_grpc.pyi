@@ -518,6 +518,8 @@ class ServerAdminStub:
     SetGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SetGroupRequest, _wire_pb2.MadeGroup]
     """Other settings for a group that goes on; its mode, its key and its partitions stay."""
     RemoveGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.RemoveGroupRequest, _wire_pb2.RemoveGroupReply]
+    PassEntry: _grpc.UnaryUnaryMultiCallable[_wire_pb2.PassEntryRequest, _wire_pb2.PassEntryReply]
+    """Let groups go on without an entry of the group log that cannot be read."""
     ChangeGroup: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ChangeGroupRequest, _wire_pb2.GroupChanged]
     """What is done to a group in one partition: ask the owner of the partition."""
 
@@ -545,6 +547,8 @@ class ServerAdminAsyncStub(ServerAdminStub):
     SetGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.SetGroupRequest, _wire_pb2.MadeGroup]  # type: ignore[assignment]
     """Other settings for a group that goes on; its mode, its key and its partitions stay."""
     RemoveGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.RemoveGroupRequest, _wire_pb2.RemoveGroupReply]  # type: ignore[assignment]
+    PassEntry: _aio.UnaryUnaryMultiCallable[_wire_pb2.PassEntryRequest, _wire_pb2.PassEntryReply]  # type: ignore[assignment]
+    """Let groups go on without an entry of the group log that cannot be read."""
     ChangeGroup: _aio.UnaryUnaryMultiCallable[_wire_pb2.ChangeGroupRequest, _wire_pb2.GroupChanged]  # type: ignore[assignment]
     """What is done to a group in one partition: ask the owner of the partition."""
 
@@ -635,6 +639,14 @@ class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
         request: _wire_pb2.RemoveGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.RemoveGroupReply, _abc.Awaitable[_wire_pb2.RemoveGroupReply]]: ...
+
+    @_abc_1.abstractmethod
+    def PassEntry(
+        self,
+        request: _wire_pb2.PassEntryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.PassEntryReply, _abc.Awaitable[_wire_pb2.PassEntryReply]]:
+        """Let groups go on without an entry of the group log that cannot be read."""
 
     @_abc_1.abstractmethod
     def ChangeGroup(

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Protocol
 
 from waltzd.errors import GroupLogClosed, NotGranted, PolicyUnreadable
-from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, numbers_of
-from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything
+from waltzd.protocol.channels import NO_CHANNELS, Channel, Channels, bits_of_ranges
+from waltzd.protocol.policy import ANONYMOUS, Policy, Rights, everything, reading
 from waltzd.protocol.role import Identity, Role
 
 
@@ -69,8 +69,8 @@ class Access:
         return everything(name) if self._policy is None else self._policy.rights_of(name)
 
     def rights_in(self, identity: str, partition: int, *, group_log: int) -> Rights:
-        """The same, in one partition. The group log is closed to applications, and all else to servers. Without
-        certificates nobody can be told apart, so everybody is let in there."""
+        """The same, in one partition. The group log is closed to applications, operators only read it, and all else is
+        closed to servers. Without certificates nobody can be told apart, so everybody is let in there."""
         role = role_of(identity)
         if partition != group_log:
             if role is Role.SERVER:
@@ -78,14 +78,15 @@ class Access:
             return self.rights(identity)
         if role is Role.CLIENT:
             raise GroupLogClosed(f"{identity} asks for partition {partition}, which is the group log")
-        return everything(_who(identity)[0])
+        name = _who(identity)[0]
+        return everything(name) if role in (Role.SERVER, None) else reading(name)
 
     def channels(self, rights: Rights) -> tuple[Channel, ...]:
         """Those that have a partition in which this caller may do something."""
         return tuple(
             Channel(name, ranges)
             for name, ranges in self._channels.items()
-            if rights.sees_everything or any(map(rights.may_see, numbers_of(ranges)))
+            if rights.sees_everything or rights.sees_any(bits_of_ranges(ranges))
         )
 
     @property
@@ -123,6 +124,8 @@ def _who(identity: str) -> tuple[str, bool]:
 
 
 def check_append(rights: Rights, partition: int) -> None:
+    if rights.only_reads:
+        raise GroupLogClosed(f"{rights.name} may read partition {partition}, the group log; only servers append to it")
     if not rights.may_append(partition):
         raise denied(rights, "append to", partition)
 
@@ -139,14 +142,24 @@ def check_subscribe(rights: Rights, partition: int) -> None:
 
 def check_attend(rights: Rights, partition: int, group: str) -> None:
     if not (rights.may_subscribe(partition) and rights.may_attend(partition, group)):
-        raise NotGranted(
-            f"{rights.name} may not work in group {group} in partition {partition}: no grant of the policy that lets it "
-            "subscribe there names the group",
-            next_step=next_step(rights.name, partition),
-            name=rights.name,
-            partition=partition,
-            group=group,
-        )
+        raise denied_group(rights, partition, group)
+
+
+def check_group(rights: Rights, group: str) -> None:
+    """Whether it may do anything in a group of this name, in any partition."""
+    if not rights.may_see_group(group):
+        raise NotGranted(f"{rights.name} may do nothing in group {group}", name=rights.name, group=group)
+
+
+def denied_group(rights: Rights, partition: int, group: str) -> NotGranted:
+    return NotGranted(
+        f"{rights.name} may not work in group {group} in partition {partition}: no grant of the policy that lets it "
+        "subscribe there names the group",
+        next_step=next_step(rights.name, partition),
+        name=rights.name,
+        partition=partition,
+        group=group,
+    )
 
 
 def check_see(rights: Rights, partition: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Protocol
@@ -27,7 +27,6 @@ from waltzd.errors import (
     BadFrame,
     ForeignCluster,
     NoGroupLog,
-    NotGranted,
     NotPermitted,
     Superseded,
     WaltzError,
@@ -37,23 +36,27 @@ from waltzd.protocol.address import is_name
 from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountRequest, Registration, Topology
 from waltzd.protocol.groups import Dismissed, JoinRequest
 from waltzd.protocol.peers import AttendLink, MountLink
-from waltzd.protocol.policy import Rights
+from waltzd.protocol.policy import NO_QUOTAS, Rights
 from waltzd.protocol.role import Role
 from waltzd.server.clients.access import (
     Access,
     Reviewed,
     check_append,
     check_attend,
+    check_group,
     check_read,
     check_see,
     check_subscribe,
     denied_all,
+    denied_group,
     role_of,
 )
 from waltzd.server.clients.mounts import REFUSED_SECONDS, TEXT_MAX, Mount, check_request, refuse
 from waltzd.server.clients.pipeline import Pipeline
-from waltzd.server.clients.registry import Registry, Use, Who, who_is
+from waltzd.server.clients.registry import REQUEST_COST, Registry, Use, Who, who_is
 
+PLACE_COST = 32
+"""Bytes that an answer takes for each partition, about."""
 REQUEST_SECONDS = 10.0
 """How long a client may take to say what it wants to mount."""
 
@@ -97,7 +100,10 @@ class Groups(Protocol):
 
     async def make(self, meta: GroupMeta) -> MadeGroup: ...
     async def find(self, name: str) -> MadeGroup: ...
-    def partitions_of(self, meta: GroupMeta) -> Sequence[int]: ...
+    def partitions_of(self, meta: GroupMeta) -> int:
+        """As bits of one number."""
+        ...
+
     async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
         """`admit` is asked when nothing more is waited for, and raises why not."""
         ...
@@ -112,8 +118,8 @@ class NoGroups:
     async def find(self, name: str) -> MadeGroup:
         raise NoGroupLog("this server keeps no groups")
 
-    def partitions_of(self, meta: GroupMeta) -> Sequence[int]:
-        return ()
+    def partitions_of(self, meta: GroupMeta) -> int:
+        return 0
 
     async def join(self, link: AttendLink, request: JoinRequest, admit: Callable[[], Use]) -> Attending:
         raise NoGroupLog("this server keeps no groups")
@@ -134,6 +140,17 @@ class ServerCalls:
     def _rights(self, identity: str, partition: int) -> Rights:
         return self._access.rights_in(identity, partition, group_log=self._owner.topology().group_log)
 
+    async def _pay(self, identity: str, rights: Rights, size: int = REQUEST_COST) -> None:
+        """A call counts against the quota of its name."""
+        if rights.quotas is not NO_QUOTAS:
+            await self._registry.use_of(who_is(identity), rights.quotas).pay(size)
+
+    async def located(self, identity: str = "") -> Topology:
+        """The same as `locate`, paid for by what it tells."""
+        found = self.locate(identity)
+        await self._pay(identity, self._access.rights(identity), REQUEST_COST + PLACE_COST * len(found.places))
+        return found
+
     def locate(self, identity: str = "") -> Topology:
         """`identity`, here and below: what the caller's certificate says; empty without one."""
         rights = self._access.rights(identity)
@@ -153,6 +170,9 @@ class ServerCalls:
         rights = self._access.rights(identity)
         if rights.is_nothing:
             raise denied_all(identity)
+        use = self._registry.use_of(who_is(identity), rights.quotas)
+        await use.pay(REQUEST_COST)
+        await use.take_id()
         client, epoch = await self._owner.register(), 0
         if introduction.is_exclusive or rights.one_instance:
             epoch = await self._epoch(who_is(identity), identity, introduction)
@@ -204,7 +224,9 @@ class ServerCalls:
         """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
         partition may ask: it is where appends without a view stand."""
         self._check_key(key)
-        check_see(self._rights(identity, partition), partition)
+        rights = self._rights(identity, partition)
+        check_see(rights, partition)
+        await self._pay(identity, rights)
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
@@ -213,7 +235,9 @@ class ServerCalls:
     async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
-        check_read(self._rights(identity, partition), partition)
+        rights = self._rights(identity, partition)
+        check_read(rights, partition)
+        await self._pay(identity, rights)
         return await self._owner.pipeline(partition, None).find_time(time)
 
     async def fetch(
@@ -232,8 +256,10 @@ class ServerCalls:
         rights = self._rights(identity, partition)
         check_read(rights, partition)
         pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
+        await use.pay(REQUEST_COST)
         async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
+                await use.pay(len(run.data))
                 check_read(self._rights(identity, partition), partition)
                 yield run
 
@@ -265,20 +291,25 @@ class ServerCalls:
 
     # -- durable groups
 
+    def check_group(self, key: UUID, name: str, identity: str = "") -> None:
+        """Raise why a caller may do nothing in a group of this name; before anything else of a request is looked at."""
+        self._check_key(key)
+        check_group(self._access.rights(identity), name)
+
     async def make_group(self, key: UUID, meta: GroupMeta, identity: str = "") -> MadeGroup:
         """On the disks of a majority. One that is there already with the same settings is left as it is."""
-        self._check_key(key)
+        self.check_group(key, meta.name, identity)
         rights = self._access.rights(identity)
-        for partition in self._groups.partitions_of(meta):
-            check_attend(rights, partition, meta.name)
+        denied = rights.first_unattended(meta.name, self._groups.partitions_of(meta))
+        if denied is not None:
+            raise denied_group(rights, denied, meta.name)
+        await self._pay(identity, rights)
         return await self._groups.make(meta)
 
     async def get_group(self, key: UUID, name: str, identity: str = "") -> MadeGroup:
         """Also for a name that may work in it in some partition only."""
-        self._check_key(key)
-        rights = self._access.rights(identity)
-        if not rights.may_see_group(name):
-            raise NotGranted(f"{rights.name} may do nothing in group {name}", name=rights.name, group=name)
+        self.check_group(key, name, identity)
+        await self._pay(identity, self._access.rights(identity))
         return await self._groups.find(name)
 
     async def attend(self, link: AttendLink) -> None:

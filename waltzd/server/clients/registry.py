@@ -40,6 +40,12 @@ LOOK_SECONDS = 1.0
 SLOWED_SECONDS = 5.0
 SLOWED_MAX = 20
 """Who waited in the last seconds is told everybody who looks at the server, so many names of them."""
+REQUEST_COST = 1 << 10
+"""Bytes that a call without records costs of the quota of its name, beside those that it is answered with."""
+IDS_PER_SECOND, IDS_AT_ONCE = 10, 1000
+"""Client ids that a name may take at one server, whatever its quota is: fewer than the cluster may give out for good."""
+IDS_WAIT_SECONDS = 5.0
+"""So long a name that wants more waits; beyond that it is refused."""
 UNBOUNDED = 1 << 60
 _READ = int(Mode.READ)
 
@@ -81,6 +87,7 @@ class Use:
         self._taken: tuple[Bucket | None, Bucket | None] = (None, None)
         """Of bytes, and of transactions, that it sends."""
         self._fed: Bucket | None = None
+        self._ids: Bucket | None = None
         self._locks: LockBuckets | None = None
         self._is_free = True
         """It sends without a bound."""
@@ -154,6 +161,27 @@ class Use:
     def fed(self, size: int) -> None:
         if self._fed is not None:
             self._fed.take(size, self._clock())
+
+    async def pay(self, size: int) -> None:
+        """Wait until what was sent before is paid for, then take this on credit."""
+        while (wait := self.feed_wait()) > 0:
+            await self.sleep(wait)
+        self.fed(size)
+
+    async def take_id(self) -> None:
+        """Wait until it may have one more client id; raise if that takes too long."""
+        now = self._clock()
+        if self._ids is None:
+            self._ids = Bucket(IDS_PER_SECOND, now, burst_seconds=IDS_AT_ONCE / IDS_PER_SECOND)
+        if self._ids.wait(now) > IDS_WAIT_SECONDS:
+            raise TooManyCallers(
+                f"{self.who.name} has taken more than {IDS_AT_ONCE} client ids at this server; "
+                f"{IDS_PER_SECOND} a second are allowed",
+                not_done="no client id was given out",
+                next_step="keep a client open instead of making one for each piece of work; try again later",
+            )
+        if wait := self._ids.take(1, now):
+            await self.sleep(wait)
 
 
 def _bucket(rate: int | None, now: float) -> Bucket | None:

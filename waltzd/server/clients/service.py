@@ -22,7 +22,7 @@ from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message, to_value
 from waltzd.wire.groups import delivery_message, member_frames
 from waltzd.wire.grpc import Server, abort, caller_of, peer_of
-from waltzd.wire.listener import first_message
+from waltzd.wire.listener import first_message, next_message
 from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
 
 LOG = wire.DESCRIPTOR.services_by_name["Log"].full_name
@@ -52,7 +52,7 @@ class _GrpcLink:
     async def receive(self) -> Sequence[ClientFrame] | None:
         is_first, self._is_first = self._is_first, False
         try:
-            message = await (first_message(self._context) if is_first else self._context.read())
+            message = await (first_message if is_first else next_message)(self._context)
         except grpc.aio.BaseError as error:
             raise CannotConnect(f"{self.peer} has gone") from error
         if message is grpc.aio.EOF:
@@ -92,7 +92,7 @@ class _AttendLink:
     async def receive(self) -> Sequence[MemberFrame] | None:
         is_first, self._is_first = self._is_first, False
         try:
-            message = await (first_message(self._context) if is_first else self._context.read())
+            message = await (first_message if is_first else next_message)(self._context)
         except grpc.aio.BaseError as error:
             raise CannotConnect(f"{self.peer} has gone") from error
         if message is grpc.aio.EOF:
@@ -111,7 +111,7 @@ class LogService(LogServicer):
 
     async def Locate(self, request: wire.LocateRequest, context: Context) -> wire.Topology:
         try:
-            return to_message(wire.Topology, self._calls.locate(_identity(context)))
+            return to_message(wire.Topology, await self._calls.located(_identity(context)))
         except WaltzError as error:
             await abort(context, error)
 
@@ -176,8 +176,9 @@ class LogService(LogServicer):
 
     async def MakeGroup(self, request: wire.MakeGroupRequest, context: Context) -> wire.MadeGroup:
         try:
-            meta = to_value(GroupMeta, request.meta)
-            found = await self._calls.make_group(key_of(request.cluster_key), meta, _identity(context))
+            key, who = key_of(request.cluster_key), _identity(context)
+            self._calls.check_group(key, request.meta.name, who)
+            found = await self._calls.make_group(key, to_value(GroupMeta, request.meta), who)
             return to_message(wire.MadeGroup, found)
         except WaltzError as error:
             await abort(context, error)

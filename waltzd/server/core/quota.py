@@ -15,7 +15,10 @@ from collections.abc import Iterable
 BURST_SECONDS = 1.0
 """A bucket holds as much as comes in so long: who was quiet may be quick for a moment."""
 LOCKS_MAX = 4096
-"""So many locks of a name are counted apart; the one that was marked longest ago is forgotten first."""
+"""So many locks of a name are counted apart. One whose bucket is full again is forgotten first; when there is none, further
+locks share as many buckets more, by their ids: no lock gets a new bucket while it has a debt."""
+LOOKS = 8
+"""So many locks are looked at for one that may be forgotten, those first that were marked longest ago."""
 SHARE = 4
 """A name may hold this many mounts for each one that is free: alone it leaves a fifth of them to others."""
 
@@ -39,6 +42,10 @@ class Bucket:
         """How long until the next taking begins without a debt."""
         return max(0.0, self._paid_at - now)
 
+    def is_full(self, now: float) -> bool:
+        """It is as good as a new one."""
+        return self._paid_at <= now - self._burst_seconds
+
 
 class LockBuckets:
     """How often a name marks each lock."""
@@ -46,6 +53,8 @@ class LockBuckets:
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self._buckets: OrderedDict[int, Bucket] = OrderedDict()
+        self._shared: dict[int, Bucket] = {}
+        """Of locks for which there is no room."""
 
     def take(self, locks: Iterable[tuple[int, int]], now: float) -> float:
         """Locks, and how often each is marked; the longest of the waits."""
@@ -53,16 +62,37 @@ class LockBuckets:
         for lock, count in locks:
             bucket = self._buckets.get(lock)
             if bucket is None:
-                bucket = self._buckets[lock] = Bucket(self.rate, now)
-                if len(self._buckets) > LOCKS_MAX:
-                    self._buckets.popitem(last=False)
+                bucket = self._another(lock, now)
             else:
                 self._buckets.move_to_end(lock)
             longest = max(longest, bucket.take(count, now))
         return longest
 
+    def _another(self, lock: int, now: float) -> Bucket:
+        place = lock % LOCKS_MAX
+        shared = self._shared.get(place)
+        if shared is not None and shared.is_full(now):
+            del self._shared[place]
+            shared = None
+        if shared is None and self._has_room(now):
+            bucket = self._buckets[lock] = Bucket(self.rate, now)
+            return bucket
+        if shared is None:
+            shared = self._shared[place] = Bucket(self.rate, now)
+        return shared
+
+    def _has_room(self, now: float) -> bool:
+        if len(self._buckets) < LOCKS_MAX:
+            return True
+        for _ in range(LOOKS):
+            lock, bucket = self._buckets.popitem(last=False)
+            if bucket.is_full(now):
+                return True
+            self._buckets[lock] = bucket
+        return False
+
     def __len__(self) -> int:
-        return len(self._buckets)
+        return len(self._buckets) + len(self._shared)
 
 
 def may_enter(held: int, total: int, total_max: int, *, most: int | None = None, is_shared: bool = True) -> bool:

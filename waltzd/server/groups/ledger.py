@@ -6,6 +6,10 @@ before that may be trimmed. Entries under one lock of the log (`lock_of`) exclud
 writes under the lock of the group in that partition, with its own last mark, so what an owner that was replaced still
 writes is refused where everything is.
 
+What is no entry of ours (`_envelope`) is passed over and counted: somebody else has appended it. What is one, and cannot be
+understood, stops the reader, because what comes after it could mean something else; until an operator says, by an entry
+further on, that this one is to be passed over.
+
 A group is known by its name and by the id of the entry that made it: a group that was deleted and made again under its name
 is another one, and what is left of the first says nothing about it.
 """
@@ -39,6 +43,8 @@ ITSELF = -1
 _HEAD = struct.Struct(">BBHqq")
 """Kind, version, length of the name, partition, and the id of the entry that made the group."""
 _VERSION = 1
+_ENVELOPE_MAX = 32
+"""Kinds and versions up to here are those of a later version of Waltz: entries of ours that are not known here."""
 
 
 class Key(NamedTuple):
@@ -54,6 +60,8 @@ class _Kind(enum.IntEnum):
     MADE = 1
     GONE = 2
     STATE = 3
+    PASSED = 4
+    """An operator's word: the entry whose id stands in the place of that which made a group is to be passed over."""
 
 
 def settings_of(meta: GroupMeta) -> GroupSettings:
@@ -92,20 +100,46 @@ def _entry(kind: _Kind, name: str, partition: int, made_at: int, rest: bytes) ->
     return _HEAD.pack(kind, _VERSION, len(raw), partition, made_at) + raw + rest
 
 
-def _parsed(data: bytes) -> tuple[_Kind, Key, bytes]:
+def pass_over(id: int) -> bytes:
+    """Not to be read: the entry with this id."""
+    return _entry(_Kind.PASSED, PREFIX, WHOLE_GROUP, id, b"")
+
+
+def passed_over(data: bytes) -> int | None:
+    """The id of the entry that is not to be read, if this one says so."""
+    found = _envelope(data)
+    return found[2].made_at if found is not None and found[:2] == (_Kind.PASSED, _VERSION) else None
+
+
+def _envelope(data: bytes) -> tuple[int, int, Key, bytes] | None:
+    """Kind, version, what it is about, and the rest; None if this is no entry of a server, of whatever version."""
     if len(data) < _HEAD.size:
-        raise GroupStateDamaged("an entry about a group ends in the middle")
+        return None
     kind, version, size, partition, made_at = _HEAD.unpack_from(data)
+    if not (0 < kind <= _ENVELOPE_MAX and 0 < version <= _ENVELOPE_MAX and partition >= WHOLE_GROUP and made_at >= ITSELF):
+        return None
+    name, rest = data[_HEAD.size : _HEAD.size + size].decode("ascii", "replace"), data[_HEAD.size + size :]
+    return (kind, version, Key(name, made_at, partition), rest) if is_name(name) else None
+
+
+def _parsed(data: bytes) -> tuple[_Kind, Key, bytes] | None:
+    found = _envelope(data)
+    if found is None:
+        return None
+    kind, version, key, rest = found
     if version != _VERSION or kind not in tuple(_Kind):
         raise GroupStateDamaged(f"an entry about a group has kind {kind} and version {version}, which are not known here")
-    name, rest = data[_HEAD.size : _HEAD.size + size].decode("ascii", "replace"), data[_HEAD.size + size :]
-    if not is_name(name) or (partition == WHOLE_GROUP) is (kind == _Kind.STATE) or partition < WHOLE_GROUP:
-        raise GroupStateDamaged(f"an entry about a group speaks of partition {partition} of {name!r}")
-    return _Kind(kind), Key(name, made_at, partition), rest
+    if (key.partition == WHOLE_GROUP) is (kind == _Kind.STATE):
+        raise GroupStateDamaged(f"an entry about a group speaks of partition {key.partition} of {key.name!r}")
+    return _Kind(kind), key, rest
 
 
 class Ledger:
-    def __init__(self) -> None:
+    def __init__(self, passed: frozenset[int] = frozenset()) -> None:
+        """`passed`: ids of entries that an operator has said are to be passed over."""
+        self._passed = passed
+        self.foreign = 0
+        """Entries that were read and are none of ours."""
         self.groups: dict[str, tuple[GroupMeta, int]] = {}
         """Each with the id of the entry that made it."""
         self._states: dict[Key, State] = {}
@@ -140,26 +174,40 @@ class Ledger:
         """Up to it no more entries stand in the log than were read: where it begins, or what is none."""
         self.reach = max(self.reach, id)
 
-    def read(self, id: int, data: bytes) -> Key:
-        """The next entry, and what it is about. `GroupStateDamaged` for one that cannot be: nothing after it can be
-        believed."""
+    def read(self, id: int, data: bytes) -> Key | None:
+        """The next entry, and what it is about; None for one that says nothing. `GroupStateDamaged` for one of ours that
+        cannot be: nothing after it can be believed."""
         assert id > self.reach
-        kind, key, rest = _parsed(data)
-        if kind is _Kind.MADE:
-            key = self._make(id, key, rest)
+        try:
+            key = None if id in self._passed else self._understand(id, data)
+        except GroupStateDamaged as error:
+            raise GroupStateDamaged(f"entry {id} of the group log: {error.message}", entry=id) from error
         self.reach = id
         self._sizes[id] = len(data)
         self.bytes += len(data)
-        if kind is _Kind.GONE:
-            self._end(key)
-        elif kind is _Kind.STATE:
-            self._stand(key, rest)
+        while self._sizes and next(iter(self._sizes)) < self.floor:
+            self.bytes -= self._sizes.popitem(last=False)[1]
+        return key
+
+    def _understand(self, id: int, data: bytes) -> Key | None:
+        found = _parsed(data)
+        if found is None:
+            self.foreign += 1
+            return None
+        kind, key, rest = found
+        match kind:
+            case _Kind.MADE:
+                key = self._make(id, key, rest)
+            case _Kind.GONE:
+                self._end(key)
+            case _Kind.STATE:
+                self._stand(id, key, rest)
+            case _Kind.PASSED:
+                return None
         if kind is _Kind.MADE or (kind is _Kind.STATE and State.is_snapshot(rest)):
             self._drop(key)
             self._live[key] = id, len(data)
             self._live_bytes += len(data)
-        while self._sizes and next(iter(self._sizes)) < self.floor:
-            self.bytes -= self._sizes.popitem(last=False)[1]
         return key
 
     def _make(self, id: int, key: Key, rest: bytes) -> Key:
@@ -180,8 +228,8 @@ class Ledger:
             self._states.pop(other, None)
             self._newest.pop(other, None)
 
-    def _stand(self, key: Key, rest: bytes) -> None:
-        self._newest[key] = self.reach
+    def _stand(self, id: int, key: Key, rest: bytes) -> None:
+        self._newest[key] = id
         known = self._states.get(key)
         if known is not None:
             self._states[key] = known.apply(rest)

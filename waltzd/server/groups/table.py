@@ -13,9 +13,10 @@ count, not deliveries: a change of owner is nobody's failure.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ INTERVALS_MAX = 10_000
 AHEAD_MAX = 4096
 """So many transactions wait here; the others wait in the log. Of a keyed group that is also how many may stand behind one
 key before other keys have to wait, too."""
+STALE_MAX = 64
+"""So many ids that are not in flight any more may stand in lists of those that are, and as many as are in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ class _Flight:
     deadline: float
     is_done: bool = False
     """In an ordered group: acknowledged, and behind one that is not."""
+    has_alarm: bool = True
+    """It has an entry among the deadlines; a longer time needs no other one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +89,8 @@ class _Member:
     room: int
     """How many it may have at a time."""
     flights: dict[int, _Flight] = field(default_factory=dict)
+    done: list[int] = field(default_factory=list)
+    """In an ordered group: ids that it acknowledged, the highest first, each less than 0; some are settled by now."""
 
 
 class Table:
@@ -95,8 +102,12 @@ class Table:
         """The one whose turn it is first; in an ordered group, the one that came first."""
         self._flights: dict[int, _Flight] = {}
         """What is in somebody's hands, in the order in which it was given out."""
+        self._order: list[int] = []
+        """The ids in flight, rising, and some that were."""
         self._deadlines: list[tuple[float, int, int]] = []
-        """With id and tag."""
+        """With id and tag: one for each delivery at most, which may be too early."""
+        self.work = 0
+        """Rises with what it took to hear members: stretches of ids, deliveries and intervals that were looked at."""
         self._tag = 0
         self._timed = 0
         """In an ordered group, the tag of the first delivery: its time is what counts."""
@@ -109,6 +120,8 @@ class Table:
         for id, flight in self._flights.items():
             assert self.state.open.get(id) is not None
             assert self._members[flight.member].flights[id] is flight
+            assert self._order[bisect_left(self._order, id)] == id
+        assert max(len(self._order), len(self._deadlines)) <= 3 * len(self._flights) + STALE_MAX
         assert sum(len(member.flights) for member in self._members.values()) == len(self._flights)
         if self.settings.mode is Mode.ORDERED:
             assert len({flight.member for flight in self._flights.values()}) <= 1
@@ -185,8 +198,12 @@ class Table:
 
     def unsettled(self, name: str) -> int | None:
         """The highest id that a member has acknowledged and that waits for those before it."""
-        flights = self._members[name].flights if name in self._members else {}
-        return max((id for id, flight in flights.items() if flight.is_done), default=None)
+        if name not in self._members:
+            return None
+        done, flights = self._members[name].done, self._members[name].flights
+        while done and not ((flight := flights.get(-done[0])) is not None and flight.is_done):
+            heappop(done)
+        return -done[0] if done else None
 
     def is_out(self, delivery: Delivery) -> bool:
         """Whether it is still in the hands that it was given to."""
@@ -225,6 +242,7 @@ class Table:
             self._tag += 1
             flight = _Flight(name, self._tag, now + wait)
             self._flights[id] = self._members[name].flights[id] = flight
+            self._place_in_order(id)
             heappush(self._deadlines, (flight.deadline, id, self._tag))
             failures = state.open.get(id)
             assert failures is not None
@@ -246,28 +264,35 @@ class Table:
     def wake(self, *, is_paused: bool = False) -> float | None:
         """When `expire` or `deliver` have something to do, if nothing else happens before. `is_paused`: nothing is given
         out, whatever is due."""
-        while self._deadlines and not self._is_due(*self._deadlines[0]):
-            heappop(self._deadlines)
-        times = [self._deadlines[0][0]] if self._deadlines else []
+        alarm = self._first_alarm()
+        times = [] if alarm is None else [alarm[0]]
         may_give = not is_paused and not self.state.stopped and self._next_member() is not None
         later = self._turns.wake() if may_give else None
         return min([*times, *([] if later is None else [later])], default=None)
 
-    def _is_due(self, deadline: float, id: int, tag: int) -> bool:
-        """Whether that is still when the time of this delivery is over."""
-        flight = self._flights.get(id)
-        if flight is None or (flight.tag, flight.deadline) != (tag, deadline):
-            return False
-        return self.settings.mode is not Mode.ORDERED or next(iter(self._flights)) == id
+    def _first_alarm(self) -> tuple[float, int, int] | None:
+        """The earliest deadline that counts. One of a delivery that has got more time is set later; others are dropped."""
+        while self._deadlines:
+            deadline, id, tag = self._deadlines[0]
+            flight = self._flights.get(id)
+            if flight is None or flight.tag != tag:
+                heappop(self._deadlines)
+            elif flight.deadline != deadline:
+                heapreplace(self._deadlines, (flight.deadline, id, tag))
+            elif self.settings.mode is Mode.ORDERED and next(iter(self._flights)) != id:
+                heappop(self._deadlines)
+                flight.has_alarm = False
+            else:
+                return self._deadlines[0]
+        return None
 
     def expire(self, now: float) -> int:
         """Take away what members have had for too long; how much that was."""
         count = 0
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, id, tag = heappop(self._deadlines)
-            if self._is_due(deadline, id, tag):
-                self._fail(id, f"it was not acknowledged in {self.settings.ack_wait:g} seconds", now)
-                count += 1
+        while (alarm := self._first_alarm()) is not None and alarm[0] <= now:
+            heappop(self._deadlines)
+            self._fail(alarm[1], f"it was not acknowledged in {self.settings.ack_wait:g} seconds", now)
+            count += 1
         return count
 
     # -- what members say ----------------------------------------------------------------------------------------------
@@ -278,6 +303,7 @@ class Table:
         if self.settings.mode is Mode.ORDERED:
             for id in mine:
                 self._flights[id].is_done = True
+                heappush(self._members[name].done, -id)
             self._settle_done(now)
         else:
             self._settle(sorted(mine))
@@ -315,12 +341,14 @@ class Table:
         if epoch != self.state.epoch:
             return [], OLD
         held = self._members[name].flights if name in self._members else {}
-        among = range(first, last + 1) if last - first < len(held) else [id for id in held if first <= id <= last]
+        among = self._order[bisect_left(self._order, first) : bisect_right(self._order, last)]
         mine = [id for id in among if (flight := held.get(id)) is not None and flight.tag <= tag and not flight.is_done]
         waiting = sum(1 for id in among if (flight := held.get(id)) is not None and flight.is_done)
         reach, total = self.state.reach, last - first + 1
         unknown = min(total, max(0, last - reach))
-        still = sum(end - begin + 1 for begin, end, _ in self.state.open.within(first, last))
+        sizes = [end - begin + 1 for begin, end, _ in self.state.open.within(first, last)]
+        still = sum(sizes)
+        self.work += 1 + len(among) + len(sizes)
         return mine, Verdict(len(mine), total - unknown - still + waiting, still - len(mine) - waiting, unknown)
 
     # -- what operators say --------------------------------------------------------------------------------------------
@@ -360,6 +388,21 @@ class Table:
         """It is in nobody's hands."""
         flight = self._flights.pop(id)
         del self._members[flight.member].flights[id]
+        if max(len(self._order), len(self._deadlines)) > 2 * len(self._flights) + STALE_MAX:
+            self._order = sorted(self._flights)
+            self._deadlines = [one for one in self._deadlines if self._is_alarm(one)]
+            heapify(self._deadlines)
+
+    def _is_alarm(self, alarm: tuple[float, int, int]) -> bool:
+        """Whether it is of a delivery that is still in flight."""
+        flight = self._flights.get(alarm[1])
+        return flight is not None and flight.tag == alarm[2]
+
+    def _place_in_order(self, id: int) -> None:
+        """Most come in the order of the log."""
+        at = bisect_left(self._order, id)
+        if at == len(self._order) or self._order[at] != id:
+            self._order.insert(at, id)
 
     def _return(self, id: int, at: float) -> None:
         """It goes out again, from this time on."""
@@ -405,7 +448,9 @@ class Table:
 
     def _prolong(self, id: int, flight: _Flight, now: float) -> None:
         flight.deadline = now + self.settings.ack_wait
-        heappush(self._deadlines, (flight.deadline, id, flight.tag))
+        if not flight.has_alarm:
+            flight.has_alarm = True
+            heappush(self._deadlines, (flight.deadline, id, flight.tag))
 
     def _take_away(self, first: int, last: int, now: float) -> None:
         """From members, from those that wait, and from what is to be done."""

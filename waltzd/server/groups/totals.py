@@ -50,6 +50,7 @@ def totals_of(
         unattended=unattended,
         troubles=tuple(nsmallest(TROUBLES_MAX, troubles, key=_worst_first)),
         trouble=trouble,
+        foreign=ledger.foreign,
     )
 
 

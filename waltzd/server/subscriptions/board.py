@@ -32,13 +32,13 @@ from waltzd.errors import (
     NotReady,
     WaltzError,
 )
-from waltzd.protocol.channels import Channels, numbers_of
+from waltzd.protocol.channels import Channels, bits_of, numbers_in
 from waltzd.protocol.groups import Change, Changed, GroupPlace, GroupTotals, JoinRequest, ParkedTransaction
-from waltzd.protocol.locks import Committed, Lock
+from waltzd.protocol.locks import AppendOutcome, Committed, Lock
 from waltzd.protocol.peers import AttendLink
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import Use
-from waltzd.server.groups.ledger import WHOLE_GROUP, Key, Ledger, gone, lock_of, made
+from waltzd.server.groups.ledger import PREFIX, WHOLE_GROUP, Key, Ledger, gone, lock_of, made, pass_over, passed_over
 from waltzd.server.groups.totals import totals_of
 from waltzd.server.subscriptions.group_log import Entry, GroupLog
 from waltzd.server.subscriptions.member import Attendance
@@ -52,6 +52,8 @@ ATTEMPTS = 20
 """So often an entry about a group is written once more: each time others were first, or a lock is known roughly only."""
 REWRITES_MAX = 200
 """So many things are written anew, one after the other, between two looks."""
+CHECKED_AT_ONCE = 500
+"""Partitions of a new group that are looked at before others have their turn."""
 PARKED_COUNT_MAX = 1000
 """So many parked transactions are told at once."""
 NO_LOG = "the cluster has no group log yet"
@@ -74,7 +76,11 @@ class Board:
         self.trouble = NO_LOG
         """Why nothing newer is known than what the ledger says; empty: it is followed."""
         self.damage: GroupStateDamaged | None = None
-        """Why the group log cannot be believed, once and for all in this process."""
+        """Why the group log cannot be believed, until an operator lets the entry be passed over."""
+        self._passed: frozenset[int] = frozenset()
+        """Ids of entries that are to be passed over."""
+        self._foreign = 0
+        """Entries of others that were logged."""
         self.group_log = group_log
         self._partitions = partitions
         self._find_pipeline = find_pipeline
@@ -86,6 +92,7 @@ class Board:
         self._totals: GroupTotals | None = None
         self._totals_until = 0.0
         self._level = SharedQuestion(self._read_to_the_end)
+        self._mending = SharedQuestion(self._begin_again)
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
@@ -98,6 +105,7 @@ class Board:
             for task in tasks:
                 task.cancel()
             self._level.cancel()
+            self._mending.cancel()
             for place in list(self._places.values()):
                 place.end(NotReady("this server is being stopped"))
             await self.group_log.close()
@@ -108,20 +116,24 @@ class Board:
         return task
 
     async def _follow(self) -> None:
-        while self.damage is None:
+        while True:
             try:
+                if self.damage is not None:
+                    await self._mending.ask()
                 await self.level()
                 self._note("")
                 async with aclosing(self.group_log.follow(self.ledger.reach)) as batches:
                     async for batch in batches:
                         self._read(batch)
             except GroupStateDamaged:
-                return
+                pass
             except WaltzError as error:
                 self._note(NO_LOG if isinstance(error, NoGroupLog) else f"the group log is away: {error.message}")
             await asyncio.sleep(LOOK_SECONDS)
 
     def _note(self, trouble: str) -> None:
+        if self.damage is not None:
+            return
         if trouble != self.trouble:
             self._say(trouble or "the group log is followed")
         self.trouble = trouble
@@ -132,13 +144,27 @@ class Board:
         for id, data in batch:
             if id <= self.ledger.reach:
                 continue
-            key = _understood(self.ledger, id, data, self._damaged)
-            if key.partition == WHOLE_GROUP:
+            try:
+                key = self.ledger.read(id, data)
+            except GroupStateDamaged as error:
+                self._damaged(error)
+                raise
+            if key is not None and key.partition == WHOLE_GROUP:
                 is_new = True
             elif key in self._places:
                 self._places[key].look()
+        self._note_foreign()
         if is_new:
             self._look_at_groups()
+
+    def _note_foreign(self) -> None:
+        if self.ledger.foreign > self._foreign:
+            log.warning(
+                "%d entries of the group log, the last of them up to id %d, are none of a server: they are passed over",
+                self.ledger.foreign,
+                self.ledger.reach,
+            )
+        self._foreign = self.ledger.foreign
 
     def _damaged(self, error: GroupStateDamaged) -> None:
         self.damage, self.trouble = error, error.message
@@ -180,24 +206,68 @@ class Board:
                     self._read(batch)
                 else:
                     for id, data in batch:
-                        _understood(ledger, id, data, self._damaged)
+                        ledger.read(id, data)
         ledger.pass_to(end)
 
     async def _begin_at(self, floor: int, end: int) -> None:
         """The log was trimmed above what was read: from there on it says all that counts."""
-        ledger = Ledger()
+        ledger = Ledger(self._passed)
         ledger.pass_to(floor - 1)
-        await self._read_up_to(ledger, end)
-        self.ledger = ledger
+        try:
+            await self._read_up_to(ledger, end)
+        except GroupStateDamaged as error:
+            self._damaged(error)
+            raise
+        self.ledger, self.damage = ledger, None
+        self._note_foreign()
         self._look_at_groups()
         for place in list(self._places.values()):
             place.look()
+
+    async def _begin_again(self) -> None:
+        """Read on behind an entry that is damaged, for an operator's word that it is to be passed over; with it, read all
+        once more without that entry. Raises the damage where there is no such word."""
+        error = self.damage
+        if error is None:
+            return
+        end, passed = await self.group_log.end(), set(self._passed)
+        if self.ledger.reach < end:
+            async with aclosing(self.group_log.read(self.ledger.reach, end)) as batches:
+                async for batch in batches:
+                    passed.update(id for _, data in batch if (id := passed_over(data)) is not None)
+        if error.number("entry") not in passed:
+            raise error
+        self._passed = frozenset(passed)
+        try:
+            await self._begin_at(0, end)
+        except WaltzError as trimmed:
+            floor = trimmed.number("floor")
+            if floor is None:
+                raise
+            await self._begin_at(floor, end)
+        self._note("")
+        log.warning("entry %s of the group log is passed over: groups go on without it", error.facts["entry"])
+
+    async def pass_over(self, id: int) -> None:
+        """What an operator says of an entry that keeps all groups from going on."""
+        if self.damage is None:
+            with suppress(GroupStateDamaged):
+                await self._level.ask()
+        if self.damage is None or self.damage.number("entry") != id:
+            raise BadArgument(
+                f"entry {id} of the group log keeps no group from going on",
+                not_done="nothing was changed",
+                next_step="`waltzctl group list` says which entry does, where one does",
+            )
+        if not isinstance(await self._append(pass_over(id), lock_of(PREFIX), await self.group_log.end()), Committed):
+            raise GroupLogAway(f"the entry that lets {id} be passed over was refused: another one was written beside it")
+        await self._mending.ask()
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def make(self, meta: GroupMeta) -> MadeGroup:
         """The group, on the disks of a majority. One with the same settings is left as it is."""
-        self._check(meta)
+        await self._check(meta)
         for _ in range(ATTEMPTS):
             await self.level()
             known = self.ledger.groups.get(meta.name)
@@ -217,7 +287,7 @@ class Board:
 
     async def set(self, meta: GroupMeta, made_at: int) -> MadeGroup:
         """Other settings for a group that goes on."""
-        self._check(meta)
+        await self._check(meta)
         for _ in range(ATTEMPTS):
             await self.level()
             known, _ = self._group(meta.name, made_at)
@@ -245,16 +315,19 @@ class Board:
 
     async def _written(self, data: bytes, lock: Lock) -> int | None:
         """The id of the entry when it is committed and read; None: look again what is so."""
-        try:
-            outcome = await self.group_log.append(data, lock, self.ledger.reach)
-        except WaltzError as error:
-            raise GroupLogAway(
-                f"the group log took nothing: {error.message}", not_done="nothing was written, and nothing was changed"
-            ) from error
+        outcome = await self._append(data, lock, self.ledger.reach)
         if not isinstance(outcome, Committed):
             return None
         await self.level()
         return outcome.id
+
+    async def _append(self, data: bytes, lock: Lock, position: int) -> AppendOutcome:
+        try:
+            return await self.group_log.append(data, lock, position)
+        except WaltzError as error:
+            raise GroupLogAway(
+                f"the group log took nothing: {error.message}", not_done="nothing was written, and nothing was changed"
+            ) from error
 
     @staticmethod
     def _not_written(name: str) -> GroupLogAway:
@@ -269,28 +342,26 @@ class Board:
             raise NoSuchGroup(f"there is no group {name}{why}", group=name)
         return known
 
-    def partitions_of(self, meta: GroupMeta) -> Sequence[int]:
-        """At this moment: a channel may be another one tomorrow."""
-        if meta.partitions is None:
-            return range(self._partitions)
-        return numbers_of(meta.partitions, self._channels())
+    def partitions_of(self, meta: GroupMeta) -> int:
+        """At this moment, as bits of one number: a channel may be another one tomorrow."""
+        return (1 << self._partitions) - 1 if meta.partitions is None else bits_of(meta.partitions, self._channels())
 
-    def _check(self, meta: GroupMeta) -> None:
+    async def _check(self, meta: GroupMeta) -> None:
         """What can be known here of what a group asks for."""
         wrong = meta.mistake()
         if wrong is not None:
             raise BadArgument(f"{wrong[0]} of group {meta.name} {wrong[1]}")
-        numbers = self.partitions_of(meta)
-        for number in (*numbers, *(start.partition for start in meta.starts)):
-            if number >= self._partitions:
-                raise NoSuchPartition(
-                    f"there is no partition {number}: the cluster has {self._partitions}", partition=number
-                )
-        for number in numbers:
-            with suppress(NotReady, NoSuchPartition):
-                pipeline = self._own_pipeline(number)
-                if pipeline is not None:
-                    check_place(meta, number, pipeline, meta.start(number))
+        highest = max([self.partitions_of(meta).bit_length() - 1, *(start.partition for start in meta.starts)])
+        if highest >= self._partitions:
+            raise NoSuchPartition(f"there is no partition {highest}: the cluster has {self._partitions}", partition=highest)
+        starts = {start.partition: start.after for start in meta.starts}
+        for at, number in enumerate(numbers_in(self.partitions_of(meta))):
+            if at % CHECKED_AT_ONCE == CHECKED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            pipeline = self._own_pipeline(number)
+            if pipeline is not None:
+                with suppress(NotReady, NoSuchPartition):
+                    check_place(meta, number, pipeline, starts.get(number, -1))
 
     def _own_pipeline(self, partition: int) -> Pipeline | None:
         try:
@@ -306,7 +377,7 @@ class Board:
         if name not in self.ledger.groups:
             await self.level()
         meta, made_at = self._group(name)
-        if partition not in self.partitions_of(meta):
+        if not self.partitions_of(meta) >> partition & 1:
             raise NotInGroup(
                 f"partition {partition} is none of those of group {name}, which are {meta.partitions or 'all'}",
                 group=name,
@@ -445,11 +516,3 @@ class Board:
         place = await self.place(key.name, key.partition, None)
         await place.rewrite()
         return True
-
-
-def _understood(ledger: Ledger, id: int, data: bytes, damaged: Callable[[GroupStateDamaged], None]) -> Key:
-    try:
-        return ledger.read(id, data)
-    except GroupStateDamaged as error:
-        damaged(error)
-        raise

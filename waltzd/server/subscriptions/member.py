@@ -37,6 +37,7 @@ from waltzd.protocol.policy import Rights
 from waltzd.server.clients.access import check_attend
 from waltzd.server.clients.pipeline import Capacity
 from waltzd.server.clients.registry import Use
+from waltzd.server.core.quota import Bucket
 from waltzd.server.groups.table import Delivery
 from waltzd.server.subscriptions.pieces import Piece
 from waltzd.server.subscriptions.place import Place
@@ -46,6 +47,11 @@ STRETCHES_MAX = 4096
 REASON_MAX = 4096
 ANSWERS_MAX = 1000
 """With so many that were not sent, nothing more is read of the member."""
+WORK_PER_SECOND = 100_000
+"""Deliveries that are looked at for what one member says, each second: as many as it can hold. What it acknowledges does
+not count: that was paid for when it was given out."""
+WORK_AT_ONCE = 5_000
+"""After so much others on the loop have their turn."""
 REFUSED_SECONDS = 2.0
 """How long a member may take to notice that its stream ends."""
 LAST_SECONDS = 5.0
@@ -77,6 +83,8 @@ class Attendance:
         """What it said, by number; with the change that has to be kept for it, or None and the id that waits for others."""
         self._kept: int | None = None
         self._paused = self._told_paused = ""
+        self._pace = Bucket(WORK_PER_SECOND, self._loop.time())
+        self._work_in_turn = 0
         self._number = 0
         self._is_leaving = False
         self._is_done = False
@@ -255,7 +263,7 @@ class Attendance:
             while not self._is_leaving and (frames := await self._link.receive()) is not None:
                 for frame in frames:
                     if self.error is None:
-                        self._take(frame)
+                        await self._paced(frame)
                 while len(self._answers) + len(self._later) > ANSWERS_MAX and self.error is None:
                     self._sent.clear()
                     await self._sent.wait()
@@ -270,6 +278,20 @@ class Attendance:
         if self._said or self._later:
             self._place.write_now()
         self.changed.set()
+
+    async def _paced(self, frame: MemberFrame) -> None:
+        """Take a frame; wait behind it as long as what it asked for was too much."""
+        before, settled = self._place.work, self.acknowledged + self.failed
+        self._take(frame)
+        work = self._place.work - before
+        self._work_in_turn += work
+        wait = self._pace.take(max(0, work - (self.acknowledged + self.failed - settled)), self._loop.time())
+        if wait > 0:
+            self._work_in_turn = 0
+            await asyncio.sleep(wait)
+        elif self._work_in_turn > WORK_AT_ONCE:
+            self._work_in_turn = 0
+            await asyncio.sleep(0)
 
     def _take(self, frame: MemberFrame) -> None:
         match frame:
@@ -296,7 +318,10 @@ class Attendance:
         elif said.verb is not Verb.EXTEND:
             self.failed += verdict.taken
         unsettled = self._place.unsettled(self.name) if said.verb is Verb.ACKNOWLEDGE and verdict.taken else None
-        self._said.append((said.number, number if unsettled is None else None, -1 if unsettled is None else unsettled))
+        until = (number, -1) if unsettled is None else (None, unsettled)
+        if self._said and self._said[-1][1:] == until:  # both are kept with the same change
+            self._said.pop()
+        self._said.append((said.number, *until))
         self._look_at_said(self._place.kept)
         self.changed.set()
 

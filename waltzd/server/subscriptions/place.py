@@ -492,6 +492,11 @@ class Place:
     def changes(self) -> int:
         return self._keeping.keeper.changes
 
+    @property
+    def work(self) -> int:
+        """Rises with what it takes to hear members."""
+        return self._table.work
+
     def write_now(self) -> None:
         """Somebody waits for what was said."""
         self._keeping.write_now()

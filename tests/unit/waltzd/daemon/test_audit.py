@@ -14,7 +14,7 @@ import pytest
 from waltzd.daemon import audit
 from waltzd.daemon.audit import AuditLog, ChainedFile
 from waltzd.errors import BadConfig
-from waltzd.protocol.audit import START, AuditLine, Break, Chain, Deed
+from waltzd.protocol.audit import START, AuditLine, Break, Chain, Deed, decode
 
 ANN = Deed(
     who="waltz://k/role/operator/ann", peer="10.0.0.1:7", what="StorageAdmin/Fence", partitions="0", about="session=9"
@@ -264,3 +264,39 @@ def test_what_is_daily_work_is_no_event(caplog: pytest.LogCaptureFixture) -> Non
         log.note(deed)
     assert [one.levelname for one in caplog.records[1:]] == ["DEBUG", "DEBUG", "INFO", "WARNING"]
     assert "ann at 10.0.0.1:7: StorageAdmin/Fence partition 0 session=9: done" in caplog.text
+
+
+def test_what_applications_do_without_end_pushes_no_line_of_a_person_out(tmp_path: Path) -> None:
+    path, traffic = tmp_path / "audit.log", tmp_path / "audit-traffic.log"
+    bounds = {"bytes_max": 4000, "files_max": 2}
+    log = AuditLog(chained(path, **bounds), chained(traffic, **bounds))
+    reading = Deed(who=ANN.who, peer=ANN.peer, what="Log/Fetch", partitions="0")
+    log.note(ANN)
+    log.note(EVE)
+    log.note(reading)
+    for _ in range(20):
+        for _ in range(50):
+            log.note(APP)
+        log.flush()
+    log.close()
+    chain, breaks = read(path)
+    assert (breaks, chain.is_from_the_start, chain.head) == ([], True, log.head)
+    told = [decode(text)[0] for text in path.read_text().splitlines()]
+    assert [one.what for one in told] == ["audit/begin", ANN.what, EVE.what, "Log/Fetch", "audit/end"]
+    assert not (tmp_path / "audit.log.1").exists()
+    chain, breaks = read(tmp_path / "audit-traffic.log.1", traffic)
+    assert (breaks, chain.is_from_the_start) == ([], False)
+    numbers = [one.number for one in log.lines().lines]
+    assert numbers == sorted(set(numbers)), "one count for both"
+    for file in (log._file, log._traffic):
+        assert file is not None
+        file.close()
+    again = AuditLog(chained(path, **bounds), chained(traffic, **bounds))
+    again.note(ANN)
+    assert again.lines().lines[-1].number > max(numbers)
+    again.close()
+
+
+def test_the_second_file_stands_beside_the_first() -> None:
+    assert audit._traffic_beside("/var/log/waltz/audit.log") == "/var/log/waltz/audit-traffic.log"
+    assert audit._traffic_beside("a/trail") == "a/trail-traffic"

@@ -54,6 +54,7 @@ ServerAdmin/ListGroups             operator observer
 ServerAdmin/ListParked             operator observer
 ServerAdmin/SetGroup               operator
 ServerAdmin/RemoveGroup            operator
+ServerAdmin/PassEntry              operator
 ServerAdmin/ChangeGroup            operator
 """
 

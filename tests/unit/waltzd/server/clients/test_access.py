@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.unit.mounting import KEY, FakeSession, Reader, Room, batch_of, in_room, mount_request
-from waltzd.errors import BadFrame, NotGranted, PolicyUnreadable, WaltzError
+from waltzd.errors import BadFrame, GroupLogClosed, NotGranted, PolicyUnreadable, WaltzError
 from waltzd.protocol.batches import FeedMode, HeadFeed
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.locks import Mode, lock_hash
 from waltzd.protocol.policy import Grant, Pattern, Policy, Prefix, Rights, Verb
 from waltzd.protocol.role import Identity, Role
-from waltzd.server.clients.access import Access
+from waltzd.server.clients.access import Access, check_append, check_read
 
 APP, ANN = Identity(KEY, Role.CLIENT, "app").uri, Identity(KEY, Role.OPERATOR, "app").uri
 """The operator has the name of an application: it is not that one."""
@@ -279,3 +279,20 @@ def test_thousands_of_mounts_are_told_in_one_turn() -> None:
         assert all(mount.rights is not None and not mount.rights.may_append(0) for mount in mounts), "they have gone"
 
     asyncio.run(work())
+
+
+def test_operators_read_the_group_log_and_only_servers_append_to_it() -> None:
+    access = Access.free()
+
+    def rights(identity: str) -> Rights:
+        return access.rights_in(identity, 8, group_log=8)
+
+    of = {role: Identity(KEY, role, "one").uri for role in Role}
+    check_append(rights(of[Role.SERVER]), 8)
+    check_append(rights(""), 8)  # without certificates nobody can be told apart
+    for role in (Role.OPERATOR, Role.STORAGE):
+        check_read(rights(of[role]), 8)
+        with pytest.raises(GroupLogClosed, match="only servers append"):
+            check_append(rights(of[role]), 8)
+    with pytest.raises(GroupLogClosed):
+        rights(of[Role.CLIENT])

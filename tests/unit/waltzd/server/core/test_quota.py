@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +48,27 @@ def test_each_lock_is_counted_by_itself_and_their_number_is_bounded() -> None:
     assert locks.take([(2, 1)], 0.0) == 0.0, "another lock does not wait"
     assert locks.take([(1, 1), (3, 1)], 0.0) == 1.0, "what has several locks waits for the one that waits longest"
     locks.take([(lock, 1) for lock in range(2 * LOCKS_MAX)], 0.0)
+    assert len(locks) <= 2 * LOCKS_MAX
+
+
+def test_no_lock_gets_rid_of_its_debt_behind_others() -> None:
+    """However many other locks are marked in between, a lock is marked no more often than its rate."""
+    locks, hot, now, junk = LockBuckets(5.0), 1 << 48, 0.0, itertools.count(2 << 48)
+    marked = 0
+    while now < 60.0:
+        wait = locks.take([(hot, 1)], now)
+        marked += 1
+        for _ in range(5):
+            wait = max(wait, locks.take([(next(junk), 1) for _ in range(1000)], now))
+        now += max(wait, 0.001)
+        assert len(locks) <= 2 * LOCKS_MAX
+    assert marked <= 60 * 5 + 2 * 5
+
+
+def test_locks_that_were_paid_for_make_room_for_others() -> None:
+    locks = LockBuckets(5.0)
+    for now in range(20):
+        assert locks.take([(now * LOCKS_MAX + lock, 1) for lock in range(LOCKS_MAX)], 2.0 * now) == 0.0
     assert len(locks) == LOCKS_MAX
 
 

@@ -21,6 +21,8 @@ from waltzd.server.groups.ledger import (
     gone,
     lock_of,
     made,
+    pass_over,
+    passed_over,
     settings_of,
     stands,
 )
@@ -170,12 +172,39 @@ def test_each_group_in_each_partition_has_a_lock_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"hello",
+        made(MAILER)[:10],
+        b"\0" + made(MAILER)[1:],
+        b"\xff" * 64,
+        made(MAILER).replace(b"mailer", b"mai/er", 1),
+    ],
+)
+def test_what_is_no_entry_of_ours_is_counted_and_says_nothing(data: bytes) -> None:
+    ledger = read({3: made(MAILER)})
+    assert ledger.read(4, data) is None
+    assert (ledger.foreign, ledger.reach, ledger.groups) == (1, 4, {"mailer": (MAILER, 3)})
+    assert ledger.bytes == len(made(MAILER)) + len(data), "it makes the log longer all the same"
+
+
+def test_an_entry_that_is_to_be_passed_over_is_not_read() -> None:
+    assert (passed_over(pass_over(17)), passed_over(made(MAILER)), passed_over(b"")) == (17, None, None)
+    ledger = Ledger(frozenset([4]))
+    for id, data in {3: made(MAILER), 4: b"\7" + made(MAILER)[1:], 5: pass_over(4)}.items():
+        ledger.read(id, data)
+    assert (ledger.groups, ledger.reach, ledger.foreign) == ({"mailer": (MAILER, 3)}, 5, 0)
+    with pytest.raises(GroupStateDamaged, match="entry 4 of the group log") as caught:
+        read({3: made(MAILER), 4: b"\7" + made(MAILER)[1:]})
+    assert caught.value.number("entry") == 4
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "ends in the middle"),
-        (made(MAILER)[:10], "ends in the middle"),
         (b"\7" + made(MAILER)[1:], "kind 7"),
-        (made(MAILER).replace(b"mailer", b"mai/er", 1), "partition -1 of 'mai/er'"),
+        (stands("mailer", 0, 0, b"")[:4] + b"\xff" * 8 + stands("mailer", 0, 0, b"")[12:], "partition -1 of 'mailer'"),
         (made(MAILER).replace(b"mailer", b"sender", 1), "the group sender calls itself mailer"),
         (made(MAILER)[:-3], "is not a JSON document"),
         (made(MAILER).replace(b'"queue"', b'"other"'), "mode must be"),

@@ -380,3 +380,51 @@ def test_a_group_full_of_holes_takes_no_new_work_and_gets_out_of_it(monkeypatch:
     after.deliver(0)
     assert after.acknowledge("b", 2, 99, 0, 2, 0).taken == 2
     assert after.room > 0
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_more_time_for_what_is_in_flight_keeps_nothing_each_time(mode: Mode) -> None:
+    found = table(mode, 1000, max_in_flight=1000, ack_wait=10.0)
+    found.deliver(0)
+    for now in range(300):
+        assert found.extend("a", 1, 1000, 0, 999, now).taken == 1000
+    found.check()
+    assert len(found._deadlines) <= 1000
+    assert (found.wake(), found.expire(308.5)) == (309, 0)
+    assert found.expire(309) == (1 if mode is Mode.ORDERED else 1000)
+
+
+def test_what_a_member_says_takes_as_much_as_it_speaks_of() -> None:
+    found = table(Mode.QUEUE, 4000, max_in_flight=4000)
+    found.deliver(0)
+    for first in range(0, 4000, 40):  # wide stretches, of which each is looked at by itself
+        found.extend("a", 1, 4000, first, first + 39, 0)
+    assert found.work == 100 + 4000 + 100, "stretches, deliveries, intervals"
+    before = found.work
+    found.acknowledge("a", 1, 4000, 0, 1 << 40, 0)
+    assert found.work - before == 1 + 4000 + 1
+    before = found.work
+    found.acknowledge("a", 1, 4000, 0, 1 << 40, 0)
+    assert found.work - before < 4000, "what is done is not looked at again for ever"
+
+
+def test_what_goes_out_again_and_again_leaves_no_alarms() -> None:
+    found = table(Mode.QUEUE, 100, max_in_flight=100, ack_wait=1e9)
+    for now in range(200):
+        found.deliver(now)
+        found.leave("a", now, is_lost=False)
+        found.join("a")
+        found.check()
+    assert max(len(found._deadlines), len(found._order)) <= 2 * 100
+
+
+def test_the_highest_that_waits_for_others_is_found_without_looking_at_all() -> None:
+    found = table(Mode.ORDERED, 10, max_in_flight=10)
+    found.deliver(0)
+    for id in (7, 3, 8):
+        found.acknowledge("a", 1, 10, id, id, 0)
+    assert found.unsettled("a") == 8
+    found.acknowledge("a", 1, 10, 0, 6, 0)
+    assert (found.state.floor, found.unsettled("a")) == (8, None)
+    found.acknowledge("a", 1, 10, 9, 9, 0)
+    assert (found.state.floor, found.unsettled("a"), found.unsettled("b")) == (9, None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit.waltzd.server.subscriptions.room import Room
 from waltzd.client import client
 from waltzd.cluster.groups import GroupMeta, GroupStart
 from waltzd.errors import (
+    BadArgument,
     BadFrame,
     Displaced,
     GroupBeyondLog,
@@ -36,6 +38,7 @@ from waltzd.server.groups import keeper, ledger
 from waltzd.server.groups.ledger import lock_of, stands
 from waltzd.server.groups.state import Parked, State
 from waltzd.server.subscriptions import place
+from waltzd.server.subscriptions.board import Board
 from waltzd.server.subscriptions.group_log import GroupLog
 
 
@@ -459,6 +462,29 @@ def test_nobody_joins_a_group_that_was_reset_before_that_is_written() -> None:
     Room.run(story)
 
 
+@pytest.mark.parametrize("data", [b"hello", b"", bytes(100), b"\xff" * 40, b"\x01\x01\x00\x05" + bytes(60)])
+def test_an_entry_of_the_group_log_that_is_none_of_ours_is_passed_over_and_counted(data: bytes) -> None:
+    async def story(room: Room) -> None:
+        await room.append(1)
+        await room.make("mailer")
+        board = room.board()
+        async with room.member("mailer", "a") as a:
+            await a.take(1)
+            assert isinstance(await board.group_log.append(data, write_lock("x"), -1), Committed)
+            await board.level()
+            answer = await a.acknowledge(0)
+            await a.kept(answer.number)
+        assert board.damage is None
+        found = board.totals()
+        assert found is not None
+        assert (found.foreign, found.trouble) == (1, "")
+        assert (await board.make(GroupMeta(name="other", partitions=None, mode=Mode.QUEUE))).is_new
+        await room.cluster.kill_owner()
+        await room.make("third")
+
+    Room.run(story)
+
+
 def test_a_group_log_that_cannot_be_understood_stops_groups_and_nothing_else() -> None:
     async def story(room: Room) -> None:
         await room.append(1)
@@ -466,18 +492,58 @@ def test_a_group_log_that_cannot_be_understood_stops_groups_and_nothing_else() -
         board = room.board()
         async with room.member("mailer", "a") as a:
             await a.take(1)
-            await board.group_log.append(b"nonsense", write_lock("x"), -1)
+            await board.group_log.append(OF_A_LATER_VERSION, write_lock("x"), -1)
             assert isinstance(await a.dismissed(), GroupStateDamaged)
         with pytest.raises(GroupStateDamaged):
             await board.make(GroupMeta(name="other", partitions=None, mode=Mode.QUEUE))
         with pytest.raises(GroupStateDamaged):
             async with room.member("mailer", "a"):
                 pass
-        assert "kind" in board.trouble or "middle" in board.trouble
+        assert "kind" in board.trouble
         assert board.needed_from() == 0, "nothing of it is trimmed"
         await room.append(1)
 
     Room.run(story)
+
+
+def test_an_operator_lets_groups_go_on_without_an_entry_that_cannot_be_understood() -> None:
+    async def story(room: Room) -> None:
+        await room.append(3)
+        await room.make("mailer")
+        boards = [server.groups for server in room.cluster._servers.values() if server is not None]
+        board = room.board()
+        async with room.member("mailer", "a", room=1) as a:
+            await a.take(1)
+            await a.kept((await a.acknowledge(0)).number)
+            outcome = await board.group_log.append(OF_A_LATER_VERSION, write_lock("x"), -1)
+            second = await board.group_log.append(OF_A_LATER_VERSION, write_lock("y"), -1)
+            assert isinstance(outcome, Committed)
+            assert isinstance(second, Committed)
+            assert f"entry {outcome.id} of the group log" in (await a.dismissed()).message
+        for wrong in (outcome.id - 1, second.id + 1):
+            with pytest.raises(BadArgument, match="keeps no group from going on"):
+                await board.pass_over(wrong)
+        with pytest.raises(GroupStateDamaged):
+            await board.level()
+        with pytest.raises(GroupStateDamaged, match=f"entry {second.id} of"):
+            await board.pass_over(outcome.id)
+        await board.pass_over(second.id)
+        for other in boards:
+            assert other is not None
+            await room.until(partial(_is_well, other))
+        async with room.member("mailer", "b") as b:
+            assert {one.id for one in await b.take(2)} == {1, 2}, "what was done before stays done"
+        await room.cluster.kill_owner()
+        await room.make("other")
+
+    Room.run(story)
+
+
+def _is_well(board: Board) -> bool:
+    return board.damage is None and not board.trouble
+
+
+OF_A_LATER_VERSION = ledger._HEAD.pack(9, 1, 6, -1, 0) + b"mailer"
 
 
 def test_what_an_owner_says_that_was_replaced_is_never_kept() -> None:
