@@ -46,7 +46,8 @@ _FILES = re.compile(
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}
     | log/(zookeeper|(storage|server)-\d+)\.log(\.old)?
     | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)? | {re.escape(AUDIT_NAME)}(\.\d+)?)
-    | certificates/(ca|(storage-storage|server-server)-\d+|(zookeeper|operator|client)-[\w.]+)\.(pem|key)
+    | certificates/((zookeeper-)?ca|(storage-storage|server-server)-\d+|(zookeeper|operator|client)-[\w.]+
+      |zookeeper-client-[\w-]+)\.(pem|key)
     | certificates/{re.escape(CREDENTIALS)}{_NEW}
     | zookeeper/(keystore|authorities)\.pem
     | zookeeper/(lock|zoo\.cfg|log4j2\.properties|zookeeper\.log(\.\d+)?|hs_err_pid\d+\.log)

@@ -40,10 +40,12 @@ from waltzctl.shell.blueprint import (
     ZOOKEEPER,
     Blueprint,
     certificate_files,
+    coordinator_files,
     credentials_file,
     draw,
     free_base,
     grown,
+    has_one_authority,
     is_free,
     load_blueprint,
     load_lives,
@@ -276,7 +278,8 @@ class LocalCluster:
         if name == ZOOKEEPER:
             arguments = [ZOOKEEPER, "--directory", str(home.absolute()), "--listen", self.coordinator_hosts]
             if self.blueprint.has_tls:
-                keystore, _, ca = certificate_files(self.directory, f"{ZOOKEEPER}-{HOST}")
+                keystore, _, _ = certificate_files(self.directory, f"{ZOOKEEPER}-{HOST}")
+                *_, ca = coordinator_files(self.directory, f"operator-{OPERATOR}")
                 arguments += ["--tls-keystore", keystore, "--tls-ca", ca]
             return Daemon(name, arguments, self._log(name), lambda _: serves(self.coordinator_hosts, self.access.tls))
         kind = self._kind(name)
@@ -290,7 +293,9 @@ class LocalCluster:
         if not self.blueprint.has_tls:
             return ANYBODY
         credentials = str(credentials_file(self.directory))
-        return access_to(operator_files(self.directory), how=Verify.HOST, credentials=credentials)
+        return access_to(
+            coordinator_files(self.directory, f"operator-{OPERATOR}"), how=Verify.HOST, credentials=credentials
+        )
 
     @property
     def tls(self) -> Tls | None:
@@ -304,9 +309,11 @@ class LocalCluster:
         from waltzctl.config.certificates import Kind, make, of_kind
 
         self._say("making certificates")
+        folder = self.directory / CERTIFICATES
         names = [(Kind.ZOOKEEPER, HOST), (Kind.OPERATOR, OPERATOR), (Kind.CLIENT, APPLICATION)]
         names += [(Kind(self._kind(name)), name) for name in self.daemons if name != ZOOKEEPER]
-        folder = self.directory / CERTIFICATES
+        if not has_one_authority(self.directory):
+            names += [(Kind.ZOOKEEPER_CLIENT, name) for name in (OPERATOR, *self.blueprint.server_names)]
         wanted = [of_kind(kind, name, self.blueprint.key) for kind, name in names]
         missing = [one for one in wanted if not all((folder / file).exists() for file in one.files)]
         if missing:
@@ -343,6 +350,8 @@ class LocalCluster:
             files = certificate_files(self.directory, f"{kind}-{name}")
             fields |= dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))
             if kind == "server":
+                names = ("coordinator_tls_certificate", "coordinator_tls_key", "coordinator_tls_ca")
+                fields |= dict(zip(names, coordinator_files(self.directory, f"{kind}-{name}"), strict=True))
                 fields |= {"coordinator_tls": Verify.HOST, "coordinator_credentials": credentials_file(self.directory)}
         fields |= self._settings.get(kind, {})
         words = yaml.safe_dump({key: str(value) for key, value in fields.items()}, sort_keys=False, allow_unicode=True)

@@ -193,6 +193,20 @@ def operator_files(directory: Path) -> tuple[str, str, str]:
     return certificate_files(directory, f"operator-{OPERATOR}")
 
 
+def coordinator_files(directory: Path, owner: str) -> tuple[str, str, str]:
+    """What a process shows to ZooKeeper, and the authority that signs for ZooKeeper."""
+    if has_one_authority(directory):
+        return certificate_files(directory, owner)
+    certificate, key, _ = certificate_files(directory, f"zookeeper-client-{owner.partition('-')[2]}")
+    return certificate, key, str((directory / CERTIFICATES / "zookeeper-ca.pem").absolute())
+
+
+def has_one_authority(directory: Path) -> bool:
+    """Whether the cluster was made before ZooKeeper had an authority of its own."""
+    folder = directory / CERTIFICATES
+    return (folder / f"{ZOOKEEPER}-{HOST}.pem").exists() and not (folder / "zookeeper-ca.pem").exists()
+
+
 def credentials_file(directory: Path) -> Path:
     return (directory / CERTIFICATES / CREDENTIALS).absolute()
 

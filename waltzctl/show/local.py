@@ -22,7 +22,14 @@ from uuid import UUID
 import typer
 
 from waltzctl.playground.daemon import Process, Reporter, State
-from waltzctl.shell.blueprint import APPLICATION, certificate_files, credentials_file, operator_files
+from waltzctl.shell.blueprint import (
+    APPLICATION,
+    OPERATOR,
+    certificate_files,
+    coordinator_files,
+    credentials_file,
+    operator_files,
+)
 from waltzctl.shell.merged_log import Line
 from waltzctl.shell.reach import LOCAL_DIRECTORY, variable
 from waltzctl.show.cluster import sentence
@@ -253,7 +260,10 @@ def _application(directory: Path) -> dict[str, str]:
 
 def _person(directory: Path) -> dict[str, str]:
     files = dict(zip(("tls_certificate", "tls_key", "tls_ca"), operator_files(directory), strict=True))
-    files |= {"coordinator_tls": Verify.HOST.value, "coordinator_credentials": str(credentials_file(directory))}
+    shown = coordinator_files(directory, f"operator-{OPERATOR}")
+    names = ("coordinator_tls_certificate", "coordinator_tls_key", "coordinator_tls_ca")
+    files |= {"coordinator_tls": Verify.HOST.value, **dict(zip(names, shown, strict=True))}
+    files |= {"coordinator_credentials": str(credentials_file(directory))}
     return {variable(name): value for name, value in files.items()}
 
 

@@ -91,6 +91,8 @@ class Asked:
         options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
         names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA,
                  "coordinator_tls": opening.COORDINATOR_TLS, "coordinator_tls_ca": opening.COORDINATOR_TLS_CA,
+                 "coordinator_tls_certificate": opening.COORDINATOR_TLS_CERTIFICATE,
+                 "coordinator_tls_key": opening.COORDINATOR_TLS_KEY,
                  "coordinator_credentials": opening.COORDINATOR_CREDENTIALS}  # fmt: skip
         options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
         if self.archive:
