@@ -112,10 +112,10 @@ def verify(
       waltzctl archive verify s3://waltz-archive/orders --quick -o json
     """
     from waltzctl.show import archive
-    from waltzd.archive.place import open_store
+    from waltzd.archive.place import open_archive
     from waltzd.archive.verification import check_tail, survey
 
-    opened, started = open_store(store), time.monotonic()
+    opened, started = open_archive(store), time.monotonic()
     found = survey(opened)
     if partitions is not None:
         wanted = partitions_of(partitions)
@@ -130,7 +130,8 @@ def verify(
             flaws += [flaw] if flaw is not None else []
     if not quick and partitions is None:
         flaws += metadata_flaws(opened, found.label)
-    put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
+    seconds = time.monotonic() - started
+    put(archive.verified(opened.place, found, flaws, seconds, is_quick=quick, signatures=opened.seen), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
 
@@ -187,10 +188,10 @@ def heal(
     from waltzctl.show import archive
     from waltzd.archive.archiving import PartitionArchive
     from waltzd.archive.healing import Mended, made_again, put_back
-    from waltzd.archive.place import open_store
+    from waltzd.archive.place import open_archive
     from waltzd.archive.verification import survey
 
-    opened = open_store(store)
+    opened = open_archive(store)
     again = made_again(opened)
     found = survey(Mended(opened, again))
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
@@ -288,10 +289,10 @@ def clean(
     """
     from waltzctl.show import archive
     from waltzd.archive.local import LocalStore
-    from waltzd.archive.place import open_store
+    from waltzd.archive.place import open_archive
     from waltzd.archive.verification import survey
 
-    opened = open_store(store)
+    opened = open_archive(store)
     found = survey(opened)
     if found.flaws:
         raise Unsafe(
@@ -299,7 +300,7 @@ def clean(
             not_done="nothing was removed",
             next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
         )
-    left = opened.leftovers(time.time()) if isinstance(opened, LocalStore) else ()
+    left = opened.inner.leftovers(time.time()) if isinstance(opened.inner, LocalStore) else ()
     steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive clean", subject=opened.place, steps=tuple(steps))
     archive.told_strange(found)
@@ -309,8 +310,8 @@ def clean(
     for one in found.orphans:
         opened.remove(one.name)
     for one in left:
-        assert isinstance(opened, LocalStore)
-        opened.remove_leftover(one)
+        assert isinstance(opened.inner, LocalStore)
+        opened.inner.remove_leftover(one)
     removed = [one.name for one in (*found.orphans, *left)]
     put_plan(plan, output, result="done", removed=removed, pending=len(found.pending))
     return EXIT_OK

@@ -190,7 +190,8 @@ def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack)
     cache = PieceCache(config.archive_cache_bytes, config.archive_cache)
     bring = ends.enter_context(Threads(ARCHIVE_THREADS, "archive", is_waited_for=False))
     read = ends.enter_context(Threads(ARCHIVE_THREADS, "archive_cache", is_waited_for=False))
-    lane = ArchiveLane(ArchiveReader(open_store(config.archive), meta.key, cache), bring=bring.run, read=read.run)
+    store = open_store(config.archive, config.archive_key, accepts_unsigned=config.archive_unsigned == "accepted")
+    lane = ArchiveLane(ArchiveReader(store, meta.key, cache), bring=bring.run, read=read.run)
     ends.push_async_callback(lane.close)
     return lane
 

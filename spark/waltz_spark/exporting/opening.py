@@ -18,7 +18,7 @@ from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
 from waltzd.archive.contents import label_at
 from waltzd.archive.manifest import LABEL
-from waltzd.archive.place import check_place, open_store
+from waltzd.archive.place import check_place, open_archive
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import BadArgument, NothingHere, PathMissing, WaltzError
@@ -219,7 +219,7 @@ def is_archive(place: str) -> bool:
     except WaltzError:
         pass  # an archive looks foreign to it
     try:
-        return label_at(open_store(place)) is not None
+        return label_at(open_archive(place)) is not None
     except WaltzError:
         return False  # what is wrong is said by who reads it
 
