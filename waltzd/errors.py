@@ -1157,13 +1157,13 @@ class ArchiveDamaged(WaltzError):
 
 
 class UnsignedArchive(ArchiveDamaged):
-    """A manifest, the label, a tail or saved documents in an archive carry no signature, or one of another key. This archive
-    has a key, which the store does not have: somebody else wrote the object, or it is older than the key."""
+    """A manifest, the label, a tail or saved documents in an archive carry no signature, or one of another key. The key of
+    this archive is not in its store: somebody else wrote the object, or it is older than the key."""
 
     code = "W2285"
     next_step = (
-        "check who can write to the store, and that every storage has the same `archive_key`. An archive that is older than "
-        "its key: verify it, then `waltzctl archive sign`; until then `archive_unsigned: accepted`"
+        "check who can write to the store, and that every storage has the same `archive_key`; of an archive that is older "
+        "than its key, verify it, then `waltzctl archive sign`; until then `archive_unsigned: accepted`"
     )
 
 

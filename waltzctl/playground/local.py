@@ -33,6 +33,7 @@ from waltzctl.playground.java import java_command, serves
 from waltzctl.playground.store import same_store, settings_of, store_for
 from waltzctl.shell.blueprint import (
     APPLICATION,
+    ARCHIVE_KEY,
     BLUEPRINT,
     CERTIFICATES,
     HOST,
@@ -93,7 +94,7 @@ is known to be missing."""
 STILL_SECONDS = 2.0
 """Partitions that did not move for so long are where the leader wants them, although servers do not have equally many."""
 TOLD_PARTITIONS = 5
-MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
+MAKING = {"log", LOCK, ARCHIVE_KEY, f"{ARCHIVE_KEY}.new", BLUEPRINT, f"{BLUEPRINT}.new"}
 """What is there when another command makes a cluster at this moment, or was killed while it did."""
 FREE_BYTES_MIN = 256 << 20
 NOTHING_STARTED = "nothing was started"
@@ -154,7 +155,7 @@ class LocalCluster:
             raise translate(error, f"making the directory {directory}") from error
         with directory_lock(directory):
             _check_unmade(directory)
-            store = None if archive is None else store_for(archive, None)
+            store = None if archive is None else store_for(archive, None, directory)
             blueprint = draw(
                 directory,
                 partitions=partitions,
@@ -214,7 +215,7 @@ class LocalCluster:
                     not_done=NOTHING_STARTED,
                     next_step=f"`waltzctl down {shlex.quote(str(self.directory))}`, then the same command again",
                 )
-            self.blueprint = replace(self.blueprint, archive=store_for(store, self.blueprint.key))
+            self.blueprint = replace(self.blueprint, archive=store_for(store, self.blueprint.key, self.directory))
             save_blueprint(self.directory, self.blueprint)
 
     def _draw_anew(self, blueprint: Blueprint) -> None:
@@ -345,7 +346,7 @@ class LocalCluster:
                 "drain_seconds": DRAIN_SECONDS,
             }
         if self.blueprint.archive is not None:
-            fields |= settings_of(self.blueprint.archive)
+            fields |= settings_of(self.blueprint.archive, self.directory)
         if self.blueprint.has_tls:
             files = certificate_files(self.directory, f"{kind}-{name}")
             fields |= dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))

@@ -23,6 +23,8 @@ from waltzd.format.layout import PARTITIONS_MAX
 D = TypeVar("D", bound=Document)
 HOST = "127.0.0.1"
 BLUEPRINT, STATE = "cluster.json", "state.json"
+ARCHIVE_KEY = "archive.key"
+"""With it the archive is signed; it never goes into the store."""
 PORTS = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections, so that none is taken while its daemon is down."""
 STORAGES_MAX, SERVERS_MAX = 16, 16

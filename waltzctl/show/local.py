@@ -24,6 +24,7 @@ import typer
 from waltzctl.playground.daemon import Process, Reporter, State
 from waltzctl.shell.blueprint import (
     APPLICATION,
+    ARCHIVE_KEY,
     OPERATOR,
     certificate_files,
     coordinator_files,
@@ -211,6 +212,9 @@ def ready(
     processes(out, running, found.meta.key, directory)
     if archive is not None:
         out.print(f"archive: {archive}", soft_wrap=True)
+        signing = directory.absolute() / ARCHIVE_KEY
+        if signing.exists():
+            out.print(f"  to check signatures: export WALTZ_ARCHIVE_KEY={shlex.quote(str(signing))}", soft_wrap=True)
     here = "" if is_meant else f" --directory {shlex.quote(str(directory))}"
     known = {view.meta.name for view in found.storages}
     for one in running:

@@ -4,12 +4,12 @@ Manifests, the label, `tail.json` and the saved documents name everything else b
 of its own, an HMAC-SHA256 over its name and its content with a key of the cluster. The key is in a file that storages,
 servers and people have, and never in the store.
 
-`SignedStore` stands in front of a store: what is written is signed, and what is read is checked and comes without its line,
-so nothing else in this room knows of signatures. Without a key nothing is checked or signed. An archive that was begun
-before it had a key is readable where `unsigned` says so, and is signed by `waltzctl archive sign`.
+`SignedStore` stands in front of a store: what is written is signed, and what is read is checked and comes without its
+line, so nothing else in this room knows of signatures. Without a key nothing is checked or signed. An archive that is older
+than its key is readable where `accepts_unsigned` says so, and is signed by `waltzctl archive sign`.
 
-A signature proves what was written, and not that it is the newest: whoever can write to the store can delete from it, or put
-an older manifest, tail or document back in the place of its successor.
+A signature proves what was written, and not that it is the newest: whoever can write to the store can delete from it, or
+put an older manifest, tail or document back in the place of its successor.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from waltzd.archive.store import Listed, Store
 from waltzd.disk.seam import Buffer
-from waltzd.errors import BadConfig, UnsignedArchive
+from waltzd.errors import BadConfig, ObjectExists, UnsignedArchive
 
 VARIABLE = "WALTZ_ARCHIVE_KEY"
 """Of the environment of people and tools: the file with the key."""
@@ -36,7 +37,8 @@ LINE_BYTES = len(b'{"signature":""}\n') + 64
 
 
 def is_signed(name: str) -> bool:
-    """Whether objects of this name carry a signature. Chunks, segments and slots need none: they are named by their hash."""
+    """Whether objects of this name carry a signature. Chunks, segments and slots need none: something signed has their
+    hash."""
     return name.endswith(".json") and "/chunk/" not in name
 
 
@@ -109,7 +111,15 @@ class SignedStore:
     # -- signatures
 
     def _signed(self, name: str, data: Buffer) -> Buffer:
-        if self._key is None or not is_signed(name):
+        if not is_signed(name):
+            return data
+        if self._key is None:
+            if self.seen["unchecked"]:
+                raise UnsignedArchive(
+                    f"{name} in {self.place}: this archive is signed, and there is no key to sign with",
+                    not_done="nothing was written",
+                    next_step=f"give the key: `archive_key` of a daemon, {VARIABLE} of a person",
+                )
             return data
         text = bytes(data)
         return text + b'{"signature":"' + _signature(self._key, name, text).encode() + b'"}\n'
@@ -135,15 +145,24 @@ def _signature(key: bytes, name: str, text: bytes) -> str:
     return hmac.new(key, b"waltz-archive\0" + name.encode() + b"\0" + text, "sha256").hexdigest()
 
 
-def sign_all(store: Store, key: bytes, names: Iterable[str]) -> list[str]:
-    """Sign the objects with these names that carry no signature yet; return which. Nothing says that they are what was
-    written: whoever calls this vouches for it. `UnsignedArchive` for one that another key has signed."""
-    signing, made = SignedStore(store, key, accepts_unsigned=True), []
+def unsigned_among(store: Store, key: bytes, names: Iterable[str]) -> list[str]:
+    """Those of these objects that carry no signature. `UnsignedArchive` for one that another key has signed."""
+    signing, found = SignedStore(store, key, accepts_unsigned=True), []
     for name in names:
-        tag = store.head(name).tag
         before = signing.seen["unsigned"]
-        text = signing.get_range(name, 0, store.head(name).size)
-        if signing.seen["unsigned"] > before:
-            signing.put_if(name, text, tag)
-            made.append(name)
+        signing.get_range(name, 0, store.head(name).size)
+        found += [name] if signing.seen["unsigned"] > before else []
+    return found
+
+
+def sign_all(store: Store, key: bytes, names: Iterable[str]) -> list[str]:
+    """Sign the objects with these names that carry no signature, and return which they were. Nothing says that they are
+    what was written: whoever calls this vouches for it. One that a daemon replaces meanwhile is signed by the daemon."""
+    signing, made = SignedStore(store, key), []
+    for name in names:
+        listed = store.head(name)
+        if unsigned_among(store, key, [name]):
+            with suppress(ObjectExists):
+                signing.put_if(name, store.get_range(name, 0, listed.size), listed.tag)
+                made.append(name)
     return made

@@ -61,6 +61,8 @@ from waltzd.protocol.address import is_name
 
 VERSION = 1
 KIND = "metadata of a waltz cluster"
+SIGNATURE_LINE = b'{"signature":'
+"""Begins the line behind the end that an object of an archive carries."""
 PASSES_MAX = 50
 """So many looks at everything that never agree mean that commands go on changing the cluster."""
 _SINGLE: Mapping[str, type[Document]] = {
@@ -192,6 +194,8 @@ def write(saved: Saved) -> bytes:
 def read(data: bytes, name: str) -> Saved:
     """`name` is that of the file, for telling what is wrong with it."""
     lines = data.splitlines(keepends=True)
+    if lines and lines[-1].startswith(SIGNATURE_LINE):  # as an archive has it: it was checked there, or nobody has the key
+        lines.pop()
     head = _parse(lines[0] if lines else b"", name, 1)
     if head.get("kind") != KIND:
         raise MetadataFileDamaged(f"{name} holds no metadata of a cluster")
