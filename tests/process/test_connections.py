@@ -11,11 +11,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.process.certificates import Authority, Files
 from tests.process.daemon import KEY
 from tests.process.test_listener import listening
 from waltzd.client import loop
+from waltzd.daemon import health_service
 from waltzd.errors import NotPermitted
 from waltzd.protocol.address import Address
 from waltzd.protocol.role import Role, dns_name, roles_at
@@ -166,5 +168,59 @@ def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> No
             assert await call.read() == b"second", "a connection with a call stays"
             call.cancel()
             await channel.close()
+
+    loop.run(run())
+
+
+def test_a_handshake_that_is_not_finished_ends(tmp_path: Path) -> None:
+    tls = Authority(tmp_path).issue(KEY, Role.SERVER, "one").tls(Role.SERVER)
+
+    async def run() -> None:
+        found = Listener(Address("127.0.0.1", 0), 1 << 20, tls)
+        async with listening(found):
+            reader, writer = await asyncio.open_connection("127.0.0.1", found.address.port)
+            writer.write(b"\x16\x03\x01\x02\x00\x01")
+            assert await reader.read() == b""
+            writer.close()
+
+    loop.run(run())
+
+
+def test_a_call_with_much_metadata_is_refused() -> None:
+    async def run() -> None:
+        found = Listener(Address("127.0.0.1", 0), 1 << 20, None)
+        async with listening(found):
+            channel: Any = grpc.aio.insecure_channel(str(found.address))
+            assert await channel.unary_unary("/one")(b"said", metadata=(("much", "x" * 1000),)) == b"said"
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary("/one")(b"said", metadata=(("much", "x" * (40 << 10)),))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await channel.close()
+
+    loop.run(run())
+
+
+def test_only_so_many_watch_the_health_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_service, "WATCHERS_MAX", 2)
+
+    async def unready() -> list[str]:
+        return []
+
+    async def run() -> None:
+        found = Listener(Address("127.0.0.1", 0), 1 << 20, None)
+        fatal: list[BaseException] = []
+        await found.start(lambda server: health_service.add_health(server, {}, unready), on_fatal=fatal.append)
+        channel: Any = grpc.aio.insecure_channel(str(found.address))
+        watching = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+        for watch in watching[:2]:
+            await watch.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await watching[2].read()
+        assert error_of(refused.value).code == "W2050"
+        for watch in watching:
+            watch.cancel()
+        await channel.close()
+        await found.stop(0)
+        assert fatal == []
 
     loop.run(run())
