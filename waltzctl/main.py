@@ -91,10 +91,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "clean": ("waltzctl.records.archive:clean", "Remove what uploads that were cut short have left."),
         "heal": ("waltzctl.records.archive:heal", "Put back what an archive lost, from a storage."),
         "marks": ("waltzctl.records.archive:marks", "Where each partition would end that is restored."),
+        "new-key": ("waltzctl.records.archive:new_key", "Make the key that signs an archive."),
         "restore": (
             "waltz_spark.restoring.archive_command:restore_",
             "Make segments again from a lossless export, byte for byte.",
         ),
+        "sign": ("waltzctl.records.archive:sign", "Sign what is older than the key of an archive."),
         "status": ("waltzctl.records.archive:status", "How far each partition is archived."),
         "verify": ("waltzctl.records.archive:verify", "Check an archive in its store."),
     },

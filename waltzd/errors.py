@@ -1173,6 +1173,17 @@ class ArchiveDamaged(WaltzError):
     next_step = "bring it back with `waltzctl archive heal`, or from a copy or an older version of it in the store"
 
 
+class UnsignedArchive(ArchiveDamaged):
+    """A manifest, the label, a tail or saved documents in an archive carry no signature, or one of another key. The key of
+    this archive is not in its store: somebody else wrote the object, or it is older than the key."""
+
+    code = "W2285"
+    next_step = (
+        "check who can write to the store, and that every storage has the same `archive_key`; of an archive that is older "
+        "than its key, verify it, then `waltzctl archive sign`; until then `archive_unsigned: accepted`"
+    )
+
+
 class ForeignArchive(WaltzError):
     """The store that `archive` names holds the archive of another cluster, or is empty although an archive of this cluster
     was begun: another store, or one that was emptied. Archives are never mixed, and one is never begun a second time by

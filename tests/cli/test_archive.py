@@ -15,8 +15,13 @@ import pytest
 
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
+from tests.unit.waltzd.archive.test_signature import archive_to
+from waltzctl import main
 from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
+from waltzd.archive.local import LocalStore
+from waltzd.cluster.cluster import CLIENT_IDS
+from waltzd.cluster.documents import NO_SECRET
 from waltzd.cluster.metadata import read
 
 Tool = Callable[..., Any]
@@ -30,13 +35,26 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[LocalCluster]:
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("key") / "archive.key"
+    assert main.run(["archive", "new-key", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _known(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALTZ_ARCHIVE_KEY", str(key))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, store: Path, key: Path) -> Iterator[LocalCluster]:
     """Its two partitions are archived as far as segments are sealed."""
     lasting = {kind: dict(settings) for kind, settings in LASTING.items()}
-    reads = {"archive": str(store), "tail_bytes_max": 1 << 20}
+    signed = {"archive": str(store), "archive_key": str(key)}
+    reads = {**signed, "tail_bytes_max": 1 << 20}
     settings: dict[str, dict[str, object]] = {
         **lasting,
-        "storage": {**lasting.get("storage", {}), "archive": str(store)},
+        "storage": {**lasting.get("storage", {}), **signed},
         "server": {
             **lasting.get("server", {}),
             "segment_bytes_max": 20_000,
@@ -139,6 +157,12 @@ def test_an_archive_is_told_verified_and_cleaned(
     assert "archived" in waltzctl("archive", "status", *where(cluster)).out
     found = waltzctl("archive", "verify", str(archived), "-o", "json")
     assert (found.code, as_json(found)["result"]) == (0, "clean"), found.out
+    seen = as_json(found)["signatures"]
+    assert (seen["unsigned"], seen["unchecked"], seen["verified"] > 4) == (0, 0, True)
+    with monkeypatch.context() as nobody:
+        nobody.delenv("WALTZ_ARCHIVE_KEY")
+        told = waltzctl("archive", "verify", str(archived), "--quick")
+        assert (told.code, "signed, and not checked: WALTZ_ARCHIVE_KEY names no key" in told.out) == (0, True)
     sums = as_json(found)["partitions"]
     assert [one["last"] >= row["archived_to"] for one, row in zip(sums, rows, strict=True)] == [True, True]
     monkeypatch.setenv("WALTZ_DIRECTORY", str(cluster.directory))
@@ -215,7 +239,8 @@ def check_backup(waltzctl: Tool, cluster: LocalCluster, store: Path) -> list[int
     assert [row["lost_seconds"] for row in found["partitions"]] == [0, 0]
     assert "Documents of the cluster: number" in waltzctl("backup", "status", *where(cluster)).out
     newest = sorted((store / "metadata").iterdir())[-1]
-    assert read(newest.read_bytes(), "here").meta.partitions == 2
+    saved = read(newest.read_bytes(), "here")
+    assert (saved.meta.partitions, saved.documents[CLIENT_IDS].secret) == (2, NO_SECRET)  # type: ignore[attr-defined]
     return [row["backed_up_to"] for row in found["partitions"]]
 
 
@@ -223,6 +248,30 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
+
+
+def test_an_archive_that_is_older_than_its_key_is_signed(
+    waltzctl: Tool, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(str(tmp_path))
+    archive_to(store, 2)
+    (tmp_path / "metadata" / "0000000001.json").unlink()
+    told = waltzctl("archive", "sign", str(tmp_path), "--dry-run")
+    assert (told.code, "sign archive.json" in told.out) == (0, True), told
+    assert waltzctl("archive", "verify", str(tmp_path), "--quick").code != 0
+    done = waltzctl("archive", "sign", str(tmp_path), "--yes", "-o", "json")
+    signed = ["archive.json", *(f"partition-0/manifest/{number:010d}.json" for number in (1, 2))]
+    assert (done.code, as_json(done)["signed"]) == (0, signed), done
+    assert waltzctl("archive", "verify", str(tmp_path), "--quick").code == 0
+    assert waltzctl("archive", "sign", str(tmp_path), "--yes").code == 0, "there is nothing to do"
+    again = waltzctl("archive", "new-key", str(key))
+    assert (again.code, "W2140" in again.err) == (4, True)
+    monkeypatch.setenv("WALTZ_ARCHIVE_KEY", str(tmp_path / "other.key"))
+    assert waltzctl("archive", "new-key", str(tmp_path / "other.key"), "-o", "json").code == 0
+    assert "was not signed with the key" in waltzctl("archive", "verify", str(tmp_path), "--quick").err
+    monkeypatch.delenv("WALTZ_ARCHIVE_KEY")
+    told = waltzctl("archive", "sign", str(tmp_path), "--yes")
+    assert (told.code, "names no key to sign with" in told.err) == (2, True)
 
 
 def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
@@ -236,6 +285,6 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 
 
 def test_examples(waltzctl: Tool) -> None:
-    for command in ("status", "verify", "clean", "heal"):
+    for command in ("status", "verify", "clean", "heal", "sign", "new-key"):
         assert examples(waltzctl, ["archive", command])
     assert examples(waltzctl, ["backup", "status"])

@@ -113,9 +113,12 @@ def test_zookeeper_is_told_by_its_host_and_has_no_role(waltzctl: Tool, tmp_path:
     said = waltzctl("certificate", "issue", "zookeeper", host, "--cluster-key", str(KEY), "--directory", tmp_path).out
     path = tmp_path / f"zookeeper-{host}.pem"
     assert f"ssl.keyStore.location={path}\nssl.keyStore.type=PEM\n" in said
-    assert f"ssl.trustStore.location={tmp_path / 'ca.pem'}\nssl.trustStore.type=PEM\n" in said
+    assert f"ssl.trustStore.location={tmp_path / 'zookeeper-ca.pem'}\nssl.trustStore.type=PEM\n" in said
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["ca.key", "ca.pem", path.name]
+    files = sorted(found.name for found in tmp_path.iterdir())
+    assert set(files) == {path.name, "zookeeper-ca.key", "zookeeper-ca.pem"}, (
+        "the authority of the cluster signs no ZooKeeper"
+    )
     text = path.read_text()
     assert (text.count("BEGIN PRIVATE KEY"), text.count("BEGIN CERTIFICATE")) == (1, 1)
     shown = subprocess.run(
@@ -123,4 +126,22 @@ def test_zookeeper_is_told_by_its_host_and_has_no_role(waltzctl: Tool, tmp_path:
     ).stdout
     assert shown.splitlines()[1].strip() == names
     with pytest.raises(BadConfig, match="waltz://"):
-        Tls(str(path), str(path), str(tmp_path / "ca.pem"), role=Role.SERVER, cluster=KEY)
+        Tls(str(path), str(path), str(tmp_path / "zookeeper-ca.pem"), role=Role.SERVER, cluster=KEY)
+
+
+def test_who_connects_to_zookeeper_has_a_certificate_of_its_authority(waltzctl: Tool, tmp_path: Path) -> None:
+    """It names no host, and is good for callers only: its holder cannot stand for ZooKeeper."""
+    words = ("certificate", "issue", "zookeeper-client", "a", "--cluster-key", str(KEY), "--directory", tmp_path)
+    said = waltzctl(*words).out
+    path = tmp_path / "zookeeper-client-a"
+    assert f"coordinator_tls_certificate: {path}.pem\ncoordinator_tls_key: {path}.key\n" in said
+    assert f"coordinator_tls_ca: {tmp_path / 'zookeeper-ca.pem'}\n" in said
+    assert (tmp_path / "zookeeper-ca.key").exists()
+    assert not (tmp_path / "ca.key").exists()
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", f"{path}.pem", "-noout", "-ext", "subjectAltName,extendedKeyUsage"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "DNS:" not in shown
+    assert "Server Authentication" not in shown
+    assert "Client Authentication" in shown

@@ -184,11 +184,18 @@ def test_systemd_understands_every_line(kind: str, tmp_path: Path) -> None:
         pytest.skip("needs systemd-analyze, in Debian's package systemd")
     path = tmp_path / f"waltz-{kind}.service"
     text = (CONFIGS / path.name).read_text(encoding="utf-8")
-    path.write_text(text.replace("/opt/waltz/bin/waltzd", "/bin/true").replace("User=waltz", "User=root"))
+    path.write_text(text.replace("/opt/waltz/bin/waltzd", "/bin/true").replace(f"User=waltz-{kind}", "User=root"))
     said = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert [line for line in said.stderr.splitlines() if path.name in line] == []
+
+
+def test_each_daemon_has_a_user_of_its_own_and_bounds() -> None:
+    assert {unit(kind)["User"][0] for kind in UNITS} == {f"waltz-{kind}" for kind in UNITS}
+    for kind in UNITS:
+        assert re.fullmatch("[0-9]+G", unit(kind)["MemoryMax"][0])
+        assert unit(kind)["TasksMax"] == ["512"]
 
 
 @pytest.mark.parametrize("kind", ["storage", "server"])

@@ -7,11 +7,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+from kazoo.client import KazooClient
 
 from tests.cli.example import examples
 from tests.coordinator_contract import (
@@ -45,14 +47,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("certificates")
     make(directory, [of_kind(Kind.ZOOKEEPER, "127.0.0.1", KEY), of_kind(Kind.ZOOKEEPER, "elsewhere.example", KEY)])
     daemons = [of_kind(Kind.SERVER, "a", KEY), of_kind(Kind.CLIENT, "payments", KEY), of_kind(Kind.OPERATOR, "ann", KEY)]
-    make(directory, daemons)
-    make(directory / "another", [of_kind(Kind.ZOOKEEPER, "127.0.0.1", KEY), of_kind(Kind.SERVER, "a", KEY)])
+    make(directory, [*daemons, *(of_kind(Kind.ZOOKEEPER_CLIENT, name, KEY) for name in ("server-a", "ann"))])
+    make(
+        directory / "another", [of_kind(Kind.ZOOKEEPER, "127.0.0.1", KEY), of_kind(Kind.ZOOKEEPER_CLIENT, "server-a", KEY)]
+    )
     return directory
 
 
-def tls_with(directory: Path, name: str = "server-a", *, verify: Verify = Verify.HOST) -> CoordinatorTls:
+def tls_with(directory: Path, name: str = "zookeeper-client-server-a", *, verify: Verify = Verify.HOST) -> CoordinatorTls:
     return CoordinatorTls(
-        ca=str(directory / "ca.pem"),
+        ca=str(directory / "zookeeper-ca.pem"),
         certificate=str(directory / f"{name}.pem"),
         key=str(directory / f"{name}.key"),
         verify=verify,
@@ -122,15 +126,17 @@ def test_zookeeper_is_known_by_its_host_and_our_authority_alone(
         assert "mismatch" in said
     finally:
         elsewhere.stop()
-    another = replace(tls_with(certificates), ca=str(certificates / "another" / "ca.pem"))
+    another = replace(tls_with(certificates), ca=str(certificates / "another" / "zookeeper-ca.pem"))
     assert "unable to get local issuer" in run(refusal_of(closed, Access(tls=another)))
 
 
 def test_who_has_no_certificate_of_the_authority_is_not_let_in(closed: LocalZooKeeper, certificates: Path) -> None:
     async def work() -> None:
-        nobody = CoordinatorTls(ca=str(certificates / "ca.pem"), certificate=None, key=None)
-        forged = replace(tls_with(certificates / "another"), ca=str(certificates / "ca.pem"))
-        for access in (Access(), Access(tls=nobody), Access(tls=forged)):
+        ours = str(certificates / "zookeeper-ca.pem")
+        nobody = CoordinatorTls(ca=ours, certificate=None, key=None)
+        forged = replace(tls_with(certificates / "another"), ca=ours)
+        others = [tls_with(certificates, name) for name in ("client-payments", "server-a", "operator-ann")]
+        for access in (Access(), *(Access(tls=tls) for tls in (nobody, forged, *others))):
             assert "no ZooKeeper answers" in await refusal_of(closed, access)
 
     run(work())
@@ -140,23 +146,43 @@ def test_who_has_no_certificate_of_the_authority_is_not_let_in(closed: LocalZooK
         assert not plain.recv(64).startswith(b"Zookeeper")
 
 
-def test_the_certificate_of_an_application_opens_no_document(closed: LocalZooKeeper, certificates: Path) -> None:
-    """It is signed by the same authority, so ZooKeeper listens to it; the documents belong to the credentials."""
+def test_who_gets_a_connection_and_no_password_neither_reads_nor_fills_zookeeper(
+    certificates: Path, tmp_path: Path
+) -> None:
+    """As an application does where the same authority signs for both, in a cluster that was made before."""
+    zookeeper = LocalZooKeeper(
+        tmp_path / "zookeeper",
+        keystore=certificates / "zookeeper-127.0.0.1.pem",
+        access=Access(tls=tls_with(certificates)),
+    ).start()
 
     async def work() -> None:
         tls = tls_with(certificates)
-        ours = a_coordinator(closed, Access(tls=tls, credentials=(OLD,)), "/application")
-        application = a_coordinator(closed, Access(tls=tls_with(certificates, "client-payments")), "/application")
+        ours, other = (a_coordinator(zookeeper, Access(tls=tls, credentials=(one,)), "/deep/down/c") for one in (OLD, NEW))
+        stranger = a_coordinator(zookeeper, Access(tls=tls_with(certificates, "zookeeper-client-ann")), "/deep/down/c")
+        both = a_coordinator(zookeeper, Access(tls=tls, credentials=(NEW, OLD)), "/deep/down/c")
         try:
-            await ours.start()
+            await asyncio.gather(ours.start(), other.start(), stranger.start(), both.start())
+            everywhere = ["/", "/deep", "/deep/down", "/zookeeper", "/zookeeper/quota"]
+            assert await ours.close_above() == everywhere
             await ours.commit([Create("/", b"")])
-            await application.start()
             with pytest.raises(CoordinatorRefused, match="does not let this process near"):
-                await application.get("/")
+                await stranger.get("/")
+            assert await stranger.open_above() == []
+            for path in (*everywhere, "/zookeeper/config"):
+                below = f"{path.rstrip('/')}/fill"
+                with pytest.raises(CoordinatorRefused):
+                    await stranger._call(below, partial(KazooClient.create_async, path=below, value=b"x"))
+            assert await other.close_above() == [], "what belongs to others is left alone"
+            assert await both.close_above() == everywhere, "a password that is replaced"
+            assert await both.open_above() == []
         finally:
-            await asyncio.gather(ours.close(), application.close())
+            await asyncio.gather(*(one.close() for one in (ours, other, stranger, both)))
 
-    run(work())
+    try:
+        run(work())
+    finally:
+        zookeeper.stop()
 
 
 def test_a_password_is_replaced_while_everything_runs(closed: LocalZooKeeper, certificates: Path) -> None:
@@ -217,10 +243,13 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
 
     run(create())
     settings = {
-        "tls_certificate": tls.certificate,
-        "tls_key": tls.key,
-        "tls_ca": tls.ca,
+        "tls_certificate": str(certificates / "server-a.pem"),
+        "tls_key": str(certificates / "server-a.key"),
+        "tls_ca": str(certificates / "ca.pem"),
         "coordinator_tls": "host",
+        "coordinator_tls_certificate": tls.certificate,
+        "coordinator_tls_key": tls.key,
+        "coordinator_tls_ca": tls.ca,
         "hosts": closed.hosts,
         "cluster": root,
     }
@@ -237,7 +266,9 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     operator = [
         *("--coordinator", closed.hosts, "--root", root, "--coordinator-tls", "host"),
         *("--tls-certificate", str(certificates / "operator-ann.pem"), "--tls-key", str(certificates / "operator-ann.key")),
-        *("--tls-ca", str(certificates / "ca.pem")),
+        *("--tls-ca", str(certificates / "ca.pem"), "--coordinator-tls-ca", str(certificates / "zookeeper-ca.pem")),
+        *("--coordinator-tls-certificate", str(certificates / "zookeeper-client-ann.pem")),
+        *("--coordinator-tls-key", str(certificates / "zookeeper-client-ann.key")),
     ]
 
     def tool(*arguments: str) -> tuple[int, str]:
@@ -257,6 +288,7 @@ def test_a_server_with_certificates_does_not_start_over_documents_that_everybody
     assert code == 0
     assert "documents to waltz: nobody else reads or changes them" in said
     assert "a must have these credentials already" in said
+    assert "let nobody else create nodes in /, /zookeeper, /zookeeper/quota" in said
     code, said = tool(*closing, "--yes")
     assert (code, '"owner": "waltz"' in said) == (0, True)
     code, said = tool(*looking)

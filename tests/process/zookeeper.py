@@ -30,9 +30,9 @@ class LocalZooKeeper:
         """`keystore`: its key and its certificate, and it speaks TLS. `access`: with what it is looked at."""
         self.directory = directory
         self.access = access
-        self._tls = (
-            [] if keystore is None else ["--tls-keystore", str(keystore), "--tls-ca", str(keystore.parent / "ca.pem")]
-        )
+        self._tls: list[str] = []
+        if keystore is not None:
+            self._tls = ["--tls-keystore", str(keystore), "--tls-ca", str(keystore.parent / "zookeeper-ca.pem")]
         self.hosts = f"127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
 

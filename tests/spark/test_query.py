@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waltz_spark.exporting.form import KINDS, form_of
 from waltz_spark.exporting.manifest import ARROW, SPARK, Manifest, Query, items_of
-from waltz_spark.exporting.options import Wish, query_of
+from waltz_spark.exporting.options import Wish, query_of, shape_of
 from waltz_spark.exporting.spark_form import PART, conf_for, options_of
 from waltz_spark.log.decode import SCHEMA
 
 from tests.spark.growing import GrowingStorage
 from tests.spark.test_manifest import SHAPE, manifest_of
 from waltzctl.main import run
-from waltzd.errors import BadArgument, BadSql
+from waltzd.errors import BadArgument, BadDecoder, BadSql
 
 PARQUET = form_of("parquet", None)
 
@@ -116,9 +116,36 @@ def test_who_writes() -> None:
     assert asked() == asked(engine="arrow") == asked(select=" ", where="") == Query(engine=ARROW)
     assert asked(engine="spark") == Query(engine=SPARK)
     assert asked(select=" txid ", where="header = 1") == part
-    assert asked(part) == part, "what nobody said is as it was"
+    assert asked(part, select=part.select, where=part.where) == part
     assert asked(Query(engine=SPARK)) == Query(engine=SPARK)
-    assert asked(part, where="") == Query(engine=SPARK, select="txid"), "which is then refused as another one"
+    assert asked(part, select="txid", where="") == Query(engine=SPARK, select="txid"), "then refused as another one"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "is_taken"),
+    [
+        ("json:a bigint", True),
+        ("cells:text", True),
+        ("", True),
+        ("waltz_no_such:decode", False),
+        ("cells:waltz_no_such:decode", False),
+        ("cells:cells:waltz_no_such:decode", False),
+    ],
+)
+def test_what_runs_code_comes_from_the_command_line_only(decoder: str, *, is_taken: bool) -> None:
+    """Whoever may write into the folder of an export says nothing there that the next run calls."""
+    before = replace(manifest_of(), shape=replace(SHAPE, decoder=decoder, lossless=False))
+    if is_taken:
+        found = shape_of(Wish(), before)[1]
+        assert decoder == ("" if found is None else found.text)
+    else:
+        with pytest.raises(BadArgument, match="which runs code, and the command does not say so"):
+            shape_of(Wish(), before)
+        with pytest.raises(BadDecoder, match="No module named 'waltz_no_such'"):
+            shape_of(Wish(decode="waltz_no_such:decode"), before)
+    for said in ({"select": "txid"}, {"where": "java_method('java.lang.System', 'exit', 1) = 1"}):
+        with pytest.raises(BadArgument, match=f"--{next(iter(said))} .* which runs code"):
+            asked(Query(engine=SPARK, **said))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
 from waltzd.errors import (
     EXIT_CONFLICT,
+    EXIT_USAGE,
     ArchiveUnfit,
     BadDecoder,
     BadSql,
@@ -383,7 +384,9 @@ def test_the_tools_know_what_sql_was_at_an_export(exporting: Exporting, capsys: 
         assert run(list(line)) == code
         return "".join(capsys.readouterr())
 
-    assert json.loads(said("spark-export", place, *source, "-o", "json"))["result"] == "nothing new"
+    again = said("spark-export", place, *source, "--where", "header = 1", "-o", "json")
+    assert json.loads(again)["result"] == "nothing new"
+    assert "which runs code, and the command does not say so" in said("spark-export", place, *source, code=EXIT_USAGE)
     other = said("spark-export", place, *source, "--where", "header = 2", code=EXIT_CONFLICT)
     assert other.startswith("W2222")
     assert "--where was header = 1, and is to be header = 2" in other

@@ -126,8 +126,8 @@ PLAIN_WORDS = """
 observe opentelemetry prometheus
 address admin analysis append archive asking avro bench blocking browsing bundle certificate certificates change chart
 checksum choice client
-clients columns command compare comparison config configuration contents context conversation core creation daemon decode
-decoders
+clients columns command compare comparison config configuration connections contents context conversation core creation
+daemon decode decoders
 delta description destination diagnosis directory disk doctor drive dump encode engine error errors event examination
 export exporting file files follow format forms grpc histogram http interruption java kinds last limits listen listener
 live load local log logs look loop machine main memory merged metrics moving numbers offline options pages

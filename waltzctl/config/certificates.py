@@ -32,6 +32,8 @@ from waltzd.wire.tls import Tls
 DAYS = 365
 _AUTHORITY_DAYS = 3650
 CA, CA_KEY = "ca.pem", "ca.key"
+ZOOKEEPER_CA, ZOOKEEPER_CA_KEY = "zookeeper-ca.pem", "zookeeper-ca.key"
+"""The authority of ZooKeeper is another one: with that of the cluster, each application would get a connection to it."""
 _DAEMONS = (Role.STORAGE, Role.SERVER)
 _SUBJECT = """
 [req]
@@ -50,7 +52,7 @@ _LEAF = """
 [extensions]
 basicConstraints = critical, CA:FALSE
 keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth, clientAuth
+extendedKeyUsage = {usages}
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
 subjectAltName = {names}
@@ -58,7 +60,7 @@ subjectAltName = {names}
 
 
 class Kind(enum.StrEnum):
-    """Who gets a certificate: a role, or ZooKeeper, which is not of the cluster and has none."""
+    """Who gets a certificate: a role; or ZooKeeper, or a process for its connections to ZooKeeper, which have none."""
 
     SERVER = Role.SERVER.value
     STORAGE = Role.STORAGE.value
@@ -66,6 +68,7 @@ class Kind(enum.StrEnum):
     OPERATOR = Role.OPERATOR.value
     OBSERVER = Role.OBSERVER.value
     ZOOKEEPER = "zookeeper"
+    ZOOKEEPER_CLIENT = "zookeeper-client"
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,22 @@ class Wanted:
     @property
     def files(self) -> tuple[str, ...]:
         """ZooKeeper reads its key and its certificate from one file."""
-        kinds = ("pem",) if self.identity is None else ("pem", "key")
+        kinds = ("pem",) if self.kind is Kind.ZOOKEEPER else ("pem", "key")
         return tuple(f"{self.kind}-{self.name}.{kind}" for kind in kinds)
 
     @property
+    def authority(self) -> tuple[str, str]:
+        """The files of the authority that signs it: its certificate and its key."""
+        return (ZOOKEEPER_CA, ZOOKEEPER_CA_KEY) if self.identity is None else (CA, CA_KEY)
+
+    @property
+    def usages(self) -> str:
+        return "clientAuth" if self.kind is Kind.ZOOKEEPER_CLIENT else "serverAuth, clientAuth"
+
+    @property
     def alternative_names(self) -> str:
+        if self.kind is Kind.ZOOKEEPER_CLIENT:
+            return f"URI:waltz-zookeeper-client:{self.name}"  # no host: it is not taken for ZooKeeper
         if self.identity is None:
             return f"{'IP' if _is_ip(self.name) else 'DNS'}:{self.name}"
         names = self.identity.dns_names if self.identity.role in _DAEMONS else ()
@@ -99,7 +113,7 @@ def _is_ip(name: str) -> bool:
 
 def issue(
     *,
-    kind: Annotated[Kind, Argument(metavar="{server|storage|client|operator|observer|zookeeper}")],
+    kind: Annotated[Kind, Argument(metavar="{server|storage|client|operator|observer|zookeeper|zookeeper-client}")],
     names: Annotated[tuple[str, ...], Argument(metavar="NAME...")],
     cluster_key: Annotated[uuid.UUID, Option("--cluster-key", help="Of the cluster, as in the storages' configuration.")],
     directory: Annotated[
@@ -116,7 +130,9 @@ def issue(
     """Make certificates for trials and for a first cluster, of storages, servers, clients (applications), operators or
     observers (who look and change nothing) with these names, or of ZooKeeper on these hosts. The first call makes the
     authority that signs them, ca.pem and ca.key; with ca.key a person can take any role in the cluster, so it stays in
-    this directory. It calls the program `openssl`. No file is written over.
+    this directory. ZooKeeper has an authority of its own, zookeeper-ca.pem and zookeeper-ca.key, which signs for
+    ZooKeeper and, as zookeeper-client, for the servers and operators that connect to it: an application gets no
+    connection there. It calls the program `openssl`. No file is written over.
 
     \b
     Examples:
@@ -132,20 +148,27 @@ def issue(
         raise BadArgument(f"{wrong[0]!r} {what}", not_done="no certificate was made")
     wanted = [of_kind(kind, name, cluster_key) for name in names]
     make(directory, wanted, days)
-    issued = {one: [os.path.abspath(directory / name) for name in (*one.files, CA)] for one in wanted}
+    issued = {one: [os.path.abspath(directory / name) for name in (*one.files, one.authority[0])] for one in wanted}
     if output == "json":
         uris = {one: None if one.identity is None else one.identity.uri for one in wanted}
         put_json({"certificates": [{"uri": uris[one], **_fields(one, paths)} for one, paths in issued.items()]})
         return EXIT_OK
     for one, paths in issued.items():
-        typer.echo(f"# {f'ZooKeeper at {one.name}' if one.identity is None else one.identity.uri}")
+        typer.echo(f"# {_told(one)}")
         for line in _lines(one, paths):
             typer.echo(line)
     return EXIT_OK
 
 
 def of_kind(kind: Kind, name: str, key: uuid.UUID) -> Wanted:
-    return Wanted(kind, name, None if kind is Kind.ZOOKEEPER else Identity(key, Role(kind.value), name))
+    is_of_zookeeper = kind in (Kind.ZOOKEEPER, Kind.ZOOKEEPER_CLIENT)
+    return Wanted(kind, name, None if is_of_zookeeper else Identity(key, Role(kind.value), name))
+
+
+def _told(one: Wanted) -> str:
+    if one.identity is not None:
+        return one.identity.uri
+    return f"ZooKeeper at {one.name}" if one.kind is Kind.ZOOKEEPER else f"{one.name}, at ZooKeeper"
 
 
 def make(directory: Path, wanted: list[Wanted], days: int = DAYS) -> None:
@@ -159,59 +182,71 @@ def make(directory: Path, wanted: list[Wanted], days: int = DAYS) -> None:
 
 
 def _fields(one: Wanted, paths: list[str]) -> dict[str, str]:
-    names = ("tls_keystore", "tls_ca") if one.identity is None else ("tls_certificate", "tls_key", "tls_ca")
+    names: tuple[str, ...] = ("tls_certificate", "tls_key", "tls_ca")
+    if one.identity is None:
+        is_ours = one.kind is Kind.ZOOKEEPER_CLIENT
+        names = tuple(f"coordinator_{name}" for name in names) if is_ours else ("tls_keystore", "tls_ca")
     return dict(zip(names, paths, strict=True))
 
 
 def _lines(one: Wanted, paths: list[str]) -> list[str]:
     """For a configuration file, or for a person's shell."""
-    if one.identity is None:
+    if one.kind is Kind.ZOOKEEPER:
         stores = zip(("keyStore", "trustStore"), paths, strict=True)
         return [line for store, path in stores for line in (f"ssl.{store}.location={path}", f"ssl.{store}.type=PEM")]
-    if one.identity.role in _DAEMONS:
+    if one.identity is None or one.identity.role in _DAEMONS:
         return [f"{field}: {path}" for field, path in _fields(one, paths).items()]
     return [f"export WALTZ_{field.upper()}={shlex.quote(path)}" for field, path in _fields(one, paths).items()]
 
 
 def _issue(directory: Path, making: Path, wanted: list[Wanted], days: int) -> None:
-    is_new = not any(os.path.lexists(directory / name) for name in (CA, CA_KEY))
-    if is_new:
-        _make_key(making / CA_KEY)
-        text = _SUBJECT.format(name="Waltz trial authority") + _AUTHORITY
-        _openssl(making, text, "req", "-new", "-x509", "-key", making / CA_KEY, "-out", making / CA,
-                 "-days", str(_AUTHORITY_DAYS), "-extensions", "extensions")  # fmt: skip
-    authority = making if is_new else directory
-    for name in (CA, CA_KEY):
-        if not (authority / name).is_file():
-            raise CertificateNotMade(
-                f"{directory / name} is not there, and the other half of the authority is",
-                next_step=f"put it back, or give another --directory: an authority is {CA} and {CA_KEY}",
+    made: list[str] = []
+    homes: dict[str, Path] = {}
+    for ca, ca_key in dict.fromkeys(one.authority for one in wanted):
+        is_new = not any(os.path.lexists(directory / name) for name in (ca, ca_key))
+        if is_new:
+            _make_key(making / ca_key)
+            text = (
+                _SUBJECT.format(name=f"Waltz trial authority{' of ZooKeeper' if ca == ZOOKEEPER_CA else ''}") + _AUTHORITY
             )
+            _openssl(making, text, "req", "-new", "-x509", "-key", making / ca_key, "-out", making / ca,
+                     "-days", str(_AUTHORITY_DAYS), "-extensions", "extensions")  # fmt: skip
+            made += [ca_key, ca]
+        homes[ca] = making if is_new else directory
+        for name in (ca, ca_key):
+            if not (homes[ca] / name).is_file():
+                raise CertificateNotMade(
+                    f"{directory / name} is not there, and the other half of the authority is",
+                    next_step=f"put it back, or give another --directory: an authority is {ca} and {ca_key}",
+                )
     for one in wanted:
         for name in one.files:
             if os.path.lexists(directory / name):
                 raise AlreadyThere(f"{directory / name} is there already", next_step="use it, or move it away first")
-        _sign(making, authority, one, days)
-    for name in (*((CA_KEY, CA) if is_new else ()), *(name for one in wanted for name in one.files)):
+        _sign(making, homes[one.authority[0]], one, days)
+    for name in (*made, *(name for one in wanted for name in one.files)):
         _place(making / name, directory / name)
 
 
 def _sign(making: Path, authority: Path, one: Wanted, days: int) -> None:
     certificate, key = making / one.files[0], making / f"{one.kind}-{one.name}.key"
+    ca, ca_key = (authority / name for name in one.authority)
     _make_key(key)
-    text = _SUBJECT.format(name=one.name) + _LEAF.format(names=one.alternative_names)
+    text = _SUBJECT.format(name=one.name) + _LEAF.format(names=one.alternative_names, usages=one.usages)
     request = making / "request.pem"
     _openssl(making, text, "req", "-new", "-key", key, "-out", request)
     _openssl(making, None, "x509", "-req", "-sha256", "-in", request, "-out", certificate, "-days", str(days),
-             "-CA", authority / CA, "-CAkey", authority / CA_KEY, "-set_serial", str(uuid.uuid4().int),
+             "-CA", ca, "-CAkey", ca_key, "-set_serial", str(uuid.uuid4().int),
              "-extfile", making / "openssl.cnf", "-extensions", "extensions")  # fmt: skip
     try:
         if one.identity is None:
-            CoordinatorTls(ca=str(authority / CA), certificate=str(certificate), key=str(key)).check()
+            CoordinatorTls(ca=str(ca), certificate=str(certificate), key=str(key)).check()
+            if one.kind is Kind.ZOOKEEPER_CLIENT:
+                return
             certificate.write_bytes(key.read_bytes() + certificate.read_bytes())
             certificate.chmod(0o600)
             return
-        Tls(str(certificate), str(key), str(authority / CA), role=one.identity.role, cluster=one.identity.key)
+        Tls(str(certificate), str(key), str(ca), role=one.identity.role, cluster=one.identity.key)
     except BadConfig as error:
         raise CertificateNotMade(f"what openssl made cannot be used: {error.message}") from error
 

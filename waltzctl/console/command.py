@@ -122,6 +122,7 @@ async def _serve(reach: Reach, given: Serving) -> None:
     import uvicorn
 
     from waltzctl.console.door import Door, hosts_of
+    from waltzctl.console.http import BoundedProtocol
     from waltzctl.console.site import Site
     from waltzctl.console.tls import Files, Naming
     from waltzctl.console.watch import Watch
@@ -157,7 +158,7 @@ async def _serve(reach: Reach, given: Serving) -> None:
                 date_header=False,
                 lifespan="off",
                 ws="none",
-                http="h11" if context is None else Naming,
+                http=BoundedProtocol if context is None else Naming,
                 ssl_context_factory=None if context is None else lambda *_: context,
                 timeout_graceful_shutdown=5,
             )

@@ -4,6 +4,10 @@ for the random numbers that it draws.
 A page on another site, which the same browser shows, is the enemy: it may send requests here, and must get nothing. So the
 name that was asked for must be ours (or a foreign name could be pointed at this address), the cookie never travels from
 another site, a form carries a secret that only our pages know, and no page may be shown inside another one.
+
+Another program at another port of this machine is the second enemy: a browser sends a cookie to all ports of a host. So the
+pages of a session stand below a place, a secret part of their addresses, and its cookie belongs to that place: a browser
+sends it nowhere else. Neither opens anything without the other.
 """
 
 from __future__ import annotations
@@ -37,6 +41,13 @@ class Session:
     cookie: str
     form: str
     """Of its forms."""
+    place: str = ""
+    """First part of the path of its pages; empty where a certificate was asked for."""
+
+    @property
+    def base(self) -> str:
+        """What the path of each of its pages begins with."""
+        return f"/{self.place}" if self.place else ""
 
 
 def _secret() -> str:
@@ -68,14 +79,20 @@ class Door:
         self.begin()
         return self._admit()
 
-    def session(self, cookie: str) -> Session | None:
-        found = self._sessions.pop(cookie, None)
+    def session(self, cookie: str, place: str = "") -> Session | None:
+        """The session with this cookie, if `place` is its own."""
+        found = self._sessions.get(cookie)
+        if found is not None and not _same(place, found.place):
+            return None
         if found is not None:  # behind the others: it asked last
-            self._sessions[cookie] = found
+            self._sessions[cookie] = self._sessions.pop(cookie)
         return found or (self._admit() if self.is_open else None)
 
+    def is_place(self, name: str) -> bool:
+        return any(name == session.place for session in self._sessions.values())
+
     def _admit(self) -> Session:
-        made = Session(cookie=_secret(), form=_secret())
+        made = Session(cookie=_secret(), form=_secret(), place="" if self.is_open else _secret())
         self._sessions[made.cookie] = made
         while len(self._sessions) > SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]

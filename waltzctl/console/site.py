@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,18 +110,31 @@ class Paper:
         self._env.globals.update(known)
         self._env.filters.update({"spaced": spaced, "printable": printable})
 
-    def part(self, part: Part, session: Session | None = None) -> Markup:
-        form = "" if session is None else session.form
-        return Markup(self._env.get_template(part.template).render(form_secret=form, **part.given))
+    def part(self, part: Part, session: Session) -> str:
+        return _below(session, self._part(part, session))
 
-    def page(self, **given: Any) -> str:
-        return self._env.get_template("page.html").render(**given)
+    def page(self, session: Session, *, head: Part, parts: Sequence[Part], **given: Any) -> str:
+        inside = [(part.name, self._part(part, session)) for part in parts]
+        whole = self._env.get_template("page.html").render(head=self._part(head, session), parts=inside, **given)
+        return _below(session, whole)
+
+    def _part(self, part: Part, session: Session) -> Markup:
+        return Markup(self._env.get_template(part.template).render(form_secret=session.form, **part.given))
 
     def closed(self, error: WaltzError) -> str:
         return self._env.get_template("closed.html").render(error=error)
 
-    def entered(self) -> str:
-        return self._env.get_template("entered.html").render()
+    def entered(self, session: Session) -> str:
+        return _below(session, self._env.get_template("entered.html").render())
+
+
+_ADDRESS = re.compile(r'((?:href|action)=")/(?!static/)')
+
+
+def _below(session: Session, html: str) -> str:
+    """Put the addresses that templates and pages name below the base of a session. Text of a cluster cannot be taken for
+    one: its quotes are escaped."""
+    return _ADDRESS.sub(lambda found: f"{found[1]}{session.base}/", html) if session.base else html
 
 
 def error_part(error: WaltzError) -> Part:
@@ -145,7 +158,7 @@ class Site:
         self.is_secure = is_secure
         port = next(iter(sorted(door.hosts))).rpartition(":")[2]
         self.cookie = f"waltz-console-{port}"
-        """A browser sends a cookie to all ports of a host."""
+        """So that two consoles on one machine do not take each other's away."""
         routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in self.entries]
         routes += [
             Route("/change/{name}", self._change, methods=["POST"]),
@@ -167,15 +180,20 @@ class Site:
         if session is None:
             return self._closed()
         # No redirection: behind a link on another site a browser would follow it without the cookie.
-        response = HTMLResponse(self.paper.entered(), headers={"refresh": "0; url=/", "cache-control": "no-store"})
+        response = HTMLResponse(
+            self.paper.entered(session), headers={"refresh": f"0; url={session.base}/", "cache-control": "no-store"}
+        )
         self._give(response, session)
         return response
 
     def _give(self, response: Response, session: Session) -> None:
-        response.set_cookie(self.cookie, session.cookie, httponly=True, samesite="strict", secure=self.is_secure, path="/")
+        response.set_cookie(
+            self.cookie, session.cookie, httponly=True, samesite="strict", secure=self.is_secure, path=f"{session.base}/"
+        )
 
     def session(self, request: Request) -> Session | None:
-        return self.door.session(request.cookies.get(self.cookie, ""))
+        place = str(request.scope.get("root_path", "")).removeprefix("/")
+        return self.door.session(request.cookies.get(self.cookie, ""), place)
 
     def _closed(self) -> Response:
         error = ConsoleClosed("this browser has not come in yet")
@@ -216,10 +234,11 @@ class Site:
     def answer(self, asked: Asked, page: Page, path: str, session: Session, status: int = 200) -> Response:
         top = "/" + path.split("/")[1]
         text = self.paper.page(
+            session,
             title=page.title,
             cluster=asked.picture.meta.name,
-            head=self.paper.part(pages.head(asked)),
-            parts=[(part.name, self.paper.part(part, session)) for part in page.parts],
+            head=pages.head(asked),
+            parts=page.parts,
             commands=page.commands,
             entries=[(one.path, one.name, one.path == top) for one in self.entries if one.name],
             is_live=bool(page.looks),
@@ -245,7 +264,7 @@ class Site:
             return self.answer(asked, page, "/changes", session, status)
         if isinstance(found, Page):
             return self.answer(asked, found, "/changes", session, 400)
-        return RedirectResponse("/changes", status_code=303)
+        return RedirectResponse(f"{session.base}/changes", status_code=303)
 
     async def _made(self, entry: Entry, asked: Asked) -> tuple[Page, int]:
         try:
@@ -301,9 +320,10 @@ class Site:
         if session is None:
             return self._closed()
         asked = self._asked(request, session, await self.watch.now())
-        error = NoSuchName(f"there is no page {request.url.path}", not_done="nothing was shown")
+        path = request.url.path.removeprefix(session.base)
+        error = NoSuchName(f"there is no page {path}", not_done="nothing was shown")
         page = Page(title="Not there", commands=(), parts=(error_part(error),), looks=0)
-        return self.answer(asked, page, request.url.path, session, 404)
+        return self.answer(asked, page, path, session, 404)
 
 
 async def form_of(request: Request) -> Mapping[str, str]:
@@ -351,4 +371,6 @@ class _Guard:
             except WaltzError as error:
                 await PlainTextResponse("\n".join(error.lines()), status_code=403)(scope, receive, send_with)
                 return
-        await self._app(scope, receive, send_with)
+        place = scope["path"].split("/")[1]
+        below = f"/{place}" if self._door.is_place(place) else ""
+        await self._app({**scope, "root_path": below}, receive, send_with)

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from waltzctl.console.http import BoundedProtocol
 from waltzd.errors import BadArgument, NotPermitted
 from waltzd.protocol.role import Identity, Role
 from waltzd.wire.tls import identity_of
@@ -58,7 +58,7 @@ def check_browser(identity: Identity | None, key: UUID) -> None:
         )  # fmt: skip
 
 
-class Naming(H11Protocol):
+class Naming(BoundedProtocol):
     """A connection that tells the application whose certificate was shown."""
 
     def connection_made(self, transport: Any) -> None:

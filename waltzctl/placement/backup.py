@@ -16,7 +16,7 @@ from waltzctl.shell.options import From, Misused
 from waltzd.archive.cutting import ArchivedLog, Cut, cut_at_marks, cut_at_time, cut_latest, empty_log, label_of, logs_in
 from waltzd.archive.manifest import Label
 from waltzd.archive.metadata import metadata_at, newest_metadata
-from waltzd.archive.place import open_store
+from waltzd.archive.place import open_archive
 from waltzd.archive.store import Store
 from waltzd.cluster.metadata import Saved, read
 from waltzd.disk.real import translate
@@ -139,7 +139,7 @@ class Source:
 
 def source_at(place: str) -> Source:
     """All but the segments. Blocks until the store has answered."""
-    store = open_store(place)
+    store = open_archive(place)
     label = label_of(store)
     found = newest_metadata(store)
     newest = None if found is None else _saved(found[1], found[0])

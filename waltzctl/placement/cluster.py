@@ -100,8 +100,9 @@ def set_(
 
 def secure(*, request: Changing) -> int:
     """Close the documents of a cluster in ZooKeeper: from then on they belong to the credentials that this command is
-    given, and nobody else reads or changes them. Every server needs them in its configuration before that
-    (coordinator_credentials), and every operator; a process that has none loses the cluster at once.
+    given, and nobody else reads or changes them, or creates nodes at the top of ZooKeeper. Every server needs them in its
+    configuration before that (coordinator_credentials), and every operator; a process that has none loses the cluster at
+    once.
 
     A password is replaced in the same way: the new line goes in front of the old one in the files of all, each server is
     started again, this command gives the documents to the new one, and the old line goes.
@@ -125,17 +126,21 @@ def secure(*, request: Changing) -> int:
     async def prepare(cluster: Cluster) -> Change:
         await cluster.check_alone()
         meta, nodes, servers = await cluster.meta(), await cluster.unclosed_nodes(), sorted(await cluster.servers())
+        above = await cluster.coordinator.open_above()
         steps = [f"give {len(nodes)} documents to {name}: nobody else reads or changes them"] if nodes else []
         if nodes and servers:
             steps.append(
                 f"{', '.join(servers)} must have these credentials already (coordinator_credentials), or lose ZooKeeper"
             )
+        if above:
+            steps.append(f"let nobody else create nodes in {', '.join(above)}: each fills the memory of ZooKeeper")
         plan = Plan(verb="cluster secure", subject=meta.name, steps=tuple(steps))
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
-            return {"closed": await cluster.secure(), "owner": name}
+            above = await cluster.coordinator.close_above()
+            return {"closed": await cluster.secure(), "above": above, "owner": name}
 
-        return Change(plan=plan, do=do, is_change=bool(nodes))
+        return Change(plan=plan, do=do, is_change=bool(nodes or above))
 
     return request.perform(prepare)
 

@@ -199,6 +199,8 @@ async def create_cluster(
         there = meta, {storage.name: storage for storage in wish.storages}, planned
         if not is_dry:
             sets = {partition: dict.fromkeys(names, Membership.MEMBER) for partition, names in planned.items()}
+            if coordinator.is_known:
+                await coordinator.close_above()
             await Cluster.create(coordinator, meta, storages=wish.storages, replicas=ReplicaSets(partitions=sets))
     if not is_dry:
         there = await _look(coordinator, wish, key) or there  # another operator may have been faster

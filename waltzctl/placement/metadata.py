@@ -57,6 +57,7 @@ from waltzd.cluster.cluster import (
     replicas_path,
 )
 from waltzd.cluster.documents import (
+    NO_SECRET,
     ClusterMeta,
     Counter,
     Document,
@@ -311,7 +312,8 @@ def _counter(saved: Saved, target: Target) -> dict[str, Document]:
     if isinstance(there, Counter) and (not isinstance(ours, Counter) or there.next >= ours.next + CLIENT_IDS_AHEAD):
         return {CLIENT_IDS: there}
     known = ours.next if isinstance(ours, Counter) else 1
-    secret = ours.secret if isinstance(ours, Counter) else uuid4()
+    secrets = [one.secret for one in (ours, there) if isinstance(one, Counter) and one.secret != NO_SECRET]
+    secret = secrets[0] if secrets else uuid4()
     counted = max(known, int(time.time() * CLIENT_IDS_PER_SECOND))
     return {CLIENT_IDS: Counter(counted + CLIENT_IDS_AHEAD, secret)}
 

@@ -52,6 +52,7 @@ from waltzd.cluster.cluster import (
     put,
 )
 from waltzd.cluster.documents import (
+    NO_SECRET,
     ArchiveMeta,
     ClusterMeta,
     Counter,
@@ -535,7 +536,8 @@ def _counter(wish: Wish) -> Counter:
     newest = wish.source.newest
     saved = None if newest is None else newest.documents.get(CLIENT_IDS)
     known = saved.next if isinstance(saved, Counter) else 1
-    secret = saved.secret if isinstance(saved, Counter) and wish.is_same_key else uuid4()
+    is_known = isinstance(saved, Counter) and wish.is_same_key and saved.secret != NO_SECRET
+    secret = saved.secret if is_known and isinstance(saved, Counter) else uuid4()
     return Counter(max(known, int(time.time() * CLIENT_IDS_PER_SECOND)) + CLIENT_IDS_AHEAD, secret)
 
 

@@ -267,6 +267,8 @@ async def put_back(
     """Write all of it, in the order in which nothing can be taken for a whole cluster too early."""
     coordinator = cluster.coordinator
     if target.begun is None:
+        if coordinator.is_known:
+            await coordinator.close_above()
         mark = Unfinished(key=wanted.meta.key, unfinished=f"waltzctl {entry.verb}", began=entry.began)
         await coordinator.commit([put(ROOT, encode(mark), _version(target, ROOT))])
     early = [folder for folder in FOLDERS if folder not in (SERVERS, ELECTION) and folder not in target.nodes]

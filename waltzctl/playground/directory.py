@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waltzctl.playground.daemon import birth
-from waltzctl.shell.blueprint import BLUEPRINT, CREDENTIALS, STATE
+from waltzctl.shell.blueprint import ARCHIVE_KEY, BLUEPRINT, CREDENTIALS, STATE
 from waltzd.daemon.audit import AUDIT_NAME, TRAFFIC_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
@@ -45,10 +45,11 @@ _AUDIT = "|".join(map(re.escape, _AUDITS))
 _OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME, *_AUDITS)
 _FILES = re.compile(
     rf"""
-    ({re.escape(BLUEPRINT)}|{re.escape(STATE)}){_NEW} | {NOTE} | {LOCK}
+    ({re.escape(BLUEPRINT)}|{re.escape(STATE)}|{re.escape(ARCHIVE_KEY)}){_NEW} | {NOTE} | {LOCK}
     | log/(zookeeper|(storage|server)-\d+)\.log(\.old)?
     | server-\d+/(server\.yml | {re.escape(EVENTS_NAME)}(\.new)? | ({_AUDIT})(\.\d+)?)
-    | certificates/(ca|(storage-storage|server-server)-\d+|(zookeeper|operator|client)-[\w.]+)\.(pem|key)
+    | certificates/((zookeeper-)?ca|(storage-storage|server-server)-\d+|(zookeeper|operator|client)-[\w.]+
+      |zookeeper-client-[\w-]+)\.(pem|key)
     | certificates/{re.escape(CREDENTIALS)}{_NEW}
     | zookeeper/(keystore|authorities)\.pem
     | zookeeper/(lock|zoo\.cfg|log4j2\.properties|zookeeper\.log(\.\d+)?|hs_err_pid\d+\.log)

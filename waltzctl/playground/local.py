@@ -33,6 +33,7 @@ from waltzctl.playground.java import java_command, serves
 from waltzctl.playground.store import same_store, settings_of, store_for
 from waltzctl.shell.blueprint import (
     APPLICATION,
+    ARCHIVE_KEY,
     BLUEPRINT,
     CERTIFICATES,
     HOST,
@@ -40,10 +41,12 @@ from waltzctl.shell.blueprint import (
     ZOOKEEPER,
     Blueprint,
     certificate_files,
+    coordinator_files,
     credentials_file,
     draw,
     free_base,
     grown,
+    has_one_authority,
     is_free,
     load_blueprint,
     load_lives,
@@ -91,7 +94,7 @@ is known to be missing."""
 STILL_SECONDS = 2.0
 """Partitions that did not move for so long are where the leader wants them, although servers do not have equally many."""
 TOLD_PARTITIONS = 5
-MAKING = {"log", LOCK, BLUEPRINT, f"{BLUEPRINT}.new"}
+MAKING = {"log", LOCK, ARCHIVE_KEY, f"{ARCHIVE_KEY}.new", BLUEPRINT, f"{BLUEPRINT}.new"}
 """What is there when another command makes a cluster at this moment, or was killed while it did."""
 FREE_BYTES_MIN = 256 << 20
 NOTHING_STARTED = "nothing was started"
@@ -152,7 +155,7 @@ class LocalCluster:
             raise translate(error, f"making the directory {directory}") from error
         with directory_lock(directory):
             _check_unmade(directory)
-            store = None if archive is None else store_for(archive, None)
+            store = None if archive is None else store_for(archive, None, directory)
             blueprint = draw(
                 directory,
                 partitions=partitions,
@@ -212,7 +215,7 @@ class LocalCluster:
                     not_done=NOTHING_STARTED,
                     next_step=f"`waltzctl down {shlex.quote(str(self.directory))}`, then the same command again",
                 )
-            self.blueprint = replace(self.blueprint, archive=store_for(store, self.blueprint.key))
+            self.blueprint = replace(self.blueprint, archive=store_for(store, self.blueprint.key, self.directory))
             save_blueprint(self.directory, self.blueprint)
 
     def _draw_anew(self, blueprint: Blueprint) -> None:
@@ -276,7 +279,8 @@ class LocalCluster:
         if name == ZOOKEEPER:
             arguments = [ZOOKEEPER, "--directory", str(home.absolute()), "--listen", self.coordinator_hosts]
             if self.blueprint.has_tls:
-                keystore, _, ca = certificate_files(self.directory, f"{ZOOKEEPER}-{HOST}")
+                keystore, _, _ = certificate_files(self.directory, f"{ZOOKEEPER}-{HOST}")
+                *_, ca = coordinator_files(self.directory, f"operator-{OPERATOR}")
                 arguments += ["--tls-keystore", keystore, "--tls-ca", ca]
             return Daemon(name, arguments, self._log(name), lambda _: serves(self.coordinator_hosts, self.access.tls))
         kind = self._kind(name)
@@ -290,7 +294,9 @@ class LocalCluster:
         if not self.blueprint.has_tls:
             return ANYBODY
         credentials = str(credentials_file(self.directory))
-        return access_to(operator_files(self.directory), how=Verify.HOST, credentials=credentials)
+        return access_to(
+            coordinator_files(self.directory, f"operator-{OPERATOR}"), how=Verify.HOST, credentials=credentials
+        )
 
     @property
     def tls(self) -> Tls | None:
@@ -304,9 +310,11 @@ class LocalCluster:
         from waltzctl.config.certificates import Kind, make, of_kind
 
         self._say("making certificates")
+        folder = self.directory / CERTIFICATES
         names = [(Kind.ZOOKEEPER, HOST), (Kind.OPERATOR, OPERATOR), (Kind.CLIENT, APPLICATION)]
         names += [(Kind(self._kind(name)), name) for name in self.daemons if name != ZOOKEEPER]
-        folder = self.directory / CERTIFICATES
+        if not has_one_authority(self.directory):
+            names += [(Kind.ZOOKEEPER_CLIENT, name) for name in (OPERATOR, *self.blueprint.server_names)]
         wanted = [of_kind(kind, name, self.blueprint.key) for kind, name in names]
         missing = [one for one in wanted if not all((folder / file).exists() for file in one.files)]
         if missing:
@@ -338,11 +346,13 @@ class LocalCluster:
                 "drain_seconds": DRAIN_SECONDS,
             }
         if self.blueprint.archive is not None:
-            fields |= settings_of(self.blueprint.archive)
+            fields |= settings_of(self.blueprint.archive, self.directory)
         if self.blueprint.has_tls:
             files = certificate_files(self.directory, f"{kind}-{name}")
             fields |= dict(zip(("tls_certificate", "tls_key", "tls_ca"), files, strict=True))
             if kind == "server":
+                names = ("coordinator_tls_certificate", "coordinator_tls_key", "coordinator_tls_ca")
+                fields |= dict(zip(names, coordinator_files(self.directory, f"{kind}-{name}"), strict=True))
                 fields |= {"coordinator_tls": Verify.HOST, "coordinator_credentials": credentials_file(self.directory)}
         fields |= self._settings.get(kind, {})
         words = yaml.safe_dump({key: str(value) for key, value in fields.items()}, sort_keys=False, allow_unicode=True)

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from uuid import UUID
 
+from waltzctl.shell.blueprint import ARCHIVE_KEY, write_whole
 from waltzd.archive.contents import label_at
 from waltzd.archive.place import check_place, open_store
+from waltzd.archive.signature import new_key
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ForeignArchive, StoreRefused, StoreUnavailable
 
@@ -16,10 +18,17 @@ SEGMENT_BYTES = 1 << 20
 NOTHING_STARTED = "nothing was started"
 
 
-def settings_of(store: str) -> dict[str, object]:
-    """For the configuration of each daemon: storages upload, and servers give readers what has left the storages. How large
-    a segment is says the server in format 1, and in format 0 the storage."""
-    return {"archive": store, "segment_bytes_max": SEGMENT_BYTES}
+def settings_of(store: str, directory: Path) -> dict[str, object]:
+    """For the configuration of each daemon of the cluster in this directory: storages upload, and servers give readers what
+    has left the storages. An archive that was begun without a key has none. How large a segment is says the server in
+    format 1, and in format 0 the storage."""
+    key = key_file(directory)
+    signed = {"archive_key": key} if key.exists() else {}
+    return {"archive": store, "segment_bytes_max": SEGMENT_BYTES, **signed}
+
+
+def key_file(directory: Path) -> Path:
+    return directory.absolute() / ARCHIVE_KEY
 
 
 def same_store(text: str, before: str | None, directory: Path) -> str | None:
@@ -36,16 +45,17 @@ def same_store(text: str, before: str | None, directory: Path) -> str | None:
     return None
 
 
-def store_for(text: str, key: UUID | None) -> str:
-    """The store as the settings of daemons name it, once it is known to be one for the cluster with this key: None for one
-    that is not made yet. A directory is made. Later it is not: one that is not there then was lost."""
-    directory = check_place(text)
-    if directory is not None:
+def store_for(text: str, key: UUID | None, directory: Path) -> str:
+    """The store as the settings of daemons name it, once it is known to be one for the cluster with this key in this
+    directory: None for one that is not made yet. A directory is made. Later it is not: one that is not there then was lost.
+    An archive that is begun gets a key, beside the cluster and not in the store."""
+    folder = check_place(text)
+    if folder is not None:
         try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError as error:
-            raise translate(error, f"making the directory {directory}") from error
-    place = directory or text
+            raise translate(error, f"making the directory {folder}") from error
+    place = folder or text
     try:
         there = label_at(open_store(place))
     except (StoreRefused, StoreUnavailable) as error:
@@ -53,6 +63,8 @@ def store_for(text: str, key: UUID | None) -> str:
             error.message, not_done=NOTHING_STARTED,
             next_step="check the address of the store and your credentials; a bucket has to be there",
         ) from error  # fmt: skip
+    if there is None and not key_file(directory).exists():
+        write_whole(key_file(directory), new_key(), 0o600)
     if there is not None and there.cluster != key:
         raise ForeignArchive(
             f"{place} holds the archive of the cluster {there.cluster}",

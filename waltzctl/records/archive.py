@@ -6,12 +6,16 @@ outlives its cluster.
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Argument, Option
 
 from waltzctl.placement.backup import Ending
@@ -22,9 +26,10 @@ from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.shell.reach import Meant, Reach, using
 from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
-from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import size
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, StoreUnavailable, Unsafe, WaltzError
+from waltzd.disk.real import translate
+from waltzd.errors import EXIT_FINDINGS, EXIT_OK, AlreadyThere, BadArgument, StoreUnavailable, Unsafe, WaltzError
 
 if TYPE_CHECKING:
     from waltzctl.picture.picture import Picture
@@ -112,10 +117,10 @@ def verify(
       waltzctl archive verify s3://waltz-archive/orders --quick -o json
     """
     from waltzctl.show import archive
-    from waltzd.archive.place import open_store
+    from waltzd.archive.place import open_archive
     from waltzd.archive.verification import check_tail, survey
 
-    opened, started = open_store(store), time.monotonic()
+    opened, started = open_archive(store), time.monotonic()
     found = survey(opened)
     if partitions is not None:
         wanted = partitions_of(partitions)
@@ -130,7 +135,8 @@ def verify(
             flaws += [flaw] if flaw is not None else []
     if not quick and partitions is None:
         flaws += metadata_flaws(opened, found.label)
-    put(archive.verified(opened.place, found, flaws, time.monotonic() - started, is_quick=quick), output)
+    seconds = time.monotonic() - started
+    put(archive.verified(opened.place, found, flaws, seconds, is_quick=quick, signatures=opened.seen), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
 
@@ -187,10 +193,10 @@ def heal(
     from waltzctl.show import archive
     from waltzd.archive.archiving import PartitionArchive
     from waltzd.archive.healing import Mended, made_again, put_back
-    from waltzd.archive.place import open_store
+    from waltzd.archive.place import open_archive
     from waltzd.archive.verification import survey
 
-    opened = open_store(store)
+    opened = open_archive(store)
     again = made_again(opened)
     found = survey(Mended(opened, again))
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
@@ -288,10 +294,10 @@ def clean(
     """
     from waltzctl.show import archive
     from waltzd.archive.local import LocalStore
-    from waltzd.archive.place import open_store
+    from waltzd.archive.place import open_archive
     from waltzd.archive.verification import survey
 
-    opened = open_store(store)
+    opened = open_archive(store)
     found = survey(opened)
     if found.flaws:
         raise Unsafe(
@@ -299,7 +305,7 @@ def clean(
             not_done="nothing was removed",
             next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
         )
-    left = opened.leftovers(time.time()) if isinstance(opened, LocalStore) else ()
+    left = opened.inner.leftovers(time.time()) if isinstance(opened.inner, LocalStore) else ()
     steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
     plan = Plan(verb="archive clean", subject=opened.place, steps=tuple(steps))
     archive.told_strange(found)
@@ -309,8 +315,93 @@ def clean(
     for one in found.orphans:
         opened.remove(one.name)
     for one in left:
-        assert isinstance(opened, LocalStore)
-        opened.remove_leftover(one)
+        assert isinstance(opened.inner, LocalStore)
+        opened.inner.remove_leftover(one)
     removed = [one.name for one in (*found.orphans, *left)]
     put_plan(plan, output, result="done", removed=removed, pending=len(found.pending))
+    return EXIT_OK
+
+
+def new_key(
+    *,
+    file: Annotated[Path, Argument(metavar="FILE", dir_okay=False, help="A new file, which only you may read.")],
+    output: Output = "table",
+) -> int:
+    """Make the key with which the manifests of an archive, and the saved documents beside them, are signed. Give every
+    storage and server of the cluster the same (`archive_key`), and name it in WALTZ_ARCHIVE_KEY for this tool. It never
+    goes into the store: who has it can sign another log. No file is written over.
+
+    \b
+    Examples:
+      waltzctl archive new-key archive.key
+      waltzctl archive new-key archive.key -o json
+    """
+    from waltzd.archive.signature import VARIABLE
+    from waltzd.archive.signature import new_key as fresh
+
+    try:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+            made.write(fresh())
+            made.flush()
+            os.fsync(made.fileno())
+    except FileExistsError as error:
+        raise AlreadyThere(f"{file} is there already", next_step="use it, or name another file") from error
+    except OSError as error:
+        raise translate(error, f"writing {file}") from error
+    path = file.absolute()
+    if output == "json":
+        put_json({"archive_key": str(path)})
+    else:
+        typer.echo(f"archive_key: {path}\nexport {VARIABLE}={shlex.quote(str(path))}")
+    return EXIT_OK
+
+
+def sign(
+    *,
+    store: Place,
+    yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be signed, and change nothing.")] = False,
+    output: Output = "table",
+) -> int:
+    """Sign what an archive has that is older than its key, which WALTZ_ARCHIVE_KEY names: the label, manifests, tails and
+    saved documents without a signature. Nothing tells whether they are what was written: verify the archive first, and
+    hold it against the cluster with `archive status`. Nothing is signed in an archive in which something is wrong.
+
+    The storages and servers have the key by then, with `archive_unsigned: accepted`. That goes out afterwards.
+
+    \b
+    Examples:
+      waltzctl archive sign /mnt/archive --dry-run
+      waltzctl archive sign s3://waltz-archive/orders --yes
+    """
+    from waltzctl.show import archive
+    from waltzd.archive.place import open_store
+    from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
+    from waltzd.archive.verification import survey
+
+    key = key_of_environment()
+    if key is None:
+        raise BadArgument(
+            f"{VARIABLE} names no key to sign with",
+            not_done="nothing was signed",
+            next_step="make one with `waltzctl archive new-key FILE`, or name the one of the storages",
+        )
+    bare = open_store(store).inner
+    found = survey(SignedStore(bare, key, accepts_unsigned=True))
+    flaws = [*found.flaws, *metadata_flaws(SignedStore(bare, key, accepts_unsigned=True), found.label)]
+    if flaws:
+        raise Unsafe(
+            f"{bare.place}: {flaws[0].name} {flaws[0].detail}",
+            not_done="nothing was signed",
+            next_step="look at all of it with `waltzctl archive verify`",
+        )
+    strange = {one.name for one in found.strange}
+    names = [one.name for one in bare.list("") if is_signed(one.name) and one.name not in strange]
+    unsigned = unsigned_among(bare, key, names)
+    plan = Plan(verb="archive sign", subject=bare.place, steps=tuple(f"sign {name}" for name in unsigned))
+    archive.told_strange(found)
+    reach = Reach(hosts="", root="", tls=None, name=bare.place, is_protected=False, origins={})
+    if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
+        return EXIT_OK
+    put_plan(plan, output, result="done", signed=sign_all(bare, key, unsigned))
     return EXIT_OK

@@ -138,12 +138,12 @@ def _in_store(place: str) -> Backups:
     """As the store says, and nobody else."""
     from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
     from waltzd.archive.metadata import newest_metadata
-    from waltzd.archive.place import open_store
+    from waltzd.archive.place import open_archive
     from waltzd.archive.tail import tail_at
     from waltzd.archive.verification import survey
     from waltzd.cluster.metadata import read
 
-    store = open_store(place)
+    store = open_archive(place)
     found, now = survey(store), time.time_ns() // 1000
     rows = []
     for number in sorted({*found.manifests, *found.tails}):

@@ -23,6 +23,8 @@ from waltzd.format.layout import PARTITIONS_MAX
 D = TypeVar("D", bound=Document)
 HOST = "127.0.0.1"
 BLUEPRINT, STATE = "cluster.json", "state.json"
+ARCHIVE_KEY = "archive.key"
+"""With it the archive is signed; it never goes into the store."""
 PORTS = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections, so that none is taken while its daemon is down."""
 STORAGES_MAX, SERVERS_MAX = 16, 16
@@ -191,6 +193,20 @@ def certificate_files(directory: Path, owner: str) -> tuple[str, str, str]:
 
 def operator_files(directory: Path) -> tuple[str, str, str]:
     return certificate_files(directory, f"operator-{OPERATOR}")
+
+
+def coordinator_files(directory: Path, owner: str) -> tuple[str, str, str]:
+    """What a process shows to ZooKeeper, and the authority that signs for ZooKeeper."""
+    if has_one_authority(directory):
+        return certificate_files(directory, owner)
+    certificate, key, _ = certificate_files(directory, f"zookeeper-client-{owner.partition('-')[2]}")
+    return certificate, key, str((directory / CERTIFICATES / "zookeeper-ca.pem").absolute())
+
+
+def has_one_authority(directory: Path) -> bool:
+    """Whether the cluster was made before ZooKeeper had an authority of its own."""
+    folder = directory / CERTIFICATES
+    return (folder / f"{ZOOKEEPER}-{HOST}.pem").exists() and not (folder / "zookeeper-ca.pem").exists()
 
 
 def credentials_file(directory: Path) -> Path:

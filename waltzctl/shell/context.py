@@ -29,6 +29,7 @@ from waltzctl.shell.reach import (
     load_contexts,
     resolve,
     save_contexts,
+    shown_files,
     tls_of,
     using,
 )
@@ -53,7 +54,8 @@ def add(
       waltzctl context add payments --coordinator zk1:2181,zk2:2181 --root /waltz/payments --protected
       waltzctl context add trial --coordinator 127.0.0.1:2181 --use
     """
-    paths = ("directory", "tls_certificate", "tls_key", "tls_ca", "coordinator_tls_ca", "coordinator_credentials")
+    paths = ("directory", "tls_certificate", "tls_key", "tls_ca", "coordinator_tls_certificate", "coordinator_tls_key",
+             "coordinator_tls_ca", "coordinator_credentials")  # fmt: skip
     absolute = {one: os.path.abspath(path) for one in paths if (path := getattr(context, one)) is not None}
     context = replace(context, **absolute)
     check_context(context, "", BadArgument)
@@ -90,7 +92,8 @@ def _check_values(context: Context) -> None:
     assert context.coordinator is not None
     ZooKeeperCoordinator(context.coordinator, context.root or LOCAL_ROOT)
     tls_of(context.tls_certificate, context.tls_key, context.tls_ca)
-    files = context.tls_certificate, context.tls_key, context.coordinator_tls_ca or context.tls_ca
+    own = context.coordinator_tls_certificate, context.coordinator_tls_key, context.coordinator_tls_ca
+    files = shown_files(own, (context.tls_certificate, context.tls_key, context.tls_ca))
     access_to(files, how=context.coordinator_tls, credentials=context.coordinator_credentials)
 
 

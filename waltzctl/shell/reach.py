@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 import yaml
@@ -20,7 +20,9 @@ from typer import Argument, Option
 
 from waltzctl.shell.blueprint import (
     BLUEPRINT,
+    OPERATOR,
     ZOOKEEPER,
+    coordinator_files,
     credentials_file,
     load_blueprint,
     operator_files,
@@ -66,6 +68,8 @@ MEANT: dict[str, tuple[str, str]] = {
     "tls_key": ("FILE", "Its key, which only you may read."),
     "tls_ca": ("FILE", "The authorities that sign the daemons' certificates."),
     "coordinator_tls": ("HOW", "To ZooKeeper: off (the default), host or authority, as a server's coordinator_tls."),
+    "coordinator_tls_certificate": ("FILE", "What is shown to ZooKeeper, where it is not --tls-certificate."),
+    "coordinator_tls_key": ("FILE", "Its key, which only you may read."),
     "coordinator_tls_ca": ("FILE", "The authorities that sign for ZooKeeper, where it is not --tls-ca."),
     "coordinator_credentials": ("FILE", "A line name:password, for a cluster whose documents are closed."),
 }
@@ -73,7 +77,8 @@ MEANT: dict[str, tuple[str, str]] = {
 its two names."""
 _PLACES = ("context", "directory", "coordinator")
 _TLS = ("tls_certificate", "tls_key", "tls_ca")
-_ACCESS = ("coordinator_tls", "coordinator_tls_ca", "coordinator_credentials")
+_ACCESS_TLS = ("coordinator_tls_certificate", "coordinator_tls_key", "coordinator_tls_ca")
+_ACCESS = ("coordinator_tls", *_ACCESS_TLS, "coordinator_credentials")
 
 
 def option(setting: str) -> str:
@@ -108,6 +113,8 @@ class Context:
     tls_key: Annotated[str | None, kept("tls_key")] = None
     tls_ca: Annotated[str | None, kept("tls_ca")] = None
     coordinator_tls: Annotated[str | None, kept("coordinator_tls")] = None
+    coordinator_tls_certificate: Annotated[str | None, kept("coordinator_tls_certificate")] = None
+    coordinator_tls_key: Annotated[str | None, kept("coordinator_tls_key")] = None
     coordinator_tls_ca: Annotated[str | None, kept("coordinator_tls_ca")] = None
     coordinator_credentials: Annotated[str | None, kept("coordinator_credentials")] = None
     protected: Annotated[bool, Option("--protected", help="To change something there, NAME has to be typed.")] = False
@@ -275,9 +282,10 @@ def resolve(given: Mapping[str, str | None]) -> Reach:
         if blueprint.has_tls:
             files, own = operator_files(Path(directory)), str(credentials_file(Path(directory)))
             known = dict(zip(_TLS, files, strict=True))
-            known |= {"coordinator_tls": Verify.HOST.value, "coordinator_credentials": own}
+            shown = coordinator_files(Path(directory), f"operator-{OPERATOR}")
+            known |= dict(zip(_ACCESS, (Verify.HOST.value, *shown, own), strict=True))
             origins |= {field: (value, f"{directory}/{BLUEPRINT}") for field, value in known.items()}
-            tls, access = tls_of(*files), access_to(files, how=Verify.HOST, credentials=own)
+            tls, access = tls_of(*files), access_to(shown, how=Verify.HOST, credentials=own)
         return Reach(hosts=hosts, root=LOCAL_ROOT, tls=tls, name=name or directory, is_protected=context.protected,
                      origins=origins, directory=Path(directory), access=access)  # fmt: skip
     assert coordinator is not None
@@ -286,8 +294,9 @@ def resolve(given: Mapping[str, str | None]) -> Reach:
         root = LOCAL_ROOT
         origins["root"] = (root, "the default")
     certificate, key, ca = map(take, _TLS)
-    how, coordinator_ca, credentials = map(take, _ACCESS)
-    access = access_to((certificate, key, coordinator_ca or ca), how=how, credentials=credentials)
+    how, own_certificate, own_key, own_ca, credentials = map(take, _ACCESS)
+    to_coordinator = shown_files((own_certificate, own_key, own_ca), (certificate, key, ca))
+    access = access_to(to_coordinator, how=how, credentials=credentials)
     return Reach(hosts=coordinator, root=root, tls=tls_of(certificate, key, ca), name=name or f"{coordinator}{root}",
                  is_protected=context.protected, origins=origins, access=access)  # fmt: skip
 
@@ -385,7 +394,24 @@ def check_operator(tls: Tls | None, what: str) -> None:
         )
 
 
-def access_to(files: tuple[str | None, str | None, str | None], *, how: str | None, credentials: str | None) -> Access:
+_Files: TypeAlias = tuple[str | None, str | None, str | None]
+"""A certificate, its key, and the authorities of the other side."""
+
+
+def shown_files(own: _Files, others: _Files) -> _Files:
+    """What ZooKeeper is shown, and who signs for it: files of their own, or those that daemons are shown."""
+    certificate, key, ca = own
+    if (certificate is None) != (key is None):
+        there, missing = _ACCESS_TLS[:2] if key is None else _ACCESS_TLS[1::-1]
+        raise BadArgument(
+            f"{option(there)} without {option(missing)}: a certificate needs its key",
+            not_done="nothing was asked of ZooKeeper",
+            next_step=f"give {option(missing)} or {variable(missing)} too, or neither",
+        )
+    return (*(others[:2] if certificate is None else (certificate, key)), ca or others[2])
+
+
+def access_to(files: _Files, *, how: str | None, credentials: str | None) -> Access:
     """How ZooKeeper is reached. `files`: our certificate and its key, which it asks for, and the authorities that sign for
     it; for TLS only."""
     certificate, key, ca = files
@@ -465,6 +491,8 @@ class Given:
     tls_key: TlsKey = None
     tls_ca: TlsCa = None
     coordinator_tls: Annotated[str | None, meant("coordinator_tls")] = None
+    coordinator_tls_certificate: Annotated[str | None, meant("coordinator_tls_certificate")] = None
+    coordinator_tls_key: Annotated[str | None, meant("coordinator_tls_key")] = None
     coordinator_tls_ca: Annotated[str | None, meant("coordinator_tls_ca")] = None
     coordinator_credentials: Annotated[str | None, meant("coordinator_credentials")] = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,16 @@ def reaching(found: Sequence[Reaching]) -> Page:
     return Page(draw=draw, things=Listing(kind="partitions", columns=REACHING, rows=found), told=told)
 
 
-def verified(place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *, is_quick: bool) -> Page:
+SIGNATURES = {
+    "verified": "signatures: {} verified",
+    "unsigned": "{} without a signature: whoever could write to the store may have put them there",
+    "unchecked": "{} signed, and not checked: WALTZ_ARCHIVE_KEY names no key",
+}
+
+
+def verified(
+    place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *, is_quick: bool, signatures: Mapping[str, int]
+) -> Page:
     totals = [manifest.total for manifest in found.manifests.values()]
     segments, stored = sum(total.segments for total in totals), sum(total.stored_bytes for total in totals)
 
@@ -98,6 +107,9 @@ def verified(place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *
             f"{how} {count(segments, 'segment')} of {count(len(totals), 'partition')}, {size(stored)}, in {seconds:.1f} s",
             soft_wrap=True,
         )
+        for kind, words in SIGNATURES.items():
+            if signatures.get(kind):
+                out.print(words.format(count(signatures[kind], "object")), soft_wrap=True)
         if found.orphans:
             out.print(f"{count(len(found.orphans), 'orphan')}: see `waltzctl archive clean`", soft_wrap=True)
 
@@ -105,6 +117,7 @@ def verified(place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *
         "result": "findings" if flaws else "clean", "store": place, "archive": str(found.label.archive),
         "cluster": str(found.label.cluster), "is_quick": is_quick, "seconds": round(seconds, 3),
         "partitions": [_partition(number, found) for number in sorted(found.manifests)],
+        "signatures": {kind: signatures.get(kind, 0) for kind in SIGNATURES},
         "orphans": len(found.orphans), "pending": len(found.pending), "strange": [one.name for one in found.strange],
         "findings": objects(FLAWS, flaws),
     }  # fmt: skip

@@ -22,7 +22,15 @@ from uuid import UUID
 import typer
 
 from waltzctl.playground.daemon import Process, Reporter, State
-from waltzctl.shell.blueprint import APPLICATION, certificate_files, credentials_file, operator_files
+from waltzctl.shell.blueprint import (
+    APPLICATION,
+    ARCHIVE_KEY,
+    OPERATOR,
+    certificate_files,
+    coordinator_files,
+    credentials_file,
+    operator_files,
+)
 from waltzctl.shell.merged_log import Line
 from waltzctl.shell.reach import LOCAL_DIRECTORY, variable
 from waltzctl.show.cluster import sentence
@@ -204,6 +212,9 @@ def ready(
     processes(out, running, found.meta.key, directory)
     if archive is not None:
         out.print(f"archive: {archive}", soft_wrap=True)
+        signing = directory.absolute() / ARCHIVE_KEY
+        if signing.exists():
+            out.print(f"  to check signatures: export WALTZ_ARCHIVE_KEY={shlex.quote(str(signing))}", soft_wrap=True)
     here = "" if is_meant else f" --directory {shlex.quote(str(directory))}"
     known = {view.meta.name for view in found.storages}
     for one in running:
@@ -253,7 +264,10 @@ def _application(directory: Path) -> dict[str, str]:
 
 def _person(directory: Path) -> dict[str, str]:
     files = dict(zip(("tls_certificate", "tls_key", "tls_ca"), operator_files(directory), strict=True))
-    files |= {"coordinator_tls": Verify.HOST.value, "coordinator_credentials": str(credentials_file(directory))}
+    shown = coordinator_files(directory, f"operator-{OPERATOR}")
+    names = ("coordinator_tls_certificate", "coordinator_tls_key", "coordinator_tls_ca")
+    files |= {"coordinator_tls": Verify.HOST.value, **dict(zip(names, shown, strict=True))}
+    files |= {"coordinator_credentials": str(credentials_file(directory))}
     return {variable(name): value for name, value in files.items()}
 
 

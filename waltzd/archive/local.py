@@ -65,8 +65,10 @@ class LocalStore:
 
     def get_range(self, name: str, offset: int, size: int) -> bytes:
         with self._translated(name):
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            # Not blocking: whoever else writes there could have put a pipe in its place, which nobody ever fills.
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
+                self._check_plain(name, os.fstat(fd))
                 pieces = []
                 while size > 0 and (piece := os.pread(fd, size, offset)):
                     pieces.append(piece)
@@ -98,9 +100,12 @@ class LocalStore:
     def head(self, name: str) -> Listed:
         with self._translated(name):
             found = self._path(name).lstat()
+        self._check_plain(name, found)
+        return Listed(name, found.st_size, _tag(found))
+
+    def _check_plain(self, name: str, found: os.stat_result) -> None:
         if not stat.S_ISREG(found.st_mode):
             raise StoreRefused(f"{name} in {self.place} is not a plain file")
-        return Listed(name, found.st_size, _tag(found))
 
     def remove(self, name: str) -> None:
         path = self._path(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from urllib.parse import unquote, urlparse
 
+from waltzd.archive.signature import SignedStore, key_of_environment, read_key
 from waltzd.archive.store import Store
 from waltzd.errors import BadArgument
 
@@ -26,8 +27,17 @@ def check_place(text: str) -> str | None:
     return None
 
 
-def open_store(text: str) -> Store:
-    """Nothing is asked of the store yet."""
+def open_archive(text: str) -> SignedStore:
+    """A store for a person or a tool, with the key that the environment names. Nothing is asked of it yet."""
+    return SignedStore(_store(text), key_of_environment())
+
+
+def open_store(text: str, key_file: str | None = None, *, accepts_unsigned: bool = False) -> SignedStore:
+    """A store for a daemon, with the key of its settings. Nothing is asked of it yet; `BadConfig` without a usable key."""
+    return SignedStore(_store(text), None if key_file is None else read_key(key_file), accepts_unsigned=accepts_unsigned)
+
+
+def _store(text: str) -> Store:
     directory = check_place(text)
     if directory is not None:
         from waltzd.archive.local import LocalStore  # POSIX only, and a storage within a test reads settings anywhere

@@ -75,14 +75,22 @@ class Access:
     @property
     def owner(self) -> str:
         """Who the documents are given to, as ZooKeeper writes it."""
-        name = self.credentials[0].partition(":")[0]
-        # The algorithm is ZooKeeper's default. A password that nobody chose by heart makes up for its age.
-        digest = hashlib.sha1(self.credentials[0].encode(), usedforsecurity=False).digest()
-        return f"{name}:{base64.b64encode(digest).decode()}"
+        return self.names[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Each of the credentials as ZooKeeper writes its owner in an ACL."""
+        return [_written(one) for one in self.credentials]
 
     def __repr__(self) -> str:
         """Without passwords: it may end up in a log."""
         return f"Access(tls={self.tls}, names={[one.partition(':')[0] for one in self.credentials]})"
+
+
+def _written(credentials: str) -> str:
+    # The algorithm is ZooKeeper's default. A password that nobody chose by heart makes up for its age.
+    digest = hashlib.sha1(credentials.encode(), usedforsecurity=False).digest()
+    return f"{credentials.partition(':')[0]}:{base64.b64encode(digest).decode()}"
 
 
 ANYBODY = Access()

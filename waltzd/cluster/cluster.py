@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Node, Set
 from waltzd.cluster.documents import (
+    NO_SECRET,
     Assignment,
     ClusterMeta,
     CopyRate,
@@ -397,7 +398,10 @@ class Cluster:
     async def read_counter(self) -> int:
         """Its version. A document that an operator has deleted or spoiled is made anew, with what was in it."""
         try:
-            self._counter, version = await self._document(CLIENT_IDS, Counter)
+            found, version = await self._document(CLIENT_IDS, Counter)
+            if found.secret == NO_SECRET:  # documents of an archive, as another program put them back
+                return await self._count_anew(self._counter or replace(found, secret=uuid4()))
+            self._counter = found
         except NodeMissing:
             version = await self._count_anew(self._counter or Counter(1, uuid4()))
         except BadMetadata as error:

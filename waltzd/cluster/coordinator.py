@@ -106,6 +106,16 @@ class Coordinator(Protocol):
         """Close a node: give it to the credentials of this process, and nothing to anybody else."""
         ...
 
+    async def open_above(self) -> list[str]:
+        """The nodes above the cluster's root and beside it in which everybody may create nodes, or those who have a
+        password of ours that is being replaced."""
+        ...
+
+    async def close_above(self) -> list[str]:
+        """Give what `open_above` finds to the credentials of this process, as far as they may; return what was given.
+        Everybody may still read the names there."""
+        ...
+
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
         """Return when anything at these paths (data, version, existence, names of children) differs from what the token
         `seen` stands for, or the coordinator session changed; the new token. With None, return a token at once. Never

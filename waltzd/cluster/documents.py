@@ -189,13 +189,17 @@ class Leader(Document):
     name: Name
 
 
+NO_SECRET = UUID(int=0)
+
+
 @dataclass(frozen=True)
 class Counter(Document):
     """<root>/ids/client"""
 
     next: int
     secret: UUID
-    """What servers prove client ids with. Without certificates, a process that can read it can be any client."""
+    """What servers prove client ids with. Without certificates, a process that can read it can be any client. `NO_SECRET`
+    in documents that were saved into an archive, which others may read; it proves nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

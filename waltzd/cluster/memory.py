@@ -243,6 +243,12 @@ class MemoryCoordinator:
         self._tree.protect(path, self._credentials)
         await self._cross()
 
+    async def open_above(self) -> list[str]:
+        return []  # there is nothing above
+
+    async def close_above(self) -> list[str]:
+        return []
+
     async def wait_for_change(self, paths: Sequence[str], seen: object | None) -> object:
         with self.watchers.waiter(paths) as woken:
             if seen is None:

@@ -37,6 +37,7 @@ from waltzd.cluster.cluster import (
 )
 from waltzd.cluster.coordinator import Node
 from waltzd.cluster.documents import (
+    NO_SECRET,
     ArchiveMeta,
     Assignment,
     ChannelsDocument,
@@ -60,6 +61,8 @@ from waltzd.protocol.address import is_name
 
 VERSION = 1
 KIND = "metadata of a waltz cluster"
+SIGNATURE_LINE = b'{"signature":'
+"""Begins the line behind the end that an object of an archive carries."""
 PASSES_MAX = 50
 """So many looks at everything that never agree mean that commands go on changing the cluster."""
 _SINGLE: Mapping[str, type[Document]] = {
@@ -166,6 +169,15 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
+def without_secret(saved: Saved) -> Saved:
+    """The documents as they may lie where others read: without the secret of client ids. Whoever puts them back makes
+    another one."""
+    found = saved.documents.get(CLIENT_IDS)
+    if not isinstance(found, Counter):
+        return saved
+    return replace(saved, documents={**saved.documents, CLIENT_IDS: replace(found, secret=NO_SECRET)})
+
+
 def write(saved: Saved) -> bytes:
     head = {
         "kind": KIND,
@@ -182,6 +194,8 @@ def write(saved: Saved) -> bytes:
 def read(data: bytes, name: str) -> Saved:
     """`name` is that of the file, for telling what is wrong with it."""
     lines = data.splitlines(keepends=True)
+    if lines and lines[-1].startswith(SIGNATURE_LINE):  # as an archive has it: it was checked there, or nobody has the key
+        lines.pop()
     head = _parse(lines[0] if lines else b"", name, 1)
     if head.get("kind") != KIND:
         raise MetadataFileDamaged(f"{name} holds no metadata of a cluster")

@@ -19,6 +19,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kazoo import exceptions as kazoo_errors
@@ -367,6 +369,31 @@ class ZooKeeperCoordinator:
         assert self._access.is_known
         await self._call(path, lambda client: client.set_acls_async(self._full(path), self._closed))
 
+    async def open_above(self) -> list[str]:
+        """ZooKeeper keeps every node in memory: who may create nodes anywhere can end it."""
+        parts = self.root.split("/")[1:-1]
+        above = ["/", *("/" + "/".join(parts[: count + 1]) for count in range(len(parts))), *_SYSTEM]
+        former = [Id("digest", name) for name in self._access.names[1:]]
+        found = []
+        for path in above:
+            with suppress(NodeMissing):
+                acl, _ = await self._call(path, partial(KazooClient.get_acls_async, path=path))
+                for_all = [one for one in acl if one.id.scheme == "world" and one.perms & ~Permissions.READ]
+                if for_all or any(one.id in former for one in acl):
+                    found.append(path)
+        return found
+
+    async def close_above(self) -> list[str]:
+        assert self._access.is_known
+        await self._make_way()
+        ours = [*self._closed, ACL(Permissions.READ, Id("world", "anyone"))]
+        closed = []
+        for path in await self.open_above():
+            with suppress(CoordinatorRefused):  # whoever runs ZooKeeper has decided it, and `open_above` goes on naming it
+                await self._call(path, partial(KazooClient.set_acls_async, path=path, acls=ours))
+                closed.append(path)
+        return closed
+
     # -- changes -------------------------------------------------------------------------------------------------------
 
     @property
@@ -434,6 +461,8 @@ class ZooKeeperCoordinator:
             log.warning("ZooKeeper does not answer; it will end the coordinator session by itself")
 
 
+_SYSTEM = ("/zookeeper", "/zookeeper/quota")
+"""Nodes that every ZooKeeper has, and that everybody may write to until somebody closes them."""
 _BESIDE = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
 """What a transaction says of the changes around the one that failed."""
 

@@ -39,6 +39,15 @@ _HTTP_LISTEN = (
     "Address for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz`. It only reads and holds no secret, and "
     "asks nobody for a certificate: use an internal address. Without it there is no such port."
 )
+_ARCHIVE_KEY = (
+    "File with the key of the archive, which only this daemon may read: `waltzctl archive new-key FILE` makes one, for all "
+    "storages and servers of a cluster. Manifests and saved documents are signed with it, and read only where they are. It "
+    "never goes into the store."
+)
+_ARCHIVE_UNSIGNED = (
+    "With `archive_key`: whether objects without a signature are read, as in an archive that is older than its key. "
+    "`accepted` only until `waltzctl archive sign` has signed them; one with a wrong signature never is."
+)
 _TLS_CERTIFICATE = (
     "Certificate of this process in PEM, followed by intermediate ones. Together with `tls_key` and `tls_ca` it makes "
     "every connection mutual TLS. A file that is replaced is used from the next connection on."
@@ -251,6 +260,8 @@ class StorageConfig(DaemonConfig):
         default=None,
         example="/mnt/archive",
     )
+    archive_key: str | None = setting(_ARCHIVE_KEY, default=None, example="/etc/waltz/archive.key")
+    archive_unsigned: str = setting(_ARCHIVE_UNSIGNED, default="refused", choices=("refused", "accepted"))
     tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/storage.pem")
     tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/storage.key")
 
@@ -455,6 +466,8 @@ class ServerConfig(DaemonConfig):
         default=None,
         example="/mnt/archive",
     )
+    archive_key: str | None = setting(_ARCHIVE_KEY, default=None, example="/etc/waltz/archive.key")
+    archive_unsigned: str = setting(_ARCHIVE_UNSIGNED, default="refused", choices=("refused", "accepted"))
     archive_cache: str | None = setting(
         "Directory for what was read from the archive and may be asked for again. Its files have no names, and are gone "
         "when the server ends. Without it the directory for temporary files of the system is used.",

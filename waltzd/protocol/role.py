@@ -141,3 +141,9 @@ RIGHTS_OF_TOOLS: dict[str, frozenset[Role]] = {
 def allowed(method: str) -> frozenset[Role]:
     """Who may make this call."""
     return RIGHTS.get(method) or RIGHTS_OF_TOOLS.get(method, frozenset())
+
+
+def roles_at(*services: str) -> frozenset[Role]:
+    """Who may make at least one call of these services."""
+    methods = [method for method in (*RIGHTS, *RIGHTS_OF_TOOLS) if method.split("/")[1] in services]
+    return frozenset().union(*map(allowed, methods))

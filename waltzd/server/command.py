@@ -42,14 +42,15 @@ from waltzd.protocol.batches import Limits
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
 from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import SECRET_BYTES, ReplicaPort
-from waltzd.protocol.role import Role
+from waltzd.protocol.role import Role, roles_at
+from waltzd.server.admin_service import SERVICE as ADMIN
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.clients.access import Access
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import Registry
-from waltzd.server.clients.service import add_log_service
+from waltzd.server.clients.service import LOG, add_log_service
 from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
@@ -122,8 +123,8 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         await check_closed(cluster, config)
         _check_preferred(config, meta)
         tls = tls_for(config, Role.SERVER, meta.key)
-        clients = Listener(config.listen, config.message_bytes_max, tls, audit)
-        operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit)
+        clients = Listener(config.listen, config.message_bytes_max, tls, audit, roles=roles_at(LOG))
+        operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit, roles=roles_at(ADMIN))
         ends.push_async_callback(_stop, clients, operators)
         streams = await _open_streams(config, tls, audit, ends)
         daemon = _Daemon(config, cluster, meta, tls, clients, operators, streams, _open_archive(config, meta, ends))
@@ -156,6 +157,11 @@ async def check_closed(cluster: Cluster, config: ServerConfig) -> None:
     """With certificates, documents that everybody may change are refused, or accepted by name and said."""
     if config.tls_certificate is None and not cluster.coordinator.is_known:
         return
+    if cluster.coordinator.is_known and (above := await cluster.coordinator.open_above()):
+        log.warning(
+            "ZooKeeper at %s lets everybody who gets a connection create nodes in %s, and ends when they fill its memory. "
+            "Close it by `waltzctl cluster secure`", config.hosts, ", ".join(above),
+        )  # fmt: skip
     found = await cluster.open_nodes()
     if not found:
         return
@@ -185,7 +191,8 @@ def _open_archive(config: ServerConfig, meta: ClusterMeta, ends: AsyncExitStack)
     cache = PieceCache(config.archive_cache_bytes, config.archive_cache)
     bring = ends.enter_context(Threads(ARCHIVE_THREADS, "archive", is_waited_for=False))
     read = ends.enter_context(Threads(ARCHIVE_THREADS, "archive_cache", is_waited_for=False))
-    lane = ArchiveLane(ArchiveReader(open_store(config.archive), meta.key, cache), bring=bring.run, read=read.run)
+    store = open_store(config.archive, config.archive_key, accepts_unsigned=config.archive_unsigned == "accepted")
+    lane = ArchiveLane(ArchiveReader(store, meta.key, cache), bring=bring.run, read=read.run)
     ends.push_async_callback(lane.close)
     return lane
 

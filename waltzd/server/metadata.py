@@ -16,7 +16,7 @@ from uuid import UUID
 from waltzd.cluster.archives import all_archived
 from waltzd.cluster.cluster import ARCHIVES, Cluster
 from waltzd.cluster.documents import StorageMeta
-from waltzd.cluster.metadata import cut, standing, write
+from waltzd.cluster.metadata import cut, standing, without_secret, write
 from waltzd.errors import NoArchive, WaltzError
 from waltzd.protocol.descriptions import MetadataBackup
 from waltzd.protocol.peers import ReplicaPort
@@ -80,7 +80,7 @@ class MetadataSaver:
         found = await standing(self._cluster)
         if found != self._saved:
             archives = {meta.archive for meta in (await all_archived(self._cluster.coordinator)).values()}
-            text = write(await cut(self._cluster, moment=self._moment()))
+            text = write(without_secret(await cut(self._cluster, moment=self._moment())))
             self._number = await self._save(text, min(archives, default=None))
             if not self._number:
                 return

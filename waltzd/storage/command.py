@@ -128,6 +128,9 @@ async def _serve(
     underway, streams_loop = Underway(), LoopThread("streams").loop
     underway.watch(streams_loop.call_soon_threadsafe)
     run_writing = functools.partial(writers.run, underway.call)
+    store = None
+    if config.archive is not None:
+        store = open_store(config.archive, config.archive_key, accepts_unsigned=config.archive_unsigned == "accepted")
     calls = StorageCalls(
         disk,
         directory,
@@ -137,7 +140,7 @@ async def _serve(
         on_fatal=end_at_once,
         run_here=underway.call,
         streams_loop=streams_loop,
-        store=None if config.archive is None else open_store(config.archive),
+        store=store,
         run_archiving=archiving.run,
         run_restoring=restoring.run,
     )

@@ -24,7 +24,7 @@ from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived, ReplicaStatus, RestoreOrder
 from waltzd.protocol.peers import SECRET_BYTES, Contact
-from waltzd.protocol.role import Role
+from waltzd.protocol.role import Role, roles_at
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.stream_port import StreamPort
 from waltzd.wire import wire_pb2 as wire
@@ -51,6 +51,7 @@ from waltzd.wire.wire_pb2_grpc import (
     add_StorageAdminServicer_to_server,
 )
 
+REPLICA = wire.DESCRIPTOR.services_by_name["Replica"].full_name
 ADMIN = wire.DESCRIPTOR.services_by_name["StorageAdmin"].full_name
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -412,9 +413,9 @@ async def start_services(
     on_fatal: Callable[[BaseException], None],
 ) -> Ports:
     config = calls.config
-    replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls, audit)
+    replicas = Listener(config.listen, REQUEST_BYTES_MAX, tls, audit, roles=roles_at(REPLICA))
     streams = StreamPort(calls, replace(config.listen, port=config.stream_port), tls, audit)
-    admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit)
+    admin = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit, roles=roles_at(ADMIN))
     await on_loop(calls.streams_loop, streams.start(on_fatal))
     service = ReplicaService(calls, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)

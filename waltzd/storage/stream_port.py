@@ -7,10 +7,9 @@ seconds, says who calls, and is checked like every other call; with certificates
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, WaltzError
 from waltzd.protocol.address import Address
@@ -21,14 +20,13 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.lane import refuse
 from waltzd.wire.audited import name_of
 from waltzd.wire.codec import packed_error, packed_status
+from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.streams import FIRST_BYTES, FileSender, Hello, batches_of, mark_bytes, received, records_of
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
 HELLO_SECONDS = 5.0
-CONNECTIONS_MAX = 8192
-"""Further ones are closed at once: one server has one stream for each of its partitions."""
 
 
 class _FramedLink:
@@ -98,7 +96,7 @@ class StreamPort:
         self._calls = calls
         self._tls = tls
         self._auditor = auditor
-        self._connections_max = connections_max
+        self._shares = ConnectionShares(connections_max)
         self._server: asyncio.Server | None = None
         self._on_fatal: Callable[[BaseException], None] | None = None
         self._serving: dict[asyncio.Task[None], None] = {}
@@ -119,15 +117,15 @@ class StreamPort:
         self.address = replace(self.address, port=self._server.sockets[0].getsockname()[1])
 
     def _accept(self, connection: Connection) -> None:
-        if len(self._serving) >= self._connections_max:
-            connection.lose(CannotConnect("this storage has too many streams"))
-        else:
-            self._spawn(self._serve(connection))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        """One server has one stream for each of its partitions."""
+        holder = connection.holder
+        if not self._shares.take(holder):
+            connection.lose(CannotConnect("this storage has too many streams, or too many of this caller"))
+            return
+        task = asyncio.create_task(self._serve(connection))
         self._serving[task] = None
         task.add_done_callback(self._serving.pop)
+        task.add_done_callback(lambda _: self._shares.give(holder))
         assert self._on_fatal is not None
         tell_failure(task, self._on_fatal)
 
@@ -165,12 +163,7 @@ class StreamPort:
             self._auditor.note(replace(deed, code=code))
 
     async def _call(self, connection: Connection) -> tuple[Kind, Hello] | None:
-        """The first frame; None when it does not come."""
-        try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                found = await connection.receive()
-        except TimeoutError:
-            return None
+        """The first frame; None when it does not come. Nothing is waited for from a caller whose role has no streams."""
         if self._tls is not None:
             caller = connection.identity
             if caller is None or caller.role is not Role.SERVER or caller.key != self._tls.identity.key:
@@ -178,6 +171,11 @@ class StreamPort:
             why = connection.end_with_certificate(self._tls)
             if why is not None:
                 raise NotPermitted(f"the certificate of {caller.name} {why}")
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                found = await connection.receive()
+        except TimeoutError:
+            return None
         match found:
             case (Kind.HELLO | Kind.FETCH | Kind.INSTALL) as kind, content:
                 hello = Hello.decode(content)

@@ -21,7 +21,7 @@ from typing import cast
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError, WrongPeer
 from waltzd.protocol.role import Identity, Role, dns_name
-from waltzd.wire.tls import Tls, certificate_of, check_peer, identity_of
+from waltzd.wire.tls import CERTIFIED_SECONDS, Tls, certificate_of, check_peer, identity_of
 
 HEAD = struct.Struct(">IB")
 SMALL_BYTES = 64 << 10
@@ -120,9 +120,9 @@ class Connection(asyncio.BufferedProtocol):
         self._is_ended = False
         """The other side has closed its end, or sent nonsense."""
         self._sent_in_turn = 0
-        self._refusal: Callable[[], str | None] = lambda: None
         self._heard = 0.0
         self._alarm: asyncio.TimerHandle | None = None
+        self._certificate_alarm: asyncio.TimerHandle | None = None
 
     # -- told by the transport
 
@@ -216,8 +216,6 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
         self._finish(CannotConnect(f"the connection was lost: {error or 'the other side closed it'}"))
 
     def pause_writing(self) -> None:
@@ -231,10 +229,6 @@ class Connection(asyncio.BufferedProtocol):
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         quiet = loop.time() - self._heard
-        why = self._refusal()
-        if why is not None:
-            self.lose(CannotConnect(f"the certificate of {self.peer} {why}"))
-            return
         if self._is_paused or self._nonsense is not None or self._is_ended:
             self._heard = loop.time()  # we do not listen, so nothing can be heard
             if self._tells_when_full and self._may_write.is_set():
@@ -268,13 +262,28 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         return identity_of(self._transport.get_extra_info("ssl_object"))
 
+    @property
+    def holder(self) -> str:
+        """Whose share of all connections this one is part of: the URI in the certificate, or the address without one."""
+        found = self.identity
+        return self.peer.rpartition(":")[0] if found is None else found.uri
+
     def end_with_certificate(self, tls: Tls) -> str | None:
         """Some seconds after the other side's certificate has ended, or was revoked, so does this connection. Why that is
         so already, if it is."""
         assert self._transport is not None
+        loop = asyncio.get_running_loop()
         found = certificate_of(self._transport.get_extra_info("ssl_object"))
-        self._refusal = lambda: tls.refusal(found)
-        return self._refusal()
+
+        def look() -> None:
+            why = tls.refusal(found)
+            if why is not None:
+                self.lose(CannotConnect(f"the certificate of {self.peer} {why}"))
+            elif self._error is None:
+                self._certificate_alarm = loop.call_later(CERTIFIED_SECONDS, look)
+
+        self._certificate_alarm = loop.call_later(CERTIFIED_SECONDS, look)
+        return tls.refusal(found)
 
     async def answered(self) -> None:
         """Ask for a heartbeat, and wait for it: who took the connection speaks frames, and nobody between holds them up."""
@@ -377,8 +386,9 @@ class Connection(asyncio.BufferedProtocol):
     def _finish(self, error: WaltzError) -> None:
         if self._error is None:
             self._error = error
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for alarm in (self._alarm, self._certificate_alarm):
+            if alarm is not None:
+                alarm.cancel()
         self._came.set()
         self._may_write.set()
         self._has_answered.set()

@@ -25,11 +25,13 @@ from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, TooM
 from waltzd.protocol import x509
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import DEAF, Auditor
-from waltzd.protocol.role import allowed
+from waltzd.protocol.role import Role, allowed
 from waltzd.wire.audited import noted
+from waltzd.wire.connections import CONNECTIONS_MAX, GrpcConnections
 from waltzd.wire.grpc import Server, abort, caller_of, certificate_of, knocked, options_for
 from waltzd.wire.limits import bounded
-from waltzd.wire.tls import Credentials, Tls
+from waltzd.wire.tasks import tell_failure
+from waltzd.wire.tls import CERTIFIED_SECONDS, Credentials, Tls
 
 log = logging.getLogger("waltz.listener")
 
@@ -48,12 +50,11 @@ class _Bounds(grpc.aio.ServerInterceptor):
         return handler._replace(request_deserializer=bounded(parse.__self__, parse))
 
 
-CONNECTIONS_MAX = 8192
+IDLE_SECONDS = 60.0
+"""After so long without a call a connection ends; whoever made it makes another one for its next call."""
 FIRST_SECONDS = 5.0
 """How long a call may take to say what it wants."""
 PROMPT_SECONDS = 0.5
-CERTIFIED_SECONDS = 5.0
-"""How often a call that lasts is asked whether its caller's certificate still counts."""
 SLOW_MAX = 16
 """So many calls may take longer than that: for one more, the oldest ends."""
 
@@ -210,6 +211,7 @@ def create_server(message_bytes_max: int, tls: Tls | None = None, auditor: Audit
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_concurrent_streams", 1024),
         ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+        ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
         # Otherwise a stream that is not read takes megabytes from its caller, the faster it sends the more.
         ("grpc.http2.bdp_probe", 0),
     ]
@@ -249,6 +251,8 @@ def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 LOOK_SECONDS = 0.1
 """How often the server is asked whether it still is one."""
+CONNECTIONS_SECONDS = 1.0
+"""How often its connections are looked at."""
 OPEN_SECONDS = 10.0
 """How long the socket of a server that has ended may be in the way of the next one."""
 RETIRED_SECONDS = 60.0
@@ -259,22 +263,35 @@ FRESH_SECONDS = 1.0
 
 
 class Listener:
-    def __init__(self, address: Address, message_bytes_max: int, tls: Tls | None, auditor: Auditor = DEAF) -> None:
+    def __init__(
+        self,
+        address: Address,
+        message_bytes_max: int,
+        tls: Tls | None,
+        auditor: Auditor = DEAF,
+        *,
+        roles: frozenset[Role] = frozenset(Role),
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        """`roles`: those that may make at least one call here. Connections of others do not stay."""
         self.address = address
         self._message_bytes_max = message_bytes_max
         self._tls = tls
         self._auditor = auditor
+        self._connections = GrpcConnections(tls, roles, connections_max)
         self._server = self._open()
         self._add_services: Callable[[Server], None] = lambda server: None
         self._keeping: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._ended = 0
+        self._closings = 0
         self._retired: dict[Server, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._heard: list[str] = []
         self._knocked: float | None = None
 
     def _open(self) -> Server:
-        server = create_server(self._message_bytes_max, self._tls, self._auditor)
+        server = self._connections.opened(lambda: create_server(self._message_bytes_max, self._tls, self._auditor))
         self.address = replace(self.address, port=listen(server, self.address, self._tls))
         return server
 
@@ -284,6 +301,21 @@ class Listener:
         add_services(self._server)
         await self._server.start()
         self._keeping = asyncio.create_task(self._keep(on_fatal), name=f"listening at {self.address}")
+        self._looking = asyncio.create_task(self._look(), name=f"connections at {self.address}")
+        tell_failure(self._looking, on_fatal)
+
+    async def _look(self) -> None:
+        """On a thread: with thousands of connections to close a look takes a good part of a second."""
+        while True:
+            await asyncio.sleep(CONNECTIONS_SECONDS)
+            closed = await asyncio.to_thread(self._connections.look)
+            self._closings += closed > 0
+            if closed and self._closings.bit_count() == 1:  # callers do not fill the log
+                log.warning(
+                    "closed %d connections at %s, for the %d. time: their role may call nothing there, or their name or "
+                    "address has its share of all connections",
+                    closed, self.address, self._closings,
+                )  # fmt: skip
 
     async def _keep(self, on_fatal: Callable[[BaseException], None]) -> None:
         while True:
@@ -342,6 +374,8 @@ class Listener:
 
     async def stop(self, seconds: float) -> None:
         """No new calls; those that run may go on for so long."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._keeping is not None:
             await asyncio.gather(*(server.stop(seconds) for server in (self._server, *self._retired)))
             await self._keeping

@@ -28,6 +28,9 @@ from waltzd.protocol.x509 import Revoked
 
 FILE_BYTES_MAX = 1 << 20
 PROBE_SECONDS = 2.0
+CERTIFIED_SECONDS = 4.0
+"""Seconds between two questions whether the certificate of a connection or call that stands still counts. Five seconds are
+promised for the end of what was begun with it."""
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 """What OpenSSL, old and new, calls an answer that is no TLS."""
 _log = logging.getLogger("waltz.tls")

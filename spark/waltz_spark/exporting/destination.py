@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import threading
 import time
 import uuid
@@ -217,9 +218,16 @@ class LocalDestination:
     def _path(self, path: str) -> Path:
         return Path(self.place, path)
 
+    def _plain(self, path: str) -> Path:
+        """A path to be read. A pipe in the place of a file would be waited for without end."""
+        target = self._path(path)
+        if not stat.S_ISREG(target.stat().st_mode):
+            raise ExportDamaged(f"{target} is not a plain file")
+        return target
+
     def read(self, path: str) -> bytes | None:
         with _doing(f"reading {self._path(path)}"), suppress(FileNotFoundError):
-            return self._path(path).read_bytes()
+            return self._plain(path).read_bytes()
         return None
 
     def names(self, path: str = "") -> list[str]:
@@ -273,7 +281,7 @@ class LocalDestination:
         import pyarrow as pa
 
         with _doing(f"reading {self._path(path)}"):
-            return pa.OSFile(str(self._path(path)), "rb")
+            return pa.OSFile(str(self._plain(path)), "rb")
 
     @contextmanager
     def hold(self, who: str) -> Iterator[Hold]:

@@ -18,7 +18,7 @@ from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
 from waltzd.archive.contents import label_at
 from waltzd.archive.manifest import LABEL
-from waltzd.archive.place import check_place, open_store
+from waltzd.archive.place import check_place, open_archive
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import BadArgument, NothingHere, PathMissing, WaltzError
@@ -33,11 +33,14 @@ ARCHIVE = "archive"
 SERVERS, STORAGES, COORDINATOR, ROOT = "bootstrap.servers", "storages", "coordinator", "root"
 TLS_CERTIFICATE, TLS_KEY, TLS_CA = "tlsCertificate", "tlsKey", "tlsCa"
 COORDINATOR_TLS, COORDINATOR_TLS_CA = "coordinatorTls", "coordinatorTlsCa"
+COORDINATOR_TLS_CERTIFICATE, COORDINATOR_TLS_KEY = "coordinatorTlsCertificate", "coordinatorTlsKey"
 COORDINATOR_CREDENTIALS = "coordinatorCredentials"
 RATE = "maxBytesPerSecond"
 _PLACES = (PATH, ARCHIVE, SERVERS, COORDINATOR)
 _OF_DIRECTORIES = (PATH, PATHS, ALLOW_UNCOMMITTED)
-_OF_COORDINATORS = (COORDINATOR_TLS, COORDINATOR_TLS_CA, COORDINATOR_CREDENTIALS)
+_OF_COORDINATORS = (
+    COORDINATOR_TLS, COORDINATOR_TLS_CERTIFICATE, COORDINATOR_TLS_KEY, COORDINATOR_TLS_CA, COORDINATOR_CREDENTIALS,
+)  # fmt: skip
 _OF_CLUSTERS = (SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE)
 _OTHERS = {PATH: _OF_CLUSTERS, ARCHIVE: (*_OF_CLUSTERS, ALLOW_UNCOMMITTED)}
 """What makes no sense with a place."""
@@ -216,7 +219,7 @@ def is_archive(place: str) -> bool:
     except WaltzError:
         pass  # an archive looks foreign to it
     try:
-        return label_at(open_store(place)) is not None
+        return label_at(open_archive(place)) is not None
     except WaltzError:
         return False  # what is wrong is said by who reads it
 
@@ -238,8 +241,11 @@ def _cluster(given: Mapping[str, str]) -> LiveOrigin:
     coordinator = given.get(COORDINATOR)
     if coordinator is None and ROOT in given:
         raise BadArgument(f"{ROOT} is where the cluster is in ZooKeeper; say {COORDINATOR}, too", not_done=_NOT_READ)
-    how, coordinator_ca, credentials = (given.get(name.lower()) for name in _OF_COORDINATORS)
-    if coordinator is None and (how or coordinator_ca or credentials):
+    how, shown, shown_key, coordinator_ca, credentials = (given.get(name.lower()) for name in _OF_COORDINATORS)
+    if (shown is None) != (shown_key is None):
+        words = f"{COORDINATOR_TLS_CERTIFICATE} and {COORDINATOR_TLS_KEY} go together, and one of them is missing"
+        raise BadArgument(words, not_done=_NOT_READ)
+    if coordinator is None and (how or shown or coordinator_ca or credentials):
         words = f"{', '.join(_OF_COORDINATORS)} say how ZooKeeper is reached; say {COORDINATOR}, too"
         raise BadArgument(words, not_done=_NOT_READ)
     storages = given.get(STORAGES)
@@ -251,6 +257,8 @@ def _cluster(given: Mapping[str, str]) -> LiveOrigin:
         coordinator=coordinator,
         root=given.get(ROOT, DEFAULT_ROOT),
         coordinator_tls=how,
+        coordinator_tls_certificate=shown,
+        coordinator_tls_key=shown_key,
         coordinator_tls_ca=coordinator_ca,
         coordinator_credentials=credentials,
         certificate=Certificate(certificate, key, ca) if certificate and key and ca else None,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from typer import Option
 
@@ -91,6 +91,8 @@ class Asked:
         options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
         names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA,
                  "coordinator_tls": opening.COORDINATOR_TLS, "coordinator_tls_ca": opening.COORDINATOR_TLS_CA,
+                 "coordinator_tls_certificate": opening.COORDINATOR_TLS_CERTIFICATE,
+                 "coordinator_tls_key": opening.COORDINATOR_TLS_KEY,
                  "coordinator_credentials": opening.COORDINATOR_CREDENTIALS}  # fmt: skip
         options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
         if self.archive:
@@ -214,7 +216,7 @@ Wanted = Annotated[Wish, From(Wish)]
 
 
 def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None, bool]:
-    """What was not said is as it was when the export began."""
+    """What was not said is as it was when the export began, but for a function: see `_check_told`."""
     from waltz_spark.exporting.form import form_of
 
     there = None if before is None else before.shape
@@ -230,16 +232,33 @@ def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None,
         )
     if not text:
         return form, None, is_lossless
-    from waltz_spark.payloads.decoders import decoder_of
+    from waltz_spark.payloads.decoders import decoder_of, is_function
 
+    if wish.decode is None and is_function(text):
+        _check_told("--decode", text)
     return form, decoder_of(text), is_lossless
 
 
+def _check_told(option: str, text: str) -> NoReturn:
+    """Whoever may write into the folder of an export could name any function there, and the next run would call it: what is
+    run comes from the command line only."""
+    raise BadArgument(
+        f"this export was begun with {option} {text!r}, which runs code, and the command does not say so",
+        not_done="nothing was written, and nothing of it was run",
+        next_step=f"if you know it, give {option} again",
+    )
+
+
 def query_of(wish: Wish, before: Manifest | None, form: Form, *, is_lossless: bool) -> Query:
-    """What was not said is as it was when the export began. What needs no Spark to be refused is refused here."""
+    """What was not said is as it was when the export began, but for expressions: Spark's SQL calls any method of Java. What
+    needs no Spark to be refused is refused here."""
     from waltz_spark.exporting.manifest import ARROW, SPARK, Query
 
     there = Query() if before is None else before.shape.query
+    if wish.engine != ARROW:
+        for option, was, said in (("--select", there.select, wish.select), ("--where", there.where, wish.where)):
+            if was and said is None:
+                _check_told(option, was)
     select = there.select if wish.select is None else wish.select.strip()
     where = there.where if wish.where is None else wish.where.strip()
     needs = [name for name, text in (("--select", select), ("--where", where)) if text]

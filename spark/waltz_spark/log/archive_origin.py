@@ -24,7 +24,7 @@ from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import all_pieces, label_of, newest_manifests
 from waltzd.archive.manifest import COLUMNS, Entry
 from waltzd.archive.metadata import newest_metadata
-from waltzd.archive.place import open_store
+from waltzd.archive.place import open_archive
 from waltzd.archive.store import Store
 from waltzd.cluster.metadata import read
 from waltzd.disk.seam import File
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @functools.lru_cache(maxsize=8)
 def _opened(place: str, _process: int) -> Store:
-    return open_store(place)
+    return open_archive(place)
 
 
 class ObjectFile:

@@ -163,6 +163,8 @@ class LiveOrigin:
     root: str = "/waltz"
     coordinator_tls: str | None = None
     """How it is spoken to; these are for the driver only, which asks it."""
+    coordinator_tls_certificate: str | None = None
+    coordinator_tls_key: str | None = None
     coordinator_tls_ca: str | None = None
     coordinator_credentials: str | None = None
     """A file."""
@@ -299,11 +301,14 @@ class LiveOrigin:
     @property
     def _access(self) -> Access:
         own = self.certificate
+        shown = self.coordinator_tls_certificate, self.coordinator_tls_key
+        if shown == (None, None) and own is not None:
+            shown = own.certificate, own.key
         try:
             return access_of(
                 self.coordinator_tls or OFF,
-                certificate=None if own is None else own.certificate,
-                key=None if own is None else own.key,
+                certificate=shown[0],
+                key=shown[1],
                 ca=self.coordinator_tls_ca or (None if own is None else own.ca),
                 credentials=self.coordinator_credentials,
             )

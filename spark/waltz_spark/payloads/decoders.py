@@ -73,6 +73,14 @@ def decoder_of(text: str) -> Decoder:
     return _named(text, method)
 
 
+_KINDS = ("text", "binary", "json", "avro", "protobuf")
+
+
+def is_function(text: str) -> bool:
+    """Whether it names a function, which is imported and called."""
+    return text.removeprefix(CELLS).partition(":")[0] not in _KINDS
+
+
 def _named(text: str, method: Method) -> Decoder:
     taken = {*EVERY.names, ERROR_COLUMN}
     names: list[str] = []

@@ -21,6 +21,7 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.evidence import MountEvidence
 from waltzd.wire.audited import name_of
 from waltzd.wire.codec import packed_error, packed_server_frames, unpacked_client_frames
+from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
@@ -31,8 +32,6 @@ FIRST_BYTES = 4 << 10
 HANDSHAKE_SECONDS = 5.0
 QUIET_SECONDS = 10.0
 """After so long without a word from a client a heartbeat is asked for."""
-CONNECTIONS_MAX = 8192
-"""Further ones are closed at once."""
 
 
 class _FramedLink:
@@ -92,7 +91,7 @@ class StreamPort:
         self._message_bytes_max = message_bytes_max
         self._tls = tls
         self._auditor = auditor
-        self._connections_max = connections_max
+        self._shares = ConnectionShares(connections_max)
         self._calls: ServerCalls | None = None
         self._on_fatal: Callable[[BaseException], None] | None = None
         self._server: asyncio.Server | None = None
@@ -122,12 +121,14 @@ class StreamPort:
         self._calls, self._on_fatal = calls, on_fatal
 
     def _accept(self, connection: Connection) -> None:
-        if self._calls is None or len(self._serving) >= self._connections_max:
-            connection.lose(CannotConnect("this server takes no more mounts at the moment"))
+        holder = connection.holder
+        if self._calls is None or not self._shares.take(holder):
+            connection.lose(CannotConnect("this server takes no more mounts at the moment, or no more of this caller"))
             return
         task = asyncio.create_task(self._serve(self._calls, connection))
         self._serving[task] = None
         task.add_done_callback(self._serving.pop)
+        task.add_done_callback(lambda _: self._shares.give(holder))
         assert self._on_fatal is not None
         tell_failure(task, self._on_fatal)
 

@@ -22,8 +22,9 @@ def test_a_token_opens_once_and_the_next_one_is_told() -> None:
     assert door.enter(tokens[0]) is None
     assert len(tokens) == 2
     assert door.enter(tokens[1]) is not None
-    assert door.session(first.cookie) == first
-    assert len({*tokens, first.cookie, first.form}) == len(tokens) + 2
+    assert door.session(first.cookie, first.place) == first
+    assert door.session(first.cookie) is None
+    assert len({*tokens, first.cookie, first.form, first.place}) == len(tokens) + 3
 
 
 @pytest.mark.parametrize("token", ["", "x", "ü"])

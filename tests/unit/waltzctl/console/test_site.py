@@ -84,12 +84,38 @@ def test_a_browser_comes_in_by_the_token_once() -> None:
         assert "trial" not in refused.text, "not even the name of the cluster is told"
         assert "set-cookie" not in refused.headers
     entered = client.get(f"/enter?token={tokens[0]}")
-    assert entered.headers["refresh"] == "0; url=/"
+    home = entered.headers["refresh"].removeprefix("0; url=")
     cookie = entered.headers["set-cookie"]
     assert cookie.startswith("waltz-console-8765=")
-    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
-    assert client.get("/").status_code == 200
+    assert {"HttpOnly", "SameSite=strict", f"Path={home}"} <= set(cookie.split("; "))
+    shown = client.get(home)
+    assert shown.status_code == 200
+    links = re.findall(r'(?:href|action)="(/[^"]*)"', shown.text)
+    assert len(links) > 10
+    assert all(link.startswith((home, "/static/")) for link in links), "and every link stays there"
+    for path in (*LOOKING, "/nowhere"):
+        assert client.get(home.rstrip("/") + path).status_code == (404 if path == "/nowhere" else 200)
     assert TestClient(site.app, base_url=f"http://{HOST}").get(f"/enter?token={tokens[0]}").status_code == 403
+
+
+def test_a_cookie_goes_to_no_other_port_and_opens_nothing_without_the_place_of_its_pages() -> None:
+    tokens: list[str] = []
+    door = Door(hosts=hosts_of("127.0.0.1", 8765), told=tokens.append)
+    door.begin()
+    site = Site(Still(seen_of(well())), door)
+
+    def enter() -> tuple[TestClient, str, str]:
+        client = TestClient(site.app, base_url=f"http://{HOST}")
+        home = client.get(f"/enter?token={tokens[-1]}").headers["refresh"].removeprefix("0; url=")
+        return client, home, next(iter(client.cookies.values()))
+
+    (client, home, cookie), (_, other_home, other) = enter(), enter()
+    for path in ("/", "/partitions", "/change/server-drain?server=a"):
+        assert "cookie" not in client.get(path).request.headers, "a browser sends it below its place only"
+    bare = TestClient(site.app, base_url=f"http://{HOST}")
+    for given, path in ((cookie, "/"), (cookie, other_home), (other, home), ("", home), (cookie, home[:-2] + "/")):
+        assert bare.get(path, headers={"cookie": f"{site.cookie}={given}"}).status_code == 403
+    assert bare.get(home, headers={"cookie": f"{site.cookie}={cookie}"}).status_code == 200
 
 
 @pytest.mark.parametrize(

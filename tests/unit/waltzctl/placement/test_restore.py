@@ -20,6 +20,7 @@ from waltzd.archive.cutting import Point, cut_latest
 from waltzd.archive.manifest import Label
 from waltzd.cluster.cluster import ARCHIVES, ASSIGNMENT, CLIENT_IDS, EXPECTED, PARTITIONS, POLICY, ROOT, STORAGES
 from waltzd.cluster.documents import (
+    NO_SECRET,
     Assignment,
     ClusterMeta,
     Counter,
@@ -31,7 +32,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
 )
-from waltzd.cluster.metadata import Saved
+from waltzd.cluster.metadata import Saved, without_secret
 from waltzd.errors import BadArgument
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.descriptions import ReplicaStatus
@@ -117,6 +118,13 @@ def test_an_archive_is_gone_on_with_only_under_its_own_key_and_where_nothing_of_
     counter = found.documents[CLIENT_IDS]
     assert isinstance(counter, Counter)
     assert counter.secret == UUID(int=77)
+    assert same.source.newest is not None
+    saved = without_secret(same.source.newest)
+    told = {number: statuses(same, number) for number in (0, 1)}
+    other = restoration(replace(same, source=replace(same.source, newest=saved)), told)
+    made = other.documents[CLIENT_IDS]
+    assert isinstance(made, Counter)
+    assert made.secret not in (UUID(int=77), NO_SECRET), "an archive has none, so another one is made"
     shorter = replace(same, cut=replace(same.cut, points={**same.cut.points, 1: Point(mark=1)}))
     assert not shorter.goes_on_archiving
     assert not wish().goes_on_archiving

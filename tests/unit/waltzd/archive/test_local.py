@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_nothing_is_left_of_what_was_not_written(tmp_path: Path) -> None:
         store.head("a")
     assert [one.name for one in store.list("")] == ["a/b"]
     assert os.listdir(tmp_path / ".new") == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "socket"])
+def test_what_is_no_plain_file_is_refused_and_nobody_waits_for_it(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "tail.json"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(place))
+    store = LocalStore(str(tmp_path))
+    for ask in (lambda: store.get_range("tail.json", 0, 10), lambda: store.head("tail.json")):
+        with pytest.raises((StoreRefused, StoreUnavailable)):
+            ask()
+    assert store.list("") == []
 
 
 def test_what_a_killed_writer_left_unflushed_is_flushed_before_it_is_said_to_be_there(

@@ -18,6 +18,7 @@ from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster, partition_path, replicas_path
 from waltzd.cluster.coordinator import Node, Set
 from waltzd.cluster.documents import (
+    NO_SECRET,
     ClusterMeta,
     Counter,
     HistoryEntry,
@@ -35,7 +36,7 @@ from waltzd.cluster.documents import (
     encode,
 )
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.cluster.metadata import KIND, Saved, cut, kind_of, read, write
+from waltzd.cluster.metadata import KIND, SIGNATURE_LINE, Saved, cut, kind_of, read, without_secret, write
 from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, MetadataUnfinished, UnknownVersion, WaltzError
 from waltzd.protocol.channels import Ranges
 from waltzd.protocol.policy import Grant
@@ -233,3 +234,35 @@ def test_a_root_that_is_not_whole_is_refused_by_name() -> None:
 
     with pytest.raises(MetadataUnfinished):
         run(save_it())
+
+
+def test_without_its_secret_the_rest_is_as_it_was_and_nobody_proves_an_id_with_what_is_left() -> None:
+    """Documents of an archive, put back by a program that does not know of it."""
+
+    async def test() -> None:
+        tree = MemoryTree()
+        cluster = await made(tree)
+        saved = await cut(cluster, moment="t")
+        bare = without_secret(saved)
+        counter = saved.documents[CLIENT_IDS]
+        assert isinstance(counter, Counter)
+        assert counter.secret.hex not in write(bare).decode().replace("-", "")
+        assert bare.documents == {**saved.documents, CLIENT_IDS: Counter(counter.next, NO_SECRET)}
+        node = await cluster.coordinator.get(CLIENT_IDS)
+        assert node is not None
+        await cluster.coordinator.commit([Set(CLIENT_IDS, encode(bare.documents[CLIENT_IDS]), node.version)])
+        one, other = Cluster(tree.connect()), Cluster(tree.connect())
+        await one.read_counter()
+        await other.read_counter()
+        assert one.client_secret == other.client_secret != NO_SECRET.bytes
+        assert await one.new_client_id() > counter.next
+
+    run(test())
+
+
+def test_a_line_of_a_signature_behind_the_end_is_left_out() -> None:
+    async def test() -> bytes:
+        return write(await cut(await made(MemoryTree()), moment="t"))
+
+    text = run(test())
+    assert read(text + SIGNATURE_LINE + b'"0"}\n', "here") == read(text, "here")

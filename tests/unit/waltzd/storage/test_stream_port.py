@@ -69,6 +69,20 @@ def test_one_more_than_there_may_be_is_closed_and_the_others_go_on() -> None:
     with_port(1, test)
 
 
+def test_one_address_leaves_a_fifth_of_the_streams_to_others() -> None:
+    async def test(port: StreamPort, opened: Opened) -> None:
+        held = [opened() for _ in range(4)]
+        for stream in held:
+            assert await append(stream, 3) == 3
+        with pytest.raises(CannotConnect):
+            await append(opened(), 3)
+        assert port._shares.take("another address")
+        for stream in held:
+            stream.cancel()
+
+    with_port(5, test)
+
+
 def test_a_stream_that_does_not_end_in_time_is_ended_before_the_port_is_closed() -> None:
     async def test(port: StreamPort, opened: Opened) -> None:
         stream = opened()

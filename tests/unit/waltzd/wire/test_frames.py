@@ -325,6 +325,28 @@ def test_who_is_quiet_is_asked_and_who_does_not_answer_is_lost() -> None:
     on_virtual_time(check())
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_connection_ends_within_five_seconds_of_its_certificate(is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However seldom it is asked for a heartbeat, and also where nothing is read of it."""
+
+    async def check() -> None:
+        connection, wire = Connection(BYTES_MAX, quiet_seconds=100), Wire()
+        connection.connection_made(wire)
+        ends = asyncio.get_running_loop().time() + 8.5
+        monkeypatch.setattr("waltzd.wire.frames.certificate_of", lambda side: None)
+        tls: Any = type("Tls", (), {})()
+        tls.refusal = lambda found: None if asyncio.get_running_loop().time() < ends else "has ended"
+        if is_full:
+            put(connection, spelled([(Kind.CLIENT, bytes(WAITING_MAX))]), [1 << 16])
+        assert connection.end_with_certificate(tls) is None
+        await asyncio.sleep(8.4)
+        assert not wire.is_over
+        await asyncio.sleep(5)
+        assert wire.is_over
+
+    on_virtual_time(check())
+
+
 @pytest.mark.parametrize("tells", [False, True])
 def test_an_end_that_is_full_says_that_it_lives_where_it_should(tells: bool) -> None:
     """A mount that waits for a majority of storages does not read, and is not lost by that."""
