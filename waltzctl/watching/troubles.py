@@ -115,7 +115,7 @@ def processes(facts: Facts) -> Found:
         )
     for view in slow(found):
         yield Reason(
-            key=f"slow {view.meta.name}",
+            is_note=True,
             grade=Grade.WARN,
             sentence=f"{view.meta.name} took {view.call.milliseconds:,.0f} ms to say how it is",
             next_step="look at the load, the disk and the network of its machine",
