@@ -358,7 +358,7 @@ def test_an_error_on_a_storage_tells_that_the_cluster_is_written_down(
     from waltzd.errors import DiskFull
     from waltzd.wire.storages import AdminClient
 
-    async def refuse(self: AdminClient, partitions: list[int]) -> dict[int, WaltzError | None]:
+    async def refuse(self: AdminClient, partitions: list[int], **_: object) -> dict[int, WaltzError | None]:
         return {partition: DiskFull("no space") if partition == 2 else None for partition in partitions}
 
     monkeypatch.setattr(AdminClient, "create_partitions", refuse)

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from kazoo.client import KazooClient
 
 from tests.cli.example import examples
 from tests.cli.numbered_load import NumberedLoad
@@ -94,6 +95,49 @@ def test_everything_comes_back_from_a_file_and_from_storages(
         until_healthy(waltzctl, cluster)
         assert waltzctl("cluster", "describe", "-o", "json", *where).out.count('"trial"') == 1
     assert load.acknowledged > 20
+
+
+def test_servers_return_to_a_zookeeper_that_has_seen_less_than_they_have(
+    cluster: LocalCluster, waltzctl: Tool, saved: Path, tmp_path: Path
+) -> None:
+    """What a year of life does to the count of its transactions: an empty one refuses their sessions."""
+    where = ("--directory", cluster.directory)
+
+    client = KazooClient(cluster.coordinator_hosts)
+    client.start()
+    for _ in range(200):
+        client.create("/burnt")
+        client.delete("/burnt")
+    client.stop()
+    client.close()
+    for name in cluster.blueprint.server_names:  # each of them writes, and learns the count
+        for verb in ("drain", "undrain"):
+            told = waltzctl("server", verb, name, "--yes", *where)
+            assert told.code == 0, told.err
+    until_healthy(waltzctl, cluster)
+    lose(cluster)
+    told = waltzctl("cluster", "load-metadata", saved, "--yes", *where)
+    assert told.code == 0, told.err
+    until_healthy(waltzctl, cluster)
+    until(lambda: waltzctl("status", *where).code == 0, "it is healthy")
+    for name in cluster.blueprint.server_names:
+        assert "has given no session for 4 seconds" in cluster.daemons[name].log.read_text()
+
+
+def test_nobody_who_could_know_is_no_there_are_none(cluster: LocalCluster, waltzctl: Tool, saved: Path) -> None:
+    where = ("--directory", cluster.directory)
+    made = waltzctl("group", "create", "mailer", "--yes", *where)
+    assert made.code == 0, made.err
+    for name in cluster.blueprint.server_names:
+        cluster.daemons[name].kill()
+    cluster.remember()
+    try:
+        until(lambda: "W2132" in waltzctl("client", "list", *where).err, "ZooKeeper has lost the servers")
+        for words in (("group", "list"), ("group", "lag"), ("client", "list"), ("client", "describe", "x")):
+            refused(waltzctl(*words, *where), 10, "it is not known which")
+    finally:
+        for name in cluster.blueprint.server_names:
+            cluster.start_one(name)
 
 
 @pytest.fixture

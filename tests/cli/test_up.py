@@ -28,7 +28,7 @@ import pytest
 from tests.cli.example import examples
 from waltzctl.placement import creation
 from waltzctl.playground import daemon, directory, local, up
-from waltzctl.playground.daemon import Daemon, State, birth, command_of
+from waltzctl.playground.daemon import Daemon, Reporter, State, birth, command_of
 from waltzctl.playground.directory import directory_lock
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEEPER, free_base, is_free, ports_from
@@ -518,6 +518,27 @@ def test_a_system_on_which_processes_cannot_be_told_apart(
     monkeypatch.setattr(local, "birth", lambda _: None)
     refused(waltzctl("up", "small"), 2, "needs Linux")
     assert not (home / "small").exists()
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+
+def test_many_replicas_are_made_in_portions(home: Path, waltzctl: Tool) -> None:
+    """A deadline counts for one portion: however many partitions there are, a storage that works is not given up."""
+    heard = Heard()
+    cluster = LocalCluster.make(home / "many", storages=1, servers=1, partitions=40, replication=1, reporter=heard)
+    cluster.start()
+    made = [f"{number} of 40 replicas are made" for number in (16, 32, 40)]
+    assert [sentence for sentence in heard.sentences if "replicas are made" in sentence] == made
+    log = cluster.daemons["storage-1"].log.read_text()
+    assert re.findall(r"CreatePartitions partition (\S+): done", log)[:3] == ["0-15", "16-31", "32-39"]
+    cluster.daemons["server-1"].kill()
+    assert waltzctl("up", "many", "--timeout", "300", "--detach").code == 0
 
 
 def test_a_replica_that_does_not_come_is_not_waited_for(

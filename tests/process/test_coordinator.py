@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -185,6 +187,32 @@ def test_a_process_whose_loop_stands_loses_its_session(zookeeper: LocalZooKeeper
 
     told(work())
     assert seen == [None, 2]
+
+
+def test_a_zookeeper_that_lost_its_data_is_met_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It refuses who has seen more than it has, for ever: after the time of a session that is not held against it."""
+    zookeeper = LocalZooKeeper(tmp_path / "zookeeper").start()
+
+    async def work() -> None:
+        async with a_world(zookeeper, session_seconds=SHORT_SECONDS) as world:
+            one = await world.connect()
+            await one.commit([Create("/e", b"mine", ephemeral=True)])
+            for version in range(300):
+                await one.commit([Set("/", b"", version)])
+            zookeeper.kill()
+            await until(one, lambda: not one.is_connected)
+            shutil.rmtree(zookeeper.directory / "data" / "version-2")
+            await asyncio.to_thread(zookeeper.spawn)
+            await until(one, lambda: one.is_connected)
+            assert (one.session, await one.get("/")) == (2, None)
+
+    try:
+        told(work())
+    finally:
+        zookeeper.kill()
+    assert "Refusing session" in zookeeper.log
+    (said,) = [record.getMessage() for record in caplog.records if "it has lost data" in record.getMessage()]
+    assert zookeeper.hosts in said
 
 
 def test_the_loss_and_the_return_of_contact_are_said_once(

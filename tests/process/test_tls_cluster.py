@@ -20,10 +20,11 @@ from waltzd.client.client import Client
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import CannotConnect, NotPermitted
+from waltzd.errors import CannotConnect, NotPermitted, TlsMismatch
 from waltzd.protocol.batches import FeedMode, Mounted, MountRequest, Refused, ServerFrame
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.role import Role
+from waltzd.wire import servers
 from waltzd.wire.servers import ServerAdminClient, ServerClient
 from waltzd.wire.storages import AdminClient
 
@@ -41,6 +42,7 @@ def test_a_transaction_travels_between_certificates(
     make_daemon: Callable[..., Daemon],
     make_server: Callable[..., ServerDaemon],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     authority = Authority(tmp_path / "ca")
     storage = make_daemon(**authority.issue(KEY, Role.STORAGE, "s1").settings).start()
@@ -124,6 +126,14 @@ def test_a_transaction_travels_between_certificates(
         async with ServerAdminClient(server.admin_listen, KEY, tls=app) as admin:
             with pytest.raises(NotPermitted):
                 await admin.drain(True)
+
+        # A server that answers late is looked at, and is no other program; a caller without certificate needs one.
+        monkeypatch.setattr(servers, "STRANGE_SECONDS", 0.0)
+        async with ServerClient(server.listen, KEY, tls=app) as late:
+            assert len((await late.locate()).places) == PARTITIONS
+        async with ServerClient(server.listen, KEY) as without:
+            with pytest.raises(TlsMismatch):
+                await without.locate()
 
     loop.run(work())
 

@@ -28,7 +28,7 @@ SINCE = ("10m", "1h", "6h", "1d")
 
 async def clients(asked: Asked) -> Page:
     with_gone = asked.query.get("show") == "all"
-    found = await attendance.attendance(await asked.cluster(), asked.reach.tls)
+    found = await attendance.attendance(await asked.cluster(), asked.reach.tls, needs_answer=True)
     told = client.clients(found, with_gone=with_gone)
     silent = [
         f"server {name} does not answer, and may know more: {one.code} {one.message}" for name, one in found.silent.items()

@@ -70,12 +70,10 @@ def lag(*, name: Annotated[str | None, Argument(metavar="[NAME]")] = None, reach
 
 
 async def one_of(cluster: Cluster, tls: Tls | None, name: str) -> tuple[Groups, GroupView]:
-    """The group of this name. Raises when no server that answers knows it, and what one said when none answers."""
+    """The group of this name. Raises when no server that answers knows it, or none answers."""
     found = await asked(cluster, tls, name)
     view = found.named(name)
     if view is not None:
         return found, view
     everything = await asked(cluster, tls)
-    if everything.silent and not everything.answering:
-        raise next(iter(everything.silent.values()))
     raise unknown("durable group", name, [one.name for one in everything.groups])

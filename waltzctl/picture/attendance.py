@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta
-from waltzd.errors import WaltzError
+from waltzd.errors import NoServerUp, WaltzError
 from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientUse
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.tls import Tls
@@ -112,8 +112,17 @@ def _attendant(found: Mapping[str, ClientInstance], slowed: set[tuple[str, str]]
     )
 
 
-async def attendance(cluster: Cluster, tls: Tls | None) -> Attendance:
-    """Ask all servers that are up."""
+def check_heard(answers: Mapping[str, object], what: str) -> None:
+    """Raise where no server has answered: an empty list would say that there are none. `what`: what is not known then."""
+    silent = [answer for answer in answers.values() if isinstance(answer, WaltzError)]
+    if not answers:
+        raise NoServerUp(f"no server of the cluster is up, so it is not known {what}")
+    if len(silent) == len(answers):
+        raise silent[0]
+
+
+async def attendance(cluster: Cluster, tls: Tls | None, *, needs_answer: bool = False) -> Attendance:
+    """Ask all servers that are up. With `needs_answer`, raise where none has answered."""
     meta, servers = await cluster.meta(), await cluster.servers()
 
     async def ask(server: ServerMeta) -> ClientList | WaltzError:
@@ -124,8 +133,10 @@ async def attendance(cluster: Cluster, tls: Tls | None) -> Attendance:
             except WaltzError as error:
                 return error
 
-    answers = await asyncio.gather(*(ask(server) for server in servers.values()))
-    return together(dict(zip(servers, answers, strict=True)))
+    answers = dict(zip(servers, await asyncio.gather(*(ask(server) for server in servers.values())), strict=True))
+    if needs_answer:
+        check_heard(answers, "which applications are connected")
+    return together(answers)
 
 
 async def disconnect(cluster: Cluster, tls: Tls | None, name: str, instance: str | None) -> dict[str, int | WaltzError]:

@@ -12,6 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from waltzctl.picture.attendance import check_heard
 from waltzd.cluster import group_log
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
@@ -129,8 +130,6 @@ class GroupView:
 class Groups:
     groups: tuple[GroupView, ...]
     """By name."""
-    answering: tuple[str, ...]
-    """Servers that did."""
     silent: Mapping[str, WaltzError]
     """Servers that did not answer."""
     behind: Mapping[str, str]
@@ -140,7 +139,7 @@ class Groups:
         return next((one for one in self.groups if one.name == name), None)
 
 
-NO_GROUPS = Groups(groups=(), answering=(), silent={}, behind={})
+NO_GROUPS = Groups(groups=(), silent={}, behind={})
 
 
 def together(
@@ -157,7 +156,6 @@ def together(
     everywhere = {server: {(one.meta.name, one.made_at): one for one in found.groups} for server, found in lists.items()}
     return Groups(
         groups=tuple(_view(found, everywhere, owned, count, channels) for _, found in sorted(parts.items())),
-        answering=tuple(sorted(lists)),
         silent={server: found for server, found in said.items() if isinstance(found, WaltzError)},
         behind={server: found.trouble for server, found in lists.items() if found.trouble},
     )
@@ -218,7 +216,8 @@ def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, i
 
 
 async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> Groups:
-    """Ask all servers that are up: of one group, or of all. Where there is no group log, nobody needs to be asked."""
+    """Ask all servers that are up: of one group, or of all. Raise where none has answered. Where there is no group log,
+    nobody needs to be asked."""
     meta, (assignment, _), (channels, _) = await asyncio.gather(
         cluster.meta(), cluster.assignment(), channels_of(cluster.coordinator)
     )
@@ -239,8 +238,10 @@ async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> 
                 return None, error
 
     answers = dict(zip(servers, await asyncio.gather(*map(ask, servers.values())), strict=True))
+    lists = {server: found for server, (_, found) in answers.items()}
+    check_heard(lists, "which durable groups there are")
     return together(
-        {server: found for server, (_, found) in answers.items()},
+        lists,
         owned_by({server: said for server, (said, _) in answers.items() if said is not None}),
         meta.partitions,
         channels,

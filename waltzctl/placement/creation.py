@@ -21,6 +21,7 @@ from waltzctl.placement.plan import Creation, assign_replicas
 from waltzctl.shell.change import NOTHING_BEGUN, who
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.options import Output
+from waltzctl.shell.progress import Amount, Say, Shown, ShownProgress, Waiting
 from waltzctl.shell.reach import Meant, check_name, check_operator, first_contact, using
 from waltzctl.show.cluster import creation
 from waltzctl.show.forms import put
@@ -118,9 +119,14 @@ def create(
     replicas: Annotated[int, Option("--replicas", min=1, max=15, help="Of each partition.")] = 3,
     key: Annotated[UUID | None, Option("--key", help="The cluster key; the one that the storages have by default.")] = None,
     format: WantedFormat = None,
+    timeout: Annotated[
+        float,
+        Option("--timeout", min=1, max=3600, metavar="SECONDS", help="For a storage to make 16 replicas."),
+    ] = CALL_SECONDS,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Look at everything, show what would be done, write nothing.")
     ] = False,
+    progress: ShownProgress = Shown.AUTO,
     reach: Meant,
     output: Output = "table",
 ) -> int:
@@ -142,10 +148,15 @@ def create(
     storages = tuple(map(storage_of, given))
     wish = Wish(name=name, partitions=partitions, replication=replicas, storages=storages, key=key, format=format)
     now = datetime.now(UTC).isoformat(timespec="seconds")
+
+    async def make(cluster: Cluster) -> Creation:
+        with Waiting(progress) as line:
+            return await create_cluster(
+                cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls, say=line.say, seconds=timeout
+            )
+
     with interruptible(NOTHING_BEGUN if dry_run else INCOMPLETE):
-        found = using(
-            reach, lambda cluster: create_cluster(cluster.coordinator, wish, created=now, is_dry=dry_run, tls=reach.tls)
-        )
+        found = using(reach, make)
     put(creation(found, hosts=reach.hosts, root=reach.root, is_dry=dry_run), output)
     return EXIT_OK
 
@@ -180,10 +191,22 @@ def check_group(text: str, place: str) -> None:
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 
+def _silent(sentence: str, amount: Amount | None = None, /) -> None:
+    """Say nothing."""
+
+
 async def create_cluster(
-    coordinator: Coordinator, wish: Wish, *, created: str, is_dry: bool = False, tls: Tls | None = None
+    coordinator: Coordinator,
+    wish: Wish,
+    *,
+    created: str,
+    is_dry: bool = False,
+    tls: Tls | None = None,
+    say: Say = _silent,
+    seconds: float = CALL_SECONDS,
 ) -> Creation:
-    """`created` is the date for the document. Dry, everything is looked at and nothing is written."""
+    """`created` is the date for the document. Dry, everything is looked at and nothing is written. `seconds`: how long a
+    storage may take for one portion of its replicas (`waltzd.wire.storages.PORTION`)."""
     planned = assign_replicas(wish.partitions, {storage.name: storage.group for storage in wish.storages}, wish.replication)
     descriptions = await _describe_all(wish, tls)
     key = _common_key(wish, descriptions)
@@ -204,7 +227,7 @@ async def create_cluster(
             await Cluster.create(coordinator, meta, storages=wish.storages, replicas=ReplicaSets(partitions=sets))
     if not is_dry:
         there = await _look(coordinator, wish, key) or there  # another operator may have been faster
-        created_now = await _create_replicas(key, there[1], there[2], descriptions, tls)
+        created_now = await _create_replicas(key, there[1], there[2], descriptions, tls, say, seconds)
         if not was_there:
             await _remember(Cluster(coordinator), there[0], there[1], began=created, tls=tls)
     meta, storages, replicas = there
@@ -424,20 +447,27 @@ async def _create_replicas(
     replicas: Mapping[int, tuple[str, ...]],
     descriptions: Mapping[str, StorageDescription],
     tls: Tls | None,
+    say: Say,
+    seconds: float,
 ) -> dict[str, tuple[int, ...]]:
-    """Those that are missing."""
+    """Make the replicas that are missing, on all storages at once; return which were made where."""
     created: dict[str, tuple[int, ...]] = {}
+    missing = {name: _missing(name, replicas, descriptions[name]) for name in storages}
+    done = dict.fromkeys(storages, 0)
+    total = sum(map(len, missing.values()))
+
+    def progress(name: str, number: int) -> None:
+        done[name] = number
+        made = sum(done.values())
+        say(f"{made} of {total} replicas are made", Amount(done=made, total=total, unit="replicas"))
 
     async def complete(storage: StorageMeta) -> None:
-        there = {found.partition for found in descriptions[storage.name].assigned}
-        missing = [
-            partition for partition, names in sorted(replicas.items()) if storage.name in names and partition not in there
-        ]
+        name, wanted = storage.name, missing[storage.name]
         results: dict[int, WaltzError | None] = {}
-        if missing:
-            async with AdminClient(storage.admin_listen, key, seconds=CALL_SECONDS, tls=tls, name=storage.name) as admin:
+        if wanted:
+            async with AdminClient(storage.admin_listen, key, seconds=seconds, tls=tls, name=name) as admin:
                 try:
-                    results = await admin.create_partitions(missing)
+                    results = await admin.create_partitions(wanted, on_progress=lambda number: progress(name, number))
                 except WaltzError as error:
                     raise _incomplete(error, storage.name) from error
         for partition, refusal in sorted(results.items()):
@@ -447,6 +477,12 @@ async def _create_replicas(
 
     await each([storages[name] for name in sorted(storages)], complete)
     return dict(sorted(created.items()))
+
+
+def _missing(name: str, replicas: Mapping[int, Sequence[str]], said: StorageDescription) -> list[int]:
+    """Return the partitions of which this storage has to make a replica yet."""
+    there = {found.partition for found in said.assigned}
+    return [partition for partition, names in sorted(replicas.items()) if name in names and partition not in there]
 
 
 def _incomplete(error: WaltzError, place: str) -> WaltzError:

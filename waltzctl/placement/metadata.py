@@ -141,7 +141,7 @@ def load(
 ) -> int:
     """Put the documents of a cluster back into ZooKeeper, from a file that `waltzctl cluster save-metadata` wrote.
     ZooKeeper has to be empty there, or to hold older documents of the same cluster, and no server may be registered.
-    Servers that run without their documents go on, and take part again by themselves.
+    Servers that run without their documents go on, and take part again by themselves within two of their `session_seconds`.
 
     All storages are asked first, so start every one. Where none knows of a session after the saved one, a partition goes on
     from its saved document. Where one does, the file is too old for it, and what storages hold decides, if that is proven;

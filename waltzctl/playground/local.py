@@ -365,9 +365,12 @@ class LocalCluster:
 
     # -- up
 
-    def start(self) -> Picture:
+    def start(self, timeout: float | None = None) -> Picture:
         """Start what does not run yet, and return when every partition is open. When that fails, the daemons of a new
-        cluster that were started here are stopped again; a cluster that was made before runs on, as far as it runs."""
+        cluster that were started here are stopped again; a cluster that was made before runs on, as far as it runs.
+        `timeout`: seconds for the daemons to become ready, for a portion of the replicas to be made, and for the partitions
+        to open; None for `START_SECONDS` and `OPEN_SECONDS`."""
+        ready_seconds, open_seconds = (START_SECONDS, OPEN_SECONDS) if timeout is None else (timeout, timeout)
         with directory_lock(self.directory):
             self.recall()
             before = self.running
@@ -379,24 +382,24 @@ class LocalCluster:
                 self._certify()
                 for name in self.daemons:
                     self._show(name, State.READY if name in before else State.WAITS)
-                failed |= self._start([ZOOKEEPER, *self.blueprint.storage_names], is_new=is_new)
-                loop.run(self._found())
-                failed |= self._start(self.blueprint.server_names, is_new=is_new)
+                failed |= self._start([ZOOKEEPER, *self.blueprint.storage_names], is_new=is_new, seconds=ready_seconds)
+                loop.run(self._found(ready_seconds))
+                failed |= self._start(self.blueprint.server_names, is_new=is_new, seconds=ready_seconds)
                 was_started = True
-                found = loop.run(self._wait_open(failed, is_new=is_new))
+                found = loop.run(self._wait_open(failed, is_new=is_new, open_seconds=open_seconds))
                 if is_new and found.closed:
-                    raise closed_error(found)
+                    raise closed_error(found, open_seconds)
             except BaseException as error:
                 if is_new or not was_started or not isinstance(error, WaltzError):
                     self._end([name for name in self.running if name not in before])
                     raise
                 raise unseen_error(self.directory, error, self.running) from error
-            missed = unfinished_error(self.directory, found, self.running, failed)
+            missed = unfinished_error(self.directory, found, self.running, failed, open_seconds)
             if missed is not None:
                 raise missed
             return found
 
-    async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool) -> Picture:
+    async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool, open_seconds: float) -> Picture:
         """Until every partition takes transactions with all of its replicas; when that takes long, with what there is.
         `failed`: daemons that did not come up, and why. A daemon that ends meanwhile is added; for a new cluster it is
         raised instead."""
@@ -405,6 +408,7 @@ class LocalCluster:
         async with self._coordinator() as coordinator:
             while True:
                 self._check_running(failed, is_new=is_new)
+                began = time.monotonic()
                 found = await look(coordinator, tls=self.tls)
                 now = time.monotonic()
                 if owners != (owners := [partition.owner for partition in found.partitions]):
@@ -413,10 +417,11 @@ class LocalCluster:
                 is_settled = self._is_whole(found) and (is_even(found) or now - moved > STILL_SECONDS)
                 if not found.closed and (failed or seconds > SETTLE_SECONDS or is_settled):
                     return found
-                if seconds > (SETTLE_SECONDS if failed else OPEN_SECONDS):
+                if seconds > (SETTLE_SECONDS if failed else open_seconds):
                     return found
-                self._say(f"waiting for partitions: {len(found.partitions) - len(found.closed)} are open")
-                await asyncio.sleep(LOOK_SECONDS)
+                opened, total = len(found.partitions) - len(found.closed), len(found.partitions)
+                self._say(f"waiting for partitions: {opened} of {total} are open")
+                await asyncio.sleep(max(LOOK_SECONDS, now - began))  # a look at many takes work from who opens them
 
     def _check_running(self, failed: dict[str, WaltzError], *, is_new: bool) -> None:
         for name, daemon in self.daemons.items():
@@ -437,7 +442,7 @@ class LocalCluster:
 
     def start_one(self, name: str) -> None:
         with directory_lock(self.directory):
-            self._start([name], is_new=True)
+            self._start([name], is_new=True, seconds=START_SECONDS)
 
     def _check(self) -> None:
         """What can be known before anything is started."""
@@ -467,7 +472,7 @@ class LocalCluster:
             next_step=next_step,
         )
 
-    def _start(self, names: list[str], *, is_new: bool) -> dict[str, WaltzError]:
+    def _start(self, names: list[str], *, is_new: bool, seconds: float) -> dict[str, WaltzError]:
         """The daemons that did not become ready, and why; an error when nothing can go on without one of them."""
         for name in names:
             if not self.daemons[name].is_running:
@@ -477,12 +482,12 @@ class LocalCluster:
                     self.daemons[name].spawn()
                     self.remember()
                 self._show(name, State.STARTS)
-        failed = self._wait_ready(names, needed=set(names) if is_new else {ZOOKEEPER})
+        failed = self._wait_ready(names, needed=set(names) if is_new else {ZOOKEEPER}, seconds=seconds)
         self.remember()
         return failed
 
-    def _wait_ready(self, names: list[str], *, needed: set[str]) -> dict[str, WaltzError]:
-        deadline = time.monotonic() + START_SECONDS
+    def _wait_ready(self, names: list[str], *, needed: set[str], seconds: float) -> dict[str, WaltzError]:
+        deadline = time.monotonic() + seconds
         waiting = list(names)
         failed: dict[str, WaltzError] = {}
         while waiting:
@@ -500,7 +505,7 @@ class LocalCluster:
                     waiting.remove(name)
             if waiting and time.monotonic() > deadline:
                 for name in waiting:
-                    failed[name] = self.daemons[name].silent(START_SECONDS)
+                    failed[name] = self.daemons[name].silent(seconds)
                     if name in needed:
                         raise failed[name]
                 break
@@ -508,8 +513,9 @@ class LocalCluster:
                 time.sleep(POLL_SECONDS)
         return failed
 
-    async def _found(self) -> None:
-        """Make its documents and empty replicas, once. What an operator changed since then is not undone by a start."""
+    async def _found(self, seconds: float) -> None:
+        """Make its documents and empty replicas, once. What an operator changed since then is not undone by a start.
+        `seconds`: how long a storage may take for a portion of its replicas."""
         from waltzctl.placement.creation import create_cluster  # not needed to look at a cluster that is there
 
         async with self._coordinator() as coordinator:
@@ -521,7 +527,11 @@ class LocalCluster:
                 return
             self._say("writing down the cluster, making its replicas")
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            await create_cluster(coordinator, there or self._wish(), created=now, tls=self.tls)
+
+            def say(sentence: str, _amount: object = None, /) -> None:
+                self._say(sentence)
+
+            await create_cluster(coordinator, there or self._wish(), created=now, tls=self.tls, say=say, seconds=seconds)
         self.blueprint = replace(self.blueprint, is_founded=True)
         save_blueprint(self.directory, self.blueprint)
 
@@ -652,19 +662,21 @@ def _check_unmade(directory: Path) -> None:
 # -- what is said when it does not come up -----------------------------------------------------------------------------
 
 
-def closed_error(found: Picture) -> PartitionsClosed:
+def closed_error(found: Picture, seconds: float) -> PartitionsClosed:
     """Of a cluster that is new: nothing of it stays."""
-    return _closed(found, DaemonEnded.not_done, "read the logs of the daemons; `waltzctl up` again goes on from here")
+    step = "read the logs of the daemons; `waltzctl up` again goes on from here, and `--timeout` waits longer"
+    return _closed(found, seconds, DaemonEnded.not_done, step)
 
 
 def unfinished_error(
-    directory: Path, found: Picture, running: Sequence[str], failed: Mapping[str, WaltzError]
+    directory: Path, found: Picture, running: Sequence[str], failed: Mapping[str, WaltzError], seconds: float
 ) -> WaltzError | None:
     """Of a cluster that was made before: what is missing, while the rest runs."""
     if not failed:
         stays = f"{_stays(running)}, and nothing was stopped"
         takes = spell((view.partition for view in found.closed), "takes", "take")
-        return _closed(found, f"{takes} no transactions yet; {stays}", _mending(directory)) if found.closed else None
+        not_done = f"{takes} no transactions yet; {stays}"
+        return _closed(found, seconds, not_done, _mending(directory)) if found.closed else None
     if found.closed:
         partitions = f"{spell((view.partition for view in found.closed), 'takes', 'take')} no transactions"
     else:
@@ -688,11 +700,11 @@ def unseen_error(directory: Path, error: WaltzError, running: Sequence[str]) -> 
     )
 
 
-def _closed(found: Picture, not_done: str, next_step: str) -> PartitionsClosed:
+def _closed(found: Picture, seconds: float, not_done: str, next_step: str) -> PartitionsClosed:
     waiting = "; ".join(f"partition {view.partition}: {view.waiting}" for view in found.closed[:TOLD_PARTITIONS])
     number = len(found.closed)
     return PartitionsClosed(
-        f"{number} partition{' is' if number == 1 else 's are'} not open after {OPEN_SECONDS:g} seconds. {waiting}",
+        f"{number} partition{' is' if number == 1 else 's are'} not open after {seconds:g} seconds. {waiting}",
         not_done=not_done,
         next_step=next_step,
     )

@@ -23,7 +23,7 @@ from waltzctl.placement.plan import assign_replicas
 from waltzctl.playground.daemon import command_of
 from waltzctl.playground.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.playground.java import java_command
-from waltzctl.playground.local import LocalCluster, check_machine
+from waltzctl.playground.local import OPEN_SECONDS, LocalCluster, check_machine
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
@@ -94,6 +94,17 @@ def up(
             help=f"Of the first server; all others follow within {PORT_BLOCK}. A new cluster takes free ones.",
         ),
     ] = None,
+    timeout: Annotated[
+        float | None,
+        Option(
+            "--timeout",
+            min=1,
+            max=3600,
+            metavar="SECONDS",
+            help="For the daemons to start, for each 16 replicas of a storage to be made, and for all partitions to open; "
+            f"{OPEN_SECONDS:g} if not given. Many partitions on a slow disk need more.",
+        ),
+    ] = None,
     console: Annotated[
         bool, Option("--console", help="Also show it in a browser: `waltzctl console`, until this command ends.")
     ] = False,
@@ -135,7 +146,7 @@ def up(
         with shown.Board() as board:
             cluster = _cluster(directory, asked, board, has_tls=tls, archive=archive, base=port)
             strangers = _strangers(cluster)
-            found = cluster.start()
+            found = cluster.start(timeout)
         seconds = time.monotonic() - started
         for stranger in strangers:
             _tell(stranger)

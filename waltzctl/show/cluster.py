@@ -378,6 +378,8 @@ def draw_status(out: Console, found: Sighting, local: Local | None) -> None:
     verdict, seen = found.verdict, found.picture
     out.print(f"{verdict.health}: {verdict.sentence}", style=STYLES[verdict.health], soft_wrap=True)
     reasons(out, verdict.reasons)
+    for note in verdict.notes:
+        paragraph(out, f"note: {note}", "")
     _nodes(out, seen)
     rows = [_group_row(views) for views in _groups(seen.partitions)]
     names = ("partitions", "owner", "state", "counting", "mounts", "tail")
@@ -473,6 +475,7 @@ def status_json(found: Sighting) -> dict[str, Any]:
         "verdict": str(found.verdict.health),
         "sentence": found.verdict.sentence,
         "reasons": plain(found.verdict.reasons),
+        "notes": list(found.verdict.notes),
         "groups": plain(seen.groups),
         "at": found.at,
         "milliseconds": round(found.milliseconds, 1),

@@ -36,7 +36,12 @@ def list_(
       waltzctl client list
       waltzctl client list --all -o wide
     """
-    put(clients(using(reach, lambda cluster: attendance.attendance(cluster, reach.tls)), with_gone=with_gone), output)
+    put(
+        clients(
+            using(reach, lambda cluster: attendance.attendance(cluster, reach.tls, needs_answer=True)), with_gone=with_gone
+        ),
+        output,
+    )
     return EXIT_OK
 
 
@@ -51,7 +56,9 @@ def describe(*, name: Annotated[str, Argument(metavar="NAME")], reach: Meant, ou
     """
 
     async def ask(cluster: Cluster) -> tuple[Attendance, Mapping[str, ClientMeta]]:
-        return await attendance.attendance(cluster, reach.tls), await ClientNames(cluster.coordinator).all()
+        return await attendance.attendance(cluster, reach.tls, needs_answer=True), await ClientNames(
+            cluster.coordinator
+        ).all()
 
     found, kept = using(reach, ask)
     names = {*kept, *(one.name for one in found.attendants)}
@@ -74,7 +81,7 @@ def disconnect(*, subject: Annotated[str, Argument(metavar="NAME[/INSTANCE]")], 
     name, _, instance = subject.partition("/")
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await attendance.attendance(cluster, request.reach.tls)
+        found = await attendance.attendance(cluster, request.reach.tls, needs_answer=True)
         steps = tuple(
             f"end the mounts of {one.name}/{one.instance} at {', '.join(one.servers)}"
             for one in found.attendants

@@ -46,6 +46,8 @@ class Reason:
     partitions: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     """Of processes."""
+    is_note: bool = False
+    """Shown beside the verdict, which it does not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ class Verdict:
     health: Health
     sentence: str
     reasons: tuple[Reason, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences that are worth a look and make nothing DEGRADED."""
 
     @property
     def is_healthy(self) -> bool:

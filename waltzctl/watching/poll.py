@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,6 @@ from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach
 from waltzctl.watching.facts import REPAIR, Facts, Lost, Sighting
 from waltzctl.watching.rules import judge, with_since
-from waltzctl.watching.troubles import slow
 from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
@@ -104,15 +103,13 @@ class Poll:
         opened: list[str] = []
         try:
             cluster = await self.cluster()
-            found = await confirmed(
-                lambda: look(
-                    cluster.coordinator,
-                    tls=self.reach.tls,
-                    seconds=self._seconds,
-                    aloud=self._aloud,
-                    contacts=self._contacts,
-                    documents=self._documents.read,
-                )
+            found = await look(
+                cluster.coordinator,
+                tls=self.reach.tls,
+                seconds=self._seconds,
+                aloud=self._aloud,
+                contacts=self._contacts,
+                documents=self._documents.read,
             )
             coordinator_ms = await _round_trip(cluster)
             if should_be_closed(self.reach) and await cluster.coordinator.is_open(ROOT):
@@ -221,12 +218,6 @@ def _blueprint(reach: Reach, directory: Path) -> LastSeen:
         replicas=ReplicaSets(partitions={}),
         seen="",
     )
-
-
-async def confirmed(ask: Callable[[], Awaitable[Picture]]) -> Picture:
-    """A late answer may come from a process, theirs or ours, that stood still for a moment: then all are asked again."""
-    found = await ask()
-    return await ask() if slow(found) else found
 
 
 def processes(cluster: LocalCluster, found: Picture) -> tuple[list[str], dict[str, int]]:

@@ -66,11 +66,13 @@ class Rule:
 
 def judge(facts: Facts) -> Verdict:
     found = facts.picture
-    reasons = [reason for rule in RULES if rule.is_now for reason in _found(rule, facts)[0] if reason.key]
+    everything = [reason for rule in RULES if rule.is_now for reason in _found(rule, facts)[0]]
+    reasons = [reason for reason in everything if reason.key]
+    notes = tuple(reason.sentence for reason in everything if reason.is_note)
     reasons.sort(key=lambda reason: not reason.stops)
     opened = len(found.partitions) - len(found.closed)
     health = Health.HEALTHY if not reasons else Health.DEGRADED if opened else Health.DOWN
-    return Verdict(health=health, sentence=_sentence(found, opened), reasons=tuple(reasons))
+    return Verdict(health=health, sentence=_sentence(found, opened), reasons=tuple(reasons), notes=notes)
 
 
 def diagnose(facts: Facts) -> list[Check]:

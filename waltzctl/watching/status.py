@@ -38,7 +38,7 @@ def status(
     """
     if watch is None:
         found = loop.run(_look(reach, seconds))
-        put(_page(reach, found), output)
+        put(page(reach, found), output)
         return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
     return _watch(reach, watch, seconds, output)
 
@@ -48,7 +48,7 @@ async def _look(reach: Reach, seconds: float) -> Sighting:
         return await poll.look()
 
 
-def _page(reach: Reach, sighting: Sighting) -> Page:
+def page(reach: Reach, sighting: Sighting) -> Page:
     """With the processes of a cluster on this machine."""
     if reach.directory is None:
         return cluster.status(sighting)
@@ -79,9 +79,9 @@ def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
 
 def _put(screen: Screen | None, found: Sighting | WaltzError, reach: Reach, every: float, output: str) -> None:
     if screen is not None:
-        screen.put(found if isinstance(found, WaltzError) else _page(reach, found).draw, every)
+        screen.put(found if isinstance(found, WaltzError) else page(reach, found).draw, every)
     elif isinstance(found, WaltzError):
         for line in found.lines():
             typer.echo(printable(line), err=True)
     else:
-        put(_page(reach, found), output)
+        put(page(reach, found), output)

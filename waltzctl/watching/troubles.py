@@ -81,7 +81,11 @@ def coordination(facts: Facts) -> Found:
 def processes(facts: Facts) -> Found:
     found = facts.picture
     if not found.servers and facts.lost is None:
-        yield Reason(key="servers", sentence="no server is up, so the partitions have no owner", next_step="start a server")
+        yield Reason(
+            key="servers",
+            sentence="no server is up: ZooKeeper has none in its list, so the partitions have no owner that is known",
+            next_step="start a server; where one runs, its log says why it has no contact with ZooKeeper",
+        )
     # ZooKeeper itself is told of above.
     down = [name for name in facts.down if facts.lost is None or name != ZOOKEEPER]
     for view in found.nodes:
@@ -111,7 +115,7 @@ def processes(facts: Facts) -> Found:
         )
     for view in slow(found):
         yield Reason(
-            key=f"slow {view.meta.name}",
+            is_note=True,
             grade=Grade.WARN,
             sentence=f"{view.meta.name} took {view.call.milliseconds:,.0f} ms to say how it is",
             next_step="look at the load, the disk and the network of its machine",

@@ -414,6 +414,7 @@ class Cluster:
         """Clients that live keep their ids, so it goes on above all of them; and their tokens, so the secret stays. Servers
         notice at once that it is gone; where none of them lives, the secret is lost, and is another one."""
         root = await self._version_of(ROOT)  # an operator who deletes the cluster means this document, too
+        await self.meta()  # a command that puts the documents back writes this one as well
         folder = [] if await self.coordinator.get(IDS) is not None else [Create(IDS, b"")]
         node = await self.coordinator.get(CLIENT_IDS)
         before = NO_VERSION if node is None else node.version
@@ -643,7 +644,7 @@ class Cluster:
         return await self.wait_for_change([IDS], seen)
 
     async def wait_for_policy(self, seen: object | None) -> object:
-        return await self.wait_for_change([POLICY, CHANNELS], seen)
+        return await self.wait_for_change([POLICY, CHANNELS, ROOT], seen)
 
     async def wait_for_replicas(self, partition: int, seen: object | None) -> object:
         """For a replica that comes, goes or changes its role, for a storage that does or has another address, and for

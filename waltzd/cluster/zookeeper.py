@@ -96,16 +96,36 @@ class LoopBeat:
 class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
     """Kazoo's threads and connections; says when one of the threads has ended.
 
+    A ZooKeeper that has lost data refuses every session whose holder has seen more of it: it ends the connection without an
+    answer. It would do so for ever, so kazoo's notion of what was seen is taken away (`forget`) when connections were
+    made and got no answer for `session_seconds`. The session itself stays, if ZooKeeper still has it.
+
     TLS is made here: kazoo trusts the authorities of the machine beside ours, and waits for a connection that has nothing
     to tell while an answer of it lies decrypted in memory."""
 
-    def __init__(self, tls: CoordinatorTls | None, beat: LoopBeat, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tls: CoordinatorTls | None,
+        beat: LoopBeat,
+        *,
+        ended: Callable[[], None],
+        forget: Callable[[], None],
+        session_seconds: float,
+    ) -> None:
         super().__init__()
         self._tls = tls
         self._beat = beat
         self._ended = ended
+        self._forget = forget
+        self._session_seconds = session_seconds
+        self._refused_since: float | None = None
+        """When the first connection was made that got no answer, since a session was given last (`time.monotonic`)."""
         self.trouble = ""
         """Why the last connection did not come to be."""
+
+    def on_session(self) -> None:
+        """Called on a thread of kazoo when ZooKeeper has answered."""
+        self._refused_since = None
 
     def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: object) -> socket.socket:
         plain: socket.socket | None = None
@@ -120,6 +140,12 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
                 plain.close()
             raise OSError(self.trouble) from error  # what kazoo takes for a reason to try again
         self.trouble = ""
+        now = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+        elif now - self._refused_since > self._session_seconds:
+            self._refused_since = now
+            self._forget()  # before kazoo says on this connection what it has seen
         return made
 
     def select(self, readers: Sequence[Any], writers: Sequence[Any], others: Sequence[Any], timeout: float | None) -> Any:
@@ -178,7 +204,13 @@ class ZooKeeperCoordinator:
         wrong = f"{self.hosts!r} is not a list of ZooKeeper addresses: write them like one:2181,two:2181"
         if "/" in self.hosts:
             raise BadArgument(wrong)
-        threads = self._threads = _Threads(self._access.tls, self._beat, lambda: self._tell(self._on_end, client))
+        threads = self._threads = _Threads(
+            self._access.tls,
+            self._beat,
+            ended=lambda: self._tell(self._on_end, client),
+            forget=lambda: self._forget(client),
+            session_seconds=self._session_seconds,
+        )
         try:
             client = KazooClient(
                 self.hosts,
@@ -190,9 +222,30 @@ class ZooKeeperCoordinator:
             )
         except ValueError as error:
             raise BadArgument(wrong) from error
-        # Called on a thread of kazoo, where nothing but handing over is done.
-        client.add_listener(lambda state: self._tell(self._on_state, client, state, client.client_id))
+
+        def hand_over(state: str) -> None:
+            """On a thread of kazoo."""
+            if state == KazooState.CONNECTED:
+                threads.on_session()
+            self._tell(self._on_state, client, state, client.client_id)
+
+        client.add_listener(hand_over)
         return client
+
+    def _forget(self, client: KazooClient) -> None:
+        """On a thread of kazoo: the next session may be one of a ZooKeeper that holds less than was seen before. What was
+        read may go back by that. Every decision is made by a version that was read, so none is made from two states."""
+        if not client.last_zxid:
+            return
+        log.warning(
+            "ZooKeeper at %s accepts connections and has given no session for %g seconds; it does so when it has lost data "
+            "that this process has seen (up to its transaction %#x). From now on what was seen is not held against it: "
+            "the session goes on if ZooKeeper still has it, otherwise a new one begins",
+            self.hosts,
+            self._session_seconds,
+            client.last_zxid,
+        )
+        client.last_zxid = 0
 
     async def start(self) -> None:
         """Connect, or raise within the deadline of a call."""

@@ -258,7 +258,10 @@ class PartitionOwner:
         return assignment
 
     async def _read_servers(self) -> None:
-        self._servers = await self._cluster.servers()
+        servers = await self._cluster.servers()
+        if not servers:
+            await self._cluster.meta()  # with all documents lost, clients still find the owners that are known
+        self._servers = servers
         self._place()
 
     def _place(self) -> None:

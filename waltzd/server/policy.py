@@ -4,7 +4,8 @@ it is noticed.
 The last good ones stay while the coordinator cannot be asked, and while one of the two documents cannot be understood: a
 grant may speak of channels, so neither counts without the other. A server that
 has read none since it started lets nobody in but operators. A document that was taken away is a policy, too: everybody may
-do everything again.
+do everything again. Where the document of the cluster is missing as well, nobody took the policy away: the coordinator has
+lost its data, and the last one stays.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class PolicyFollower:
         except BadMetadata as error:
             self._spoiled(error)
             return
+        if document is None:
+            await self._cluster.meta()
         if self.trouble:
             log.info("the policy can be read again")
         self.trouble = ""

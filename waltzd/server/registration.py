@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from waltzd.cluster.cluster import SERVERS, Cluster, Registered
+from waltzd.cluster.cluster import ROOT, SERVERS, Cluster, Registered
 from waltzd.cluster.documents import ServerMeta
 from waltzd.errors import ChangedMeanwhile, NameInUse, NodeMissing
 from waltzd.server.reconcile import Reconciler
@@ -33,9 +33,10 @@ class Registration:
         """It was in the list when this was looked at last; while the coordinator is silent that may have changed."""
         path = f"{SERVERS}/{server.name}"
         self.reconciler = Reconciler(
-            "registration", wait=lambda seen: cluster.wait_for_change([path], seen), act=self.announce
+            "registration", wait=lambda seen: cluster.wait_for_change([path, ROOT], seen), act=self.announce
         )
-        """Announces again whenever the document is no longer what it should be."""
+        """Announces again whenever the document is no longer what it should be. Where the documents of the cluster are
+        missing, the list itself comes back with the root."""
 
     @property
     def server(self) -> ServerMeta:

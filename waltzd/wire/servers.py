@@ -95,7 +95,7 @@ class ServerClient(Caller):
         calling = asyncio.ensure_future(call)
         try:
             await asyncio.wait((calling,), timeout=STRANGE_SECONDS)
-            if not calling.done() and (stranger := await stranger_at(self.address)) is not None:
+            if not calling.done() and (stranger := await stranger_at(self.address, self._tls)) is not None:
                 raise stranger
             found = await calling
         except WrongPeer as error:
@@ -105,7 +105,7 @@ class ServerClient(Caller):
         except TlsMismatch:
             raise
         except CannotConnect as error:
-            stranger = await stranger_at(self.address)
+            stranger = await stranger_at(self.address, self._tls)
             if stranger is None:
                 raise
             raise stranger from error

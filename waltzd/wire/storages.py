@@ -369,8 +369,15 @@ def _frame_of(content: Content, committed: int) -> tuple[Kind, list[Buffer]]:
     return Kind.BATCHES, batches_parts(content, committed)
 
 
+PORTION = 16
+"""Partitions that one call makes, removes or switches. Each takes several flushes, and the deadline is that of the call."""
 FENCE_SECONDS = 300.0
 """A storage proves what it holds before it answers, and its tail may be long."""
+
+
+def _portions(partitions: Sequence[int]) -> list[Sequence[int]]:
+    """At least one, which asks whether the storage is the one that is meant."""
+    return [partitions[at : at + PORTION] for at in range(0, max(1, len(partitions)), PORTION)]
 
 
 class AdminClient(Caller):
@@ -396,19 +403,32 @@ class AdminClient(Caller):
         """Who asked it for what lately, and was refused what."""
         return to_value(AuditLines, await self._call(self._stub.Audit, wire.AuditRequest()))
 
-    async def create_partitions(self, partitions: Sequence[int]) -> dict[int, WaltzError | None]:
-        request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=partitions)
-        return self._results(await self._call(self._stub.CreatePartitions, request))
+    async def create_partitions(
+        self, partitions: Sequence[int], *, on_progress: Callable[[int], None] = lambda done: None
+    ) -> dict[int, WaltzError | None]:
+        """Make empty replicas, in portions. `on_progress` is told how many partitions are done."""
+        key, results = self._key.bytes, dict[int, WaltzError | None]()
+        for part in _portions(partitions):
+            request = wire.PartitionsRequest(cluster_key=key, partitions=part)
+            results |= self._results(await self._call(self._stub.CreatePartitions, request))
+            on_progress(len(results))
+        return results
 
     async def remove_partitions(
         self, partitions: Sequence[int], *, delete_files: bool = False
     ) -> dict[int, WaltzError | None]:
-        request = wire.RemoveRequest(cluster_key=self._key.bytes, partitions=partitions, delete_files=delete_files)
-        return self._results(await self._call(self._stub.RemovePartitions, request))
+        key, results = self._key.bytes, dict[int, WaltzError | None]()
+        for part in _portions(partitions):
+            request = wire.RemoveRequest(cluster_key=key, partitions=part, delete_files=delete_files)
+            results |= self._results(await self._call(self._stub.RemovePartitions, request))
+        return results
 
     async def set_available(self, partitions: Sequence[int], available: bool) -> dict[int, WaltzError | None]:
-        request = wire.AvailabilityRequest(cluster_key=self._key.bytes, partitions=partitions, available=available)
-        return self._results(await self._call(self._stub.SetAvailable, request))
+        key, results = self._key.bytes, dict[int, WaltzError | None]()
+        for part in _portions(partitions):
+            request = wire.AvailabilityRequest(cluster_key=key, partitions=part, available=available)
+            results |= self._results(await self._call(self._stub.SetAvailable, request))
+        return results
 
     async def fence(self, partition: int, session: int) -> ReplicaStatus:
         """Let its replica promise itself to this session, also below an earlier promise; where it then stands, proven."""

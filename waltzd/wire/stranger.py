@@ -1,6 +1,7 @@
 """Who answers at an address where no server of Waltz does: a name for the mistake, from one look at the port.
 
-Nothing is asked of the other side that changes anything there, and nothing that it says is believed beyond its name."""
+Nothing is asked of the other side that changes anything there, and nothing that it says is believed beyond its name. With
+TLS nothing is asked at all: who completes the handshake has a certificate of the cluster, however slowly it answers."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from typing import Any
 
 import grpc.aio
 
-from waltzd.errors import CannotConnect, WaltzError, WrongPeer
+from waltzd.errors import CannotConnect, TlsMismatch, WaltzError, WrongPeer
 from waltzd.protocol.address import parse_address
+from waltzd.protocol.role import Role
+from waltzd.wire.tls import Tls, certificate_at, speaks_tls
 
 LOOK_SECONDS = 1.0
 _HTTP2_SETTINGS = 4
@@ -22,10 +25,12 @@ _PORTS = {
 _NEXT = "give the address at which the servers listen for applications: `listen` in the configuration of a server"
 
 
-async def stranger_at(address: str) -> WaltzError | None:
-    """Why nobody there speaks gRPC; None where somebody may."""
+async def stranger_at(address: str, tls: Tls | None) -> WaltzError | None:
+    """Return why nobody there speaks gRPC; None where somebody may. `tls`: with what we connect there."""
     try:
         place = parse_address(address)
+        if tls is not None and await _may_speak_tls(address, tls):
+            return None
         async with asyncio.timeout(LOOK_SECONDS):
             reader, writer = await asyncio.open_connection(place.host, place.port)
     except ConnectionRefusedError:
@@ -46,7 +51,22 @@ async def stranger_at(address: str) -> WaltzError | None:
         return WrongPeer(f"an HTTP server answers at {address}", next_step=_NEXT)
     if len(found) > 3 and found[3] == _HTTP2_SETTINGS:
         return None
+    if tls is None and await speaks_tls(address):  # the call itself says that it needs a certificate
+        return None
     return WrongPeer(f"another program answers at {address}, one that does not speak gRPC", next_step=_NEXT)
+
+
+async def _may_speak_tls(address: str, tls: Tls) -> bool:
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            await certificate_at(tls, parse_address(address), role=Role.SERVER, name=None)
+    except TlsMismatch:
+        return False
+    except CannotConnect as error:
+        return not isinstance(error.__cause__, ConnectionRefusedError)
+    except TimeoutError:
+        return True
+    return True
 
 
 async def port_behind(channel: Any, address: str) -> WrongPeer:

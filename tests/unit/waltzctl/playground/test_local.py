@@ -24,11 +24,11 @@ def told(error: WaltzError | None) -> tuple[str, str, str]:
 
 
 def test_all_runs_and_is_open() -> None:
-    assert unfinished_error(PLACE, well(), RUNNING, {}) is None
+    assert unfinished_error(PLACE, well(), RUNNING, {}, 60) is None
 
 
 def test_all_runs_and_one_partition_is_closed() -> None:
-    error = unfinished_error(PLACE, WAITING, RUNNING, {})
+    error = unfinished_error(PLACE, WAITING, RUNNING, {}, 60)
     assert isinstance(error, PartitionsClosed)
     assert told(error) == (
         "1 partition is not open after 60 seconds. partition 1: no majority answers",
@@ -40,14 +40,14 @@ def test_all_runs_and_one_partition_is_closed() -> None:
 def test_some_did_not_come_up() -> None:
     """The exit code is the one of the first; what runs although it is late does not count as what runs."""
     late, ended = DaemonSilent("storage-1 did not become ready"), DaemonEnded("server-1 ended")
-    error = unfinished_error(PLACE, well(), RUNNING, {"storage-1": late, "server-1": ended})
+    error = unfinished_error(PLACE, well(), RUNNING, {"storage-1": late, "server-1": ended}, 60)
     assert isinstance(error, DaemonSilent)
     assert told(error) == (
         "storage-1 did not become ready\nserver-1 ended",
         "storage-1, server-1 are not ready; every partition takes transactions all the same. zookeeper runs",
         AGAIN,
     )
-    error = unfinished_error(PLACE, WAITING, RUNNING, {"storage-2": ended})
+    error = unfinished_error(PLACE, WAITING, RUNNING, {"storage-2": ended}, 60)
     assert told(error)[1] == (
         "storage-2 is not ready; partition 1 takes no transactions. zookeeper, storage-1, server-1 run"
     )
@@ -64,4 +64,4 @@ def test_nobody_can_say() -> None:
 
 
 def test_of_a_new_one_nothing_stays() -> None:
-    assert "is stopped again" in told(closed_error(WAITING))[1]
+    assert "is stopped again" in told(closed_error(WAITING, 60))[1]

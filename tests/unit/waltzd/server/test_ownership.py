@@ -13,11 +13,11 @@ import pytest
 
 from tests.unit import timeless
 from tests.unit.fake_owned_logs import OwnedLogs
-from waltzd.cluster.cluster import ASSIGNMENT, Cluster
-from waltzd.cluster.coordinator import Set
-from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta
+from waltzd.cluster.cluster import ASSIGNMENT, CLIENT_IDS, IDS, ROOT, Cluster
+from waltzd.cluster.coordinator import Create, Set
+from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta, Unfinished, encode
 from waltzd.cluster.memory import MemoryTree
-from waltzd.errors import CannotConnect, NoSuchPartition, NotOwner, NotReady
+from waltzd.errors import CannotConnect, MetadataUnfinished, NoSuchPartition, NotOwner, NotReady
 from waltzd.protocol.batches import Place
 from waltzd.server import reconcile
 from waltzd.server.ownership import PartitionOwner
@@ -395,5 +395,38 @@ def test_a_change_of_others_is_no_concern_of_ours() -> None:
             await settle()
             assert world.owned_logs.running == [owned]
             assert (await world.cluster.servers())["one"] == replace(server("one"), preferred=(3,))
+
+    run(work())
+
+
+def test_a_coordinator_that_lost_everything_changes_nothing_and_is_joined_again() -> None:
+    """The empty one ends the session: what it does not have was taken away by nobody."""
+
+    def wipe(world: World) -> None:
+        world.tree._entries = {}
+        world.coordinator.expire()
+
+    async def work() -> None:
+        async with World().running() as world:
+            await world.assign(("one", 1), NOBODY, NOBODY, NOBODY)
+            before = world.owner.topology()
+            assert before.places[0].address == "one:1"
+            wipe(world)
+            await settle()
+            assert world.owner.topology() == before, "clients still find the owner"
+            assert world.tree.find(CLIENT_IDS) is None
+
+            mark = Unfinished(key=META.key, unfinished="waltzctl cluster load-metadata", began="2026-01-01")
+            await world.outside.commit([Create(ROOT, encode(mark)), Create(IDS, b"")])
+            with pytest.raises(MetadataUnfinished):
+                await Cluster(world.coordinator).read_counter()
+            assert world.tree.find(CLIENT_IDS) is None, "the command that puts them back writes this one as well"
+
+            world.tree._entries = {}
+            world.coordinator.expire()
+            await settle()
+            await Cluster.create(world.outside, META)
+            await settle()
+            assert list(await world.cluster.servers()) == ["one"]
 
     run(work())

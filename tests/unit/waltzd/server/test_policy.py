@@ -155,3 +155,26 @@ def test_two_operators_at_once() -> None:
         assert await cluster.policy() == (document("app"), 0)
 
     timeless.run(work())
+
+
+def test_a_coordinator_that_lost_everything_took_no_policy_away() -> None:
+    """Only where the cluster is still written down is no document a policy, by which everybody may do everything."""
+
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        await cluster.save_policy(document("other"), NO_VERSION)
+        access, own = Access(), tree.connect()
+        follower = PolicyFollower(Cluster(own), access)
+        await follower.read()
+        following = asyncio.create_task(follower.reconciler.run())
+        tree._entries = {}
+        own.expire()
+        await until(lambda: "no cluster at this root" in follower.reconciler.trouble)
+        assert not access.rights(APP).may_append(0)
+        await Cluster.create(cluster.coordinator, META)
+        await until(lambda: access.rights(APP).may_append(0))
+        following.cancel()
+        await asyncio.wait([following])
+
+    timeless.run(work())

@@ -1,0 +1,43 @@
+"""Whether a storage may fall silent, as a picture of the cluster says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.pictures import partition, storage, well
+from waltzctl.watching.wait import cannot_spare, obstacles
+from waltzd.cluster.documents import Membership
+from waltzd.errors import CannotConnect, NoSuchName
+
+
+def test_a_majority_stays() -> None:
+    assert obstacles(well(), "s1") == []
+    assert not cannot_spare(well(), "s1")
+
+
+def test_another_one_is_silent() -> None:
+    silent = replace(storage("s2"), said=None, error=CannotConnect("no"))
+    found = well(storages=(storage("s1"), silent, storage("s3")))
+    assert obstacles(found, "s1")[0].startswith("partition 0 would have 1 of 3 members level")
+    assert obstacles(found, "s2") == [], "it is down already"
+
+
+def test_what_is_not_known_is_no_yes() -> None:
+    mute = replace(partition(0), said=None)
+    assert obstacles(well(partitions=(mute, partition(1))), "s1") == ["its owner does not say how partition 0 is"]
+    assert obstacles(well(servers=(), partitions=(mute,)), "s1") == [], "nobody waits for it"
+
+
+def test_one_replica_can_never_be_spared() -> None:
+    alone = replace(partition(0), replicas={"s1": Membership.MEMBER})
+    found = well(partitions=(alone, partition(1)))
+    assert cannot_spare(found, "s1")
+    assert not cannot_spare(found, "s2")
+    assert obstacles(found, "s1")[0].startswith("partition 0 would have 0 of 1 members level")
+
+
+def test_a_storage_that_is_not_there() -> None:
+    with pytest.raises(NoSuchName, match="s9"):
+        obstacles(well(), "s9")

@@ -1,0 +1,168 @@
+"""`waltzctl cluster wait` and `waltzctl storage may-stop`: what an upgrade waits for between two machines.
+
+Both look again and again until there is nothing more to wait for, or the time is over. The first waits for the verdict of
+`status`. The second counts replicas: a storage may stop when every partition keeps a majority of replicas that are level
+and answer, so it returns at once while a second failure is survived, and waits while another storage copies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from waltzctl.picture.picture import PartitionView, Picture
+from waltzctl.shell.options import Misused
+from waltzctl.shell.progress import Shown, ShownProgress, Waiting
+from waltzctl.shell.reach import Meant, Reach, StorageName, unknown
+from waltzctl.shell.safety import without
+from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.terminal import printable
+from waltzctl.watching.facts import Sighting
+from waltzctl.watching.poll import Poll
+from waltzctl.watching.status import page
+from waltzd.client import loop
+from waltzd.cluster.documents import Membership
+from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, Retry, Unsafe, WaltzError
+from waltzd.protocol.quorum import majority
+
+LOOK_SECONDS = 1.0
+TOLD_MAX = 3
+"""Partitions that are named in an error."""
+
+
+def wait(
+    *,
+    healthy: Annotated[bool, Option("--healthy", help="Until `waltzctl status` says HEALTHY.")] = False,
+    timeout: Annotated[
+        float, Option("--timeout", min=0, max=86_400, metavar="SECONDS", help="How long to wait at most.")
+    ] = 600.0,
+    progress: ShownProgress = Shown.AUTO,
+    reach: Meant,
+    output: AnyForm = "table",
+) -> int:
+    """Wait until a cluster is well, and show its status then. The end is 0 when it is HEALTHY, and 10 when the time is over
+    before that, with what is wrong. Between two machines of an upgrade this is the gate.
+
+    \b
+    Examples:
+      waltzctl cluster wait --healthy
+      waltzctl cluster wait --healthy --timeout 60 -o json
+    """
+    if not healthy:
+        raise Misused("Say what to wait for: --healthy.")
+    with Waiting(progress) as line:
+        found = loop.run(_until(reach, timeout, _ills, line.say))
+    put(page(reach, found), output)
+    return EXIT_OK if found.verdict.is_healthy else EXIT_UNHEALTHY
+
+
+def _ills(found: Sighting) -> Sequence[str]:
+    verdict = found.verdict
+    return () if verdict.is_healthy else [reason.sentence for reason in verdict.reasons] or [verdict.sentence]
+
+
+def may_stop(
+    *,
+    name: StorageName,
+    timeout: Annotated[
+        float,
+        Option("--timeout", min=0, max=3600, metavar="SECONDS", help="How long to wait for others; 0 looks once."),
+    ] = 0.0,
+    progress: ShownProgress = Shown.AUTO,
+    reach: Meant,
+) -> int:
+    """Whether a storage may be stopped: without it every partition still has a majority of replicas that are level and
+    answer. The end is 0 when it may. Otherwise the command waits for the others until --timeout, and refuses with 5 then;
+    where a partition has too few replicas to spare one, it refuses at once. It stops nothing itself.
+
+    The unit of a storage asks it before each stop where it is told the name of the storage (`WALTZ_STORAGE`), so that a
+    second one is not stopped while the first still copies what it has missed.
+
+    \b
+    Examples:
+      waltzctl storage may-stop storage-1
+      waltzctl storage may-stop storage-1 --timeout 90
+    """
+
+    def waits_for(found: Sighting) -> Sequence[str]:
+        return obstacles(found.picture, name)
+
+    def is_hopeless(found: Sighting) -> bool:
+        return cannot_spare(found.picture, name)
+
+    with Waiting(progress) as line:
+        found = loop.run(_until(reach, timeout, waits_for, line.say, is_hopeless))
+    if left := waits_for(found):
+        more = f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else ""
+        hopeless = is_hopeless(found)
+        raise Unsafe(
+            f"{name} should not be stopped now: {'; '.join(left[:TOLD_MAX])}{more}",
+            not_done=f"it was not waited for the other storages: {name} holds partitions that cannot spare a replica"
+            if hopeless
+            else f"the other storages were not level after {timeout:g} seconds",
+            next_step="stop it when applications may wait" if hopeless else "wait: `waltzctl cluster wait --healthy`",
+        )
+    typer.echo(printable(f"{name} may be stopped: every partition keeps a majority without it."))
+    return EXIT_OK
+
+
+def obstacles(found: Picture, name: str) -> list[str]:
+    """Return why a storage should not fall silent, a sentence for each partition that would not go on. Where no server is
+    up, none goes on anyway: a cluster that is shut down stops its servers first. Pure."""
+    if name not in {view.meta.name for view in found.storages}:
+        raise unknown("storage", name, [view.meta.name for view in found.storages])
+    if not found.servers:
+        return []
+    answering = {view.meta.name for view in found.storages if view.said is not None}
+    reasons = []
+    for view in _held(found, name):
+        effect = without(view.partition, view.replicas, view.counted & answering, silent={name})
+        if view.said is None:
+            reasons.append(f"its owner does not say how partition {view.partition} is")
+        elif not view.is_open:
+            reasons.append(f"partition {view.partition} takes no transactions, and what {name} holds may be needed")
+        elif effect.refusal is not None:
+            reasons.append(effect.refusal)
+    return reasons
+
+
+def cannot_spare(found: Picture, name: str) -> bool:
+    """Return whether a partition has so few members that it stops without this one, however level the others are. Pure."""
+    sizes = [sum(role is Membership.MEMBER for role in view.replicas.values()) for view in _held(found, name)]
+    return any(size - 1 < majority(size) for size in sizes)
+
+
+def _held(found: Picture, name: str) -> list[PartitionView]:
+    return [view for view in found.partitions if view.replicas.get(name) is Membership.MEMBER]
+
+
+def _never(_found: Sighting) -> bool:
+    return False
+
+
+async def _until(
+    reach: Reach,
+    seconds: float,
+    waits_for: Callable[[Sighting], Sequence[str]],
+    say: Callable[[str], None],
+    is_hopeless: Callable[[Sighting], bool] = _never,
+) -> Sighting:
+    """Look until there is nothing to wait for, or until the time is over; return the last look."""
+    async with Poll(reach, aloud=True) as poll:
+        ends = time.monotonic() + seconds
+        async for found in poll.looks(LOOK_SECONDS):
+            is_over = time.monotonic() >= ends
+            if isinstance(found, WaltzError):
+                if is_over or found.retry is Retry.NEVER:
+                    raise found
+                say(found.message)
+                continue
+            left = waits_for(found)
+            if not left or is_over or is_hopeless(found):
+                return found
+            say("; ".join(left[:TOLD_MAX]))
+    raise AssertionError("looks do not end")
