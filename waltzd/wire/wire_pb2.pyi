@@ -920,6 +920,7 @@ class StorageDescription(_message.Message):
     SET_ASIDE_FIELD_NUMBER: _builtins.int
     FORMATS_FIELD_NUMBER: _builtins.int
     KEEPS_GROUP_LOG_FIELD_NUMBER: _builtins.int
+    SCRUB_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -949,6 +950,10 @@ class StorageDescription(_message.Message):
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of the segments that it can write."""
 
+    @_builtins.property
+    def scrub(self) -> Global___ScrubStatus:
+        """Absent from an older version."""
+
     def __init__(
         self,
         *,
@@ -968,14 +973,60 @@ class StorageDescription(_message.Message):
         set_aside: _abc.Iterable[Global___SetAside] | None = ...,
         formats: _abc.Iterable[_builtins.int] | None = ...,
         keeps_group_log: _builtins.bool = ...,
+        scrub: Global___ScrubStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["scrub", b"scrub", "statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "keeps_group_log", b"keeps_group_log", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "keeps_group_log", b"keeps_group_log", "name", b"name", "partitions", b"partitions", "scrub", b"scrub", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StorageDescription: _TypeAlias = StorageDescription  # noqa: Y015
+
+@_typing.final
+class ScrubStatus(_message.Message):
+    """How a storage looks for rot in its sealed segments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PERIOD_SECONDS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    DAMAGED_SEGMENTS_FIELD_NUMBER: _builtins.int
+    LAST_FINDING_FIELD_NUMBER: _builtins.int
+    period_seconds: _builtins.int
+    """In which all of them are read once; 0: never."""
+    bytes_per_second: _builtins.int
+    done_bytes: _builtins.int
+    """Of this round."""
+    total_bytes: _builtins.int
+    age_ms: _builtins.int
+    """Since the start of the last complete round; absent before one is complete."""
+    damaged_segments: _builtins.int
+    """In which something was wrong, since the storage started."""
+    last_finding: _builtins.str
+    def __init__(
+        self,
+        *,
+        period_seconds: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        age_ms: _builtins.int | None = ...,
+        damaged_segments: _builtins.int = ...,
+        last_finding: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms", "bytes_per_second", b"bytes_per_second", "damaged_segments", b"damaged_segments", "done_bytes", b"done_bytes", "last_finding", b"last_finding", "period_seconds", b"period_seconds", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_ms: _TypeAlias = _typing.Literal["age_ms"]  # noqa: Y015
+    _WhichOneofArgType__age_ms: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_ms) -> _WhichOneofReturnType__age_ms | None: ...
+
+Global___ScrubStatus: _TypeAlias = ScrubStatus  # noqa: Y015
 
 @_typing.final
 class SetAside(_message.Message):
