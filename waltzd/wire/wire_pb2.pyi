@@ -2441,6 +2441,7 @@ class JoinRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    TELLS_BEGUN_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     generation: _builtins.int
@@ -2449,6 +2450,8 @@ class JoinRequest(_message.Message):
     """A newer stream with the same name displaces the older."""
     room: _builtins.int
     """Absent: as many deliveries at a time as the group permits."""
+    tells_begun: _builtins.bool
+    """It says 5 (begin) of what it hands to its application. Otherwise all that it was given counts as begun."""
     def __init__(
         self,
         *,
@@ -2458,10 +2461,11 @@ class JoinRequest(_message.Message):
         group: _builtins.str = ...,
         member: _builtins.str = ...,
         room: _builtins.int | None = ...,
+        tells_begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "cluster_key", b"cluster_key", "generation", b"generation", "group", b"group", "member", b"member", "partition", b"partition", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "cluster_key", b"cluster_key", "generation", b"generation", "group", b"group", "member", b"member", "partition", b"partition", "room", b"room", "tells_begun", b"tells_begun"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__room: _TypeAlias = _typing.Literal["room"]  # noqa: Y015
     _WhichOneofArgType__room: _TypeAlias = _typing.Literal["_room", b"_room"]  # noqa: Y015
@@ -2484,7 +2488,7 @@ class Said(_message.Message):
     number: _builtins.int
     """Rises with each on a stream, from 1 on."""
     verb: _builtins.int
-    """1 acknowledge, 2 refuse, 3 reject, 4 extend"""
+    """1 acknowledge, 2 refuse, 3 reject, 4 extend, 5 begin (not answered)"""
     epoch: _builtins.int
     tag: _builtins.int
     """The highest of the deliveries that it speaks of."""
@@ -2576,11 +2580,14 @@ class Joined(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     ACK_WAIT_MS_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    HEARS_BEGUN_FIELD_NUMBER: _builtins.int
     made_at: _builtins.int
     epoch: _builtins.int
     mode: _builtins.str
     ack_wait_ms: _builtins.int
     room: _builtins.int
+    hears_begun: _builtins.bool
+    """The owner knows 5 (begin)."""
     def __init__(
         self,
         *,
@@ -2589,10 +2596,11 @@ class Joined(_message.Message):
         mode: _builtins.str = ...,
         ack_wait_ms: _builtins.int = ...,
         room: _builtins.int = ...,
+        hears_begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "made_at", b"made_at", "mode", b"mode", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "hears_begun", b"hears_begun", "made_at", b"made_at", "mode", b"mode", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
