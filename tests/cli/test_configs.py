@@ -20,7 +20,13 @@ from waltzd.archive.reading import ReadCounters
 from waltzd.daemon import metrics
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.errors import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE
-from waltzd.protocol.descriptions import MetadataBackup, ServerDescription, Statistics, StorageDescription
+from waltzd.protocol.descriptions import (
+    MetadataBackup,
+    ScrubStatus,
+    ServerDescription,
+    Statistics,
+    StorageDescription,
+)
 from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.histogram import Histogram
 
@@ -56,6 +62,7 @@ def names() -> set[str]:
         directory="x",
         version="0.1",
         free_bytes=1,
+        scrub=ScrubStatus(period_seconds=1, bytes_per_second=1, done_bytes=0, total_bytes=0, age_ms=1),
         uptime_ms=1,
         is_draining=False,
         assigned=(),

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,7 +241,7 @@ def test_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, str]] = []
 
     async def story(cluster: LocalCluster) -> None:
-        with page("how-to/outbox", cluster) as shown:
+        with page("how-to/outbox", cluster, only=range(1)) as shown:
             working = asyncio.create_task(shown.main(cluster.servers, lambda address, key: sent.append((address, key))))
             async with cluster.client() as client:
                 for name in ("ada", "ben"):
@@ -251,6 +252,60 @@ def test_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert sent == [("ada", "0:0"), ("ben", "0:1")]
 
     LocalCluster().run(story)
+
+
+def test_a_transfer_over_two_partitions_is_done_once_also_two_hours_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is repeated when the log has forgotten every idempotency key; and the account that was missing is there."""
+    monkeypatch.chdir(tmp_path)
+
+    async def story(cluster: LocalCluster) -> None:
+        with page("how-to/outbox", cluster, only=range(1, 2)) as shown:
+            bank = shown.Bank()
+            cluster.set_time(datetime.now(UTC) - timedelta(hours=2))
+            async with cluster.client(view=bank) as client:
+                names = [f"account {number}" for number in range(40)]
+                payer = names[0]
+                payee = next(name for name in names if client.partition_of(name) != client.partition_of(payer))
+                await shown.open_account(client, payer, 100)
+                await shown.open_account(client, payee, 0)
+                await shown.prepare(client)
+                clearing = asyncio.create_task(shown.clear(cluster.servers))
+
+                def transfer(name: str, to: str, amount: int) -> dict[str, Any]:
+                    return {"id": name, "from": payer, "to": to, "amount": amount}
+
+                async def debit(it: dict[str, Any]) -> Any:
+                    return await client.submit(shown.Step(bank, shown.DEBIT, it))
+
+                first, second = transfer("t1", payee, 30), transfer("t2", "nobody", 20)
+                assert isinstance(await debit(first), Committed)
+                assert isinstance(await debit(second), Committed)
+                await until(lambda: {("refund", "t2"), ("arrival", "t1")} <= bank.decided or clearing.done())
+                assert bank.balances == {payer: 70, payee: 30}
+                assert await debit(transfer("t3", payee, 71)) == Declined()
+                clearing.cancel()
+                await asyncio.gather(clearing, return_exceptions=True)
+
+                cluster.set_time(None)
+                await shown.open_account(client, "nobody", 0)
+                again = Delivered(shown.DEBIT, first), Delivered(shown.DEBIT, second), Delivered(shown.BOUNCE, second)
+                late = shown.Bank()  # of a process that has just started
+                async with cluster.client(view=late) as other:
+                    for delivery in again:
+                        await shown.follow_up(other, late, delivery)
+                    assert await debit(first) == Declined()
+                assert bank.balances == {payer: 70, payee: 30, "nobody": 0}
+
+    LocalCluster(groups=True).run(story)
+
+
+class Delivered:
+    """A delivery that comes once more."""
+
+    def __init__(self, header: int, transfer: dict[str, Any]) -> None:
+        self.header, self.payload = header, json.dumps(transfer).encode()
 
 
 def test_event_versions() -> None:

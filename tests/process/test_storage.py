@@ -389,6 +389,27 @@ def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDa
         loop.run(run())
 
 
+def test_a_running_storage_finds_a_flipped_byte_in_a_sealed_segment_by_itself(make_daemon: MakeDaemon) -> None:
+    async def run() -> None:
+        async with clients(daemon) as (replicas, admin):
+            await begin(replicas, admin)
+            await append(replicas.append(0, 1), runs_of(20), committed=199)
+            path = daemon.directory / "0" / f"{0:019d}.seg"
+            raw = bytearray(path.read_bytes())
+            raw[128 + 140 * 5 + 60] ^= 4
+            path.write_bytes(raw)
+            async with asyncio.timeout(60):
+                while (found := (await admin.describe()).scrub) is None or not found.damaged_segments:
+                    await asyncio.sleep(0.1)
+            assert "id 5" in found.last_finding
+            status = await replicas.open(0, 1, partitions=PARTITIONS)
+            assert status.damaged_segments == (0,)
+
+    with make_daemon(segment_bytes_max=16384, scrub_seconds=1) as daemon:
+        loop.run(run())
+        assert "the scrub found: " in daemon.log
+
+
 class _Like:
     """Equal to an error of the same class and message."""
 

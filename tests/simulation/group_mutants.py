@@ -166,10 +166,10 @@ def forgets_what_a_lost_member_had(patches: Patches) -> None:
     """A member that crashes takes what it had with it."""
 
     def make(right: Any) -> Any:
-        def leave(self: Table, name: str, now: float, *, is_lost: bool) -> None:
+        def leave(self: Table, name: str, now: float, *, is_lost: bool) -> int:
             if is_lost:
                 self._settle(sorted(self._members[name].flights))
-            right(self, name, now, is_lost=is_lost)
+            return int(right(self, name, now, is_lost=is_lost))
 
         return leave
 

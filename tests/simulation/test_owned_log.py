@@ -264,6 +264,28 @@ async def test_damage_that_is_found_in_the_newest_segment_of_a_live_replica_is_h
 
 
 @story
+async def test_a_replica_on_a_full_disk_stays_out_until_its_storage_takes_writes_and_that_is_said_once() -> None:
+    """Owners logged "level again" and "failed" once a second, for each partition."""
+    async with cell() as c:
+        _, pipeline = await c.holding(10)
+        await c.all_hold(9)
+        disk = c.storages["s1"].disk
+        disk.capacity_bytes -= disk.room() - 20
+        for _ in range(100):
+            await pipeline.committed(pipeline.append(1))
+            await asyncio.sleep(0.1)
+        about = [line for line in c.log if " s1 " in line]
+        assert [("W3005" in line, "level again" in line) for line in about] == [(True, False)], about
+        assert next(one for one in c.owned_logs[0].describe().replicas if one.storage == "s1").story.startswith("its disk")
+        disk.capacity_bytes = 1 << 40
+        await c.until(lambda: c.last_id("s1") == 109)
+        about = [line for line in c.log if " s1 " in line]
+        assert len(about) == 2
+        assert "level again" in about[1]
+        c.check_equal()
+
+
+@story
 async def test_one_replica_that_refuses_everything_does_not_keep_the_others_from_opening() -> None:
     """In the original it aborted the recovery of all replicas (waltz-original 5.6)."""
     async with cell() as c:

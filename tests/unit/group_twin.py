@@ -26,6 +26,7 @@ class Item:
     member: str | None = None
     tag: int = 0
     deadline: float = 0.0
+    has_begun: bool = False
     is_acknowledged: bool = False
     """In an ordered group: one before it is not."""
 
@@ -47,6 +48,8 @@ class Twin:
         """Of this epoch: what was offered and is to be done."""
         self.kept = Kept()
         self.members: dict[str, int] = {}
+        self.telling: set[str] = set()
+        """Members that report what they begin."""
         self._order = 0
         self._timed = -1
         """Of an ordered group: whose time runs."""
@@ -74,6 +77,7 @@ class Twin:
         assert one.attempt == item.failures + 1, f"{one} after {item.failures} failures"
         item.member, item.tag, item.deadline = one.member, one.tag, now + self.settings.ack_wait
         item.is_acknowledged = False
+        item.has_begun = one.member not in self.telling
         if len(self.held()) == 1:
             self._timed = one.id
 
@@ -112,8 +116,12 @@ class Twin:
     def expired(self, now: float) -> int:
         count = 0
         while over := [id for id in self.held() if self.items[id].deadline <= now and self._is_timed(id)]:
-            self.failed(min(over, key=lambda id: (self.items[id].deadline, id)), now)
-            count += 1
+            first = min(over, key=lambda id: (self.items[id].deadline, id))
+            if self.items[first].has_begun:
+                self.failed(first, now)
+                count += 1
+            else:
+                self.returned(first, now)
         return count
 
     def _is_timed(self, id: int) -> bool:

@@ -272,6 +272,7 @@ DESCRIBED_STORAGES: Columns[StorageView] = (
     Column("state", lambda view: _words(view, {}), json=""),
     Column("", lambda view: view.error is None, json="is_up"),
     Column("", _held, json="replicas"),
+    Column("", lambda view: None if view.said is None else plain(view.said.scrub), json="scrub"),
     Column("", lambda view: plain(view.error), json="error"),
 )
 
@@ -384,6 +385,8 @@ def draw_status(out: Console, found: Sighting, local: Local | None) -> None:
     rows = [_group_row(views) for views in _groups(seen.partitions)]
     names = ("partitions", "owner", "state", "counting", "mounts", "tail")
     table(out, names, rows[:ROWS_MAX], right=("counting", "mounts", "tail"))
+    if line := _scrubbed(seen):
+        out.print(line, soft_wrap=True)
     if line := group.totals(seen.groups):
         out.print(line, style="" if seen.groups is not None and group.is_well(seen.groups) else "yellow", soft_wrap=True)
     contact = "" if found.facts.coordinator_ms is None else f", ZooKeeper answered in {found.facts.coordinator_ms:.0f} ms"
@@ -427,6 +430,23 @@ def _nodes(out: Console, found: Picture) -> None:
     )
     grid(out, servers, all_servers(found))
     grid(out, storages, found.storages)
+
+
+def _scrubbed(found: Picture) -> str:
+    """Since when all sealed segments of all storages were read, or how much of them; empty where no storage says."""
+    scrubs = [view.said.scrub for view in found.storages if view.said is not None and view.said.scrub is not None]
+    ages = [scrub.age_ms for scrub in scrubs if scrub.period_seconds]
+    if not scrubs:
+        return ""
+    off = f", off in {count(len(scrubs) - len(ages), 'storage')}" if len(ages) < len(scrubs) else ""
+    if not ages:
+        return "scrub: off"
+    pace = f"scrub: {size(sum(scrub.bytes_per_second for scrub in scrubs))}/s{off}, "
+    known = [age for age in ages if age is not None]
+    if len(known) == len(ages):
+        return f"{pace}every sealed segment was read in the last {group.duration(max(known))}"
+    total = sum(scrub.total_bytes for scrub in scrubs)
+    return f"{pace}{sum(scrub.done_bytes for scrub in scrubs) / total:.0%} of the first round is done" if total else ""
 
 
 def answer(view: ServerView | StorageView) -> str:

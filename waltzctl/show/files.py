@@ -11,10 +11,11 @@ import typer
 
 from waltzctl.show.change import HEADS
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, whole_error
+from waltzctl.show.group import duration
 from waltzctl.show.terminal import ROWS_MAX, count, printable, rate, size
 from waltzd.errors import WaltzError
 from waltzd.format.finding import Finding
-from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, StorageDescription, VerifySummary
+from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, ScrubStatus, StorageDescription, VerifySummary
 from waltzd.storage.offline.reindex import Rebuild, State
 from waltzd.storage.offline.transplant import Graft, Transplant
 from waltzd.storage.offline.transplant import State as GraftState
@@ -101,6 +102,17 @@ REPLICAS: Columns[PartitionDescription] = (
 )
 
 
+def scrubbed(scrub: ScrubStatus) -> str:
+    """Describe the pace of a scrub, how far it is, and what it found."""
+    if not scrub.period_seconds:
+        return "off (scrub_seconds is 0)"
+    age = "not all once" if scrub.age_ms is None else f"all read since {duration(scrub.age_ms)} ago"
+    said = f"{size(scrub.bytes_per_second)}/s, {size(scrub.done_bytes)} of {size(scrub.total_bytes)} in this round, {age}"
+    if scrub.damaged_segments:
+        said += f"; {count(scrub.damaged_segments, 'segment')} found damaged, the last: {scrub.last_finding}"
+    return said
+
+
 def replicas(found: StorageDescription) -> Listing[PartitionDescription]:
     return Listing(kind="partitions", columns=REPLICAS, rows=found.assigned, nothing="The storage has no replicas.")
 
@@ -122,6 +134,10 @@ def description(found: StorageDescription) -> Page:
             names = ", ".join(one.name for one in found.set_aside)
             bytes_ = size(sum(one.bytes for one in found.set_aside))
             out.print(f"set aside: {bytes_} in {names}; `waltzctl storage clean` deletes it", soft_wrap=True)
+        if found.scrub is not None:
+            out.print(
+                f"scrub: {scrubbed(found.scrub)}", style="yellow" if found.scrub.damaged_segments else "", soft_wrap=True
+            )
         done = found.statistics
         mean = done.group_microseconds / done.groups / 1000 if done.groups else 0.0
         out.print(

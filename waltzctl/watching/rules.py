@@ -33,6 +33,8 @@ FLUSH_WARN_MS, FLUSH_FAIL_MS = 50.0, 1_000.0
 """That 99 of 100 groups take less than. A disk with a write cache that keeps what it has flushes in well under 5 ms."""
 FREE_WARN, FREE_FAIL = 0.10, 0.03
 """Shares of what is free and what replicas take: a small disk may be well, and a large one nearly full."""
+SCRUB_PERIODS_WARN = 3
+"""Whole periods without a complete round. The age counts from the start of a round, so two are usual."""
 FULL_WARN_HOURS, FULL_FAIL_HOURS = 48.0, 6.0
 """Until the disk is full, as fast as it was written to since the storage started."""
 CHECK_WARN_HOURS = 50.0
@@ -175,6 +177,37 @@ def _hours_left(said: StorageDescription) -> float:
     if seconds < PACE_SECONDS or not said.statistics.appended_bytes:
         return math.inf
     return max(0, said.free_bytes - said.free_bytes_min) / (said.statistics.appended_bytes / seconds) / 3600
+
+
+def _scrubs(facts: Facts) -> Found:
+    oldest = 0
+    for view in facts.picture.storages:
+        scrub = None if view.said is None else view.said.scrub
+        if view.said is None or scrub is None:
+            continue
+        name, period_ms = view.meta.name, 1000 * scrub.period_seconds
+        if not period_ms:
+            yield Reason(
+                grade=Grade.WARN,
+                sentence=f"{name} does not look for rot in its sealed segments: scrub_seconds is 0",
+                next_step="leave scrub_seconds at its default, or run `waltzctl storage verify` from time to time",
+            )
+            continue
+        if scrub.damaged_segments:
+            yield warn(
+                f"the scrub of {name} found {scrub.damaged_segments:,} damaged segments since it started, the last: "
+                f"{scrub.last_finding}"
+            )
+        age_ms = view.said.uptime_ms if scrub.age_ms is None else scrub.age_ms
+        oldest = max(oldest, age_ms)
+        if age_ms > SCRUB_PERIODS_WARN * period_ms and scrub.total_bytes:
+            yield Reason(
+                grade=Grade.WARN,
+                sentence=f"{name} has not read all its sealed segments for {age_ms / 86_400_000:,.1f} days; they are to be "
+                f"read in {period_ms / 86_400_000:,.1f}",
+                next_step="look at the load of its disk, and at its log",
+            )
+    return f"the last whole round of each storage began at most {oldest / 86_400_000:,.1f} days ago"
 
 
 def _flushes(facts: Facts) -> Found:
@@ -478,6 +511,13 @@ RULES = (
         needs=("storages",),
         is_now=True,
         alerts={"WaltzReplicaDamaged": (Grade.FAIL, 5)},
+    ),
+    Rule(
+        name="scrub",
+        find=_scrubs,
+        fix="damage is healed by the owner; replace the disk if more of it appears: `waltzctl storage replace`",
+        needs=("storages",),
+        alerts={"WaltzScrubFoundDamage": (Grade.WARN, 0)},
     ),
     Rule(
         name="free space",

@@ -153,7 +153,7 @@ class Attendance:
 
     async def _attend(self, stream: AttendPort, generation: int) -> None:
         key = self._routes.topology.cluster_key
-        request = JoinRequest(key, self.partition, generation, self.group, self._member, self._room)
+        request = JoinRequest(key, self.partition, generation, self.group, self._member, self._room, tells_begun=True)
         tasks: list[asyncio.Task[None]] = []
         try:
             try:
@@ -206,14 +206,24 @@ class Attendance:
         while True:
             self._changed.clear()
             frames: list[MemberFrame] = []
+            begun: list[Saying] = []
             while self._unsent and len(frames) < SAYINGS_MAX:
                 saying = self._unsent.popleft()
                 self._number += 1
-                self._unanswered[self._number] = saying
+                if saying.verb is Verb.BEGIN:
+                    begun.append(saying)
+                else:
+                    self._unanswered[self._number] = saying
                 frames.append(saying.frame(self._number))
             is_last = self._is_leaving and not self._has_left and not self._unsent
             if frames or is_last:
-                await stream.send([*frames, Leave()] if is_last else frames)
+                try:
+                    await stream.send([*frames, Leave()] if is_last else frames)
+                except BaseException:
+                    self._unsent.extendleft(begun)  # whoever waits is told when the stream is given up
+                    raise
+                for saying in begun:
+                    self._done(saying, is_kept=True)
                 self._has_left |= is_last
             else:
                 await self._changed.wait()
@@ -245,6 +255,9 @@ class Attendance:
             what = f"partition {self.partition}: member {self._member} of group {self.group}"
             _log.info("%s: %s %s", what, error.code, error.message)
         self.joined, self.trouble, self.paused = None, error, ""
+        for saying in [one for one in self._unsent if one.verb is Verb.BEGIN]:
+            self._unsent.remove(saying)
+            self._done(saying, is_kept=True)
         self.drop()
         if self._beat is not None:
             self._beat.cancel()
@@ -319,6 +332,28 @@ class Attendance:
 
     # -- what is said --------------------------------------------------------------------------------------------------
 
+    async def begin(self, deliveries: Sequence[Delivery[Any]]) -> bool:
+        """Report that these are handed to the application. Return False if they are not its to do any more.
+
+        It returns when the report has left this process: the application may end the process at once, and such a
+        transaction has to use up its tries."""
+        joined = self.joined
+        if joined is None:
+            return False
+        if joined.hears_begun:
+            saying = Saying(Verb.BEGIN, deliveries[0]._life)
+            saying.deliveries.extend(deliveries)
+            self._unsent.append(saying)
+            self._changed.set()
+            await asyncio.shield(saying.answered)
+        return self.joined is joined and not self._is_closed
+
+    def put_back(self, deliveries: Sequence[Delivery[Any]]) -> None:
+        """Keep what was picked and not handed out. What has come again meanwhile stays as it came."""
+        mine = [one for one in deliveries if self.joined is not None and self._why_late(one) is None]
+        if mine and not (self.is_ordered and self.queue and self.queue[0].id <= mine[-1].id):
+            self.queue.extendleft(reversed(mine))
+
     async def say(
         self,
         verb: Verb,
@@ -328,6 +363,8 @@ class Attendance:
         reason: str = "",
         durable: bool = False,
     ) -> list[DeliveryLate]:
+        """Tell the owner; return what was too late. While the owner is away it waits: what was said is told to the next
+        one, or is late there. The end of the subscription ends the wait."""
         late: list[DeliveryLate] = []
         sayings: dict[Saying, list[Delivery[Any]]] = {}
         for one in deliveries:
@@ -341,18 +378,10 @@ class Attendance:
             saying.is_durable |= durable
             sayings.setdefault(saying, []).append(one)
         self._changed.set()
-        seconds = self._settings.submit_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                for saying in sayings:
-                    await asyncio.shield(saying.answered)
-                    if durable:
-                        await asyncio.shield(saying.kept)
-        except TimeoutError:
-            raise CannotConnect(
-                f"the owner of partition {self.partition} did not answer a member of {self.group} in {seconds:g} seconds",
-                not_done="whether it was heard is not known: the transaction may be given out again",
-            ) from None
+        for saying in sayings:
+            await asyncio.shield(saying.answered)
+            if durable:
+                await asyncio.shield(saying.kept)
         for saying, mine in sayings.items():
             late += [error for one, error in saying.late if any(one is own for own in mine)]
         return late
@@ -523,7 +552,7 @@ class Attendance:
             async with asyncio.timeout(self._settings.close_seconds):
                 await self._is_over.wait()
 
-    def end(self) -> None:
+    def end(self, why: str = "the subscription was closed") -> None:
         """It is over: whoever waits is told."""
         self._is_closed = True
         if self._beat is not None:
@@ -533,5 +562,5 @@ class Attendance:
         self._unkept.clear()
         self._unsent.clear()
         for saying in left:
-            self._miss(saying, "the subscription was closed")
+            self._miss(saying, why)
         self.drop()

@@ -140,6 +140,7 @@ class Delivery(Generic[E_co]):
     async def ack(self, *, durable: bool = False) -> None:
         """It is done: the group does not give it out again.
 
+        While the partition has no owner it waits, as long as the subscription is open; so do `nack`, `reject`, `extend`.
         Without `durable`, the owner has heard it. Owners write acknowledgements down at least every second, so when one
         fails right after this, the transaction may come once more.
 
@@ -148,7 +149,6 @@ class Delivery(Generic[E_co]):
 
         Raises:
             DeliveryLate: It is in other hands, or it is not known whether this was heard: it is done again.
-            CannotConnect: The owner did not answer in `submit_seconds`.
         """
         await self._settle(Verb.ACKNOWLEDGE, durable=durable)
 
@@ -161,7 +161,6 @@ class Delivery(Generic[E_co]):
 
         Raises:
             DeliveryLate: It is in other hands already.
-            CannotConnect: The owner did not answer in `submit_seconds`.
             BadArgument: The delay is no number from 0 to a day.
         """
         await self._settle(Verb.REFUSE, delay=checked_delay(delay), reason=reason)
@@ -175,7 +174,6 @@ class Delivery(Generic[E_co]):
 
         Raises:
             DeliveryLate: It is in other hands already.
-            CannotConnect: The owner did not answer in `submit_seconds`.
         """
         await self._settle(Verb.REJECT, reason=reason)
 
@@ -184,7 +182,6 @@ class Delivery(Generic[E_co]):
 
         Raises:
             DeliveryLate: It is in other hands already.
-            CannotConnect: The owner did not answer in `submit_seconds`.
         """
         raise_late(await self._hands.say(Verb.EXTEND, [self]))
 

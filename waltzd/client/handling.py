@@ -111,7 +111,12 @@ class Handling(Generic[E]):
             self.subscription.finished(one)
 
     async def _tell(self, saying: Awaitable[None]) -> None:
+        """Wait for the answer, `submit_seconds` at most: what was said is told to the next owner all the same."""
+        seconds = self.subscription._host.settings.submit_seconds
         try:
-            await saying
+            async with asyncio.timeout(seconds):
+                await saying
+        except TimeoutError:
+            _log.warning("group %s: no owner has answered in %g seconds", self.subscription.group, seconds)
         except WaltzError as error:
             _log.warning("%s %s", error.code, error.message)

@@ -189,7 +189,9 @@ class Subscription(Generic[E]):
             self._asked = loop.time()
             found = self._pick(most, self._asked)
             if found:
-                return found
+                if await self._has_begun(found):
+                    return found
+                continue
             if self._error is not None:
                 raise copy(self._error)
             self._more.clear()
@@ -221,10 +223,26 @@ class Subscription(Generic[E]):
             if found:
                 if self.is_handled and attendance.is_ordered:
                     attendance.holds += 1
-                for instrument in self._host._instruments:
-                    instrument.delivered(self.group, attendance.partition, len(found))
                 return found
         return []
+
+    async def _has_begun(self, found: list[Delivery[E]]) -> bool:
+        """Report what is handed out, before it is. Return False if it was lost meanwhile."""
+        attendance = found[0]._hands
+        assert isinstance(attendance, Attendance)
+        is_begun = False
+        try:
+            is_begun = await attendance.begin(found)
+        except asyncio.CancelledError:
+            attendance.put_back(found)
+            raise
+        finally:
+            if not is_begun:
+                attendance.holds -= self.is_handled and attendance.is_ordered
+                self.arrived(attendance, 0)
+        for instrument in self._host._instruments if is_begun else ():
+            instrument.delivered(self.group, attendance.partition, len(found))
+        return is_begun
 
     def _is_readable(self, one: Delivery[E]) -> bool:
         if self._host._serializer is None:
@@ -264,7 +282,6 @@ class Subscription(Generic[E]):
 
         Raises:
             DeliveryLate: Some of them were too late; all others are acknowledged.
-            CannotConnect: As of `Delivery.ack`.
         """
         await self._say(Verb.ACKNOWLEDGE, deliveries, durable=durable)
 
@@ -278,7 +295,7 @@ class Subscription(Generic[E]):
 
         Raises:
             DeliveryLate: Some of them were too late.
-            CannotConnect, BadArgument: As of `Delivery.nack`.
+            BadArgument: As of `Delivery.nack`.
         """
         await self._say(Verb.REFUSE, deliveries, delay=checked_delay(delay), reason=reason)
 
@@ -291,7 +308,6 @@ class Subscription(Generic[E]):
 
         Raises:
             DeliveryLate: Some of them were too late.
-            CannotConnect: As of `Delivery.reject`.
         """
         await self._say(Verb.REJECT, deliveries, reason=reason)
 
@@ -303,7 +319,6 @@ class Subscription(Generic[E]):
 
         Raises:
             DeliveryLate: Some of them were too late.
-            CannotConnect: As of `Delivery.extend`.
         """
         await self._say(Verb.EXTEND, deliveries)
 
@@ -413,6 +428,9 @@ class Subscription(Generic[E]):
         except Exception as error:  # noqa: BLE001  # who iterates is told
             self._error = ClientClosed(f"the subscription was ended by a mistake in Waltz: {error!r}")
             _log.critical("group %s: this member ends by a mistake in Waltz", self.group, exc_info=error)
+        if self._error is not None:
+            for attendance in self._attendances.values():
+                attendance.end(f"the subscription has failed: {self._error.message}")
         self._more.set()
 
     async def _look_again(self) -> None:

@@ -253,6 +253,13 @@ class StorageConfig(DaemonConfig):
         bounds=(0, 3600),
         unit="seconds",
     )
+    scrub_seconds: int = setting(
+        "Read every sealed segment once in this time, to find what rots on the disk; owners heal what is found. 0 turns it "
+        "off.",
+        default=7 * 86_400,
+        bounds=(0, 366 * 86_400),
+        unit="seconds",
+    )
     archive: str | None = setting(
         "The store to which sealed segments are uploaded: a directory, or a bucket as in s3://bucket/folder, gs:// or "
         "az://. Use the same on all storages. Credentials of a bucket come from where its own tools take them: the "

@@ -279,6 +279,16 @@ def of_storage(
         ("refused_calls", "Calls and append streams that ended with an error.", done.refused_calls),
     ):
         yield _family(CounterMetricFamily, f"waltz_storage_{name}", about, (), [((), float(value))])
+    if (scrub := found.scrub) is not None and scrub.period_seconds:
+        about = "Sealed segments in which the scrub found something wrong, since the start."
+        yield _family(
+            CounterMetricFamily, "waltz_storage_scrub_damaged_segments", about, (), [((), float(scrub.damaged_segments))]
+        )
+        about = "Rate at which sealed segments are read to find rot."
+        yield _gauge("waltz_storage_scrub_bytes_per_second", about, scrub.bytes_per_second)
+        if scrub.age_ms is not None:
+            about = "Seconds since the start of the last complete round of the scrub; absent before there is one."
+            yield _gauge("waltz_storage_scrub_age_seconds", about, scrub.age_ms / 1000)
     for name, about, value_of in _OF_STORED:
         values = (((str(one.partition),), float(value_of(one))) for one in found.assigned)
         yield _family(GaugeMetricFamily, f"waltz_storage_replica_{name}", about, ("partition",), values)

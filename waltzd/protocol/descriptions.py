@@ -162,6 +162,26 @@ class SetAside:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScrubStatus:
+    """How a storage looks for rot in its sealed segments."""
+
+    period_seconds: int
+    """Seconds in which all sealed segments are read once; 0: the scrub is off."""
+    bytes_per_second: int
+    """Rate that follows from the period and the size of the sealed segments."""
+    done_bytes: int
+    """Bytes of sealed segments that the current round has read."""
+    total_bytes: int
+    """Bytes of all sealed segments."""
+    age_ms: int | None = None
+    """Milliseconds since the start of the last complete round; None before one is complete."""
+    damaged_segments: int = 0
+    """Segments in which something was wrong, since the storage started."""
+    last_finding: str = ""
+    """What was wrong with the last one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StorageDescription:
     cluster_key: UUID
     partitions: int
@@ -186,6 +206,8 @@ class StorageDescription:
     """Of the segments that it can write."""
     keeps_group_log: bool = False
     """Whether it can hold a replica of the group log. An older version cannot."""
+    scrub: ScrubStatus | None = None
+    """None from a storage of an older version."""
 
     def is_same_as(self, other: StorageDescription) -> bool:
         """One storage under two addresses, which can be spelled in many ways: one process, or the same files."""

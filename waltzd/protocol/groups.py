@@ -63,6 +63,8 @@ class JoinRequest:
     """No two members of a group have the same name: a newer stream with it displaces the older."""
     room: int | None = None
     """How many deliveries it takes at a time; None: as many as the group permits."""
+    tells_begun: bool = False
+    """Whether the member reports what it hands to the application. Otherwise all that it was given counts as begun."""
 
 
 class Verb(enum.IntEnum):
@@ -73,6 +75,9 @@ class Verb(enum.IntEnum):
     """It will never be done: it is put aside at once."""
     EXTEND = 4
     """It takes longer."""
+    BEGIN = 5
+    """It is handed to the application now. It is not answered. Only a begun delivery fails by a member that goes away, or
+    by time; one that was only prefetched goes to another member, and no try is used up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +118,8 @@ class Joined:
     ack_wait_ms: int
     room: int
     """So many deliveries it has at a time."""
+    hears_begun: bool = False
+    """Whether the owner knows `Verb.BEGIN`."""
 
 
 @dataclass(frozen=True, eq=False)

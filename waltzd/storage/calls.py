@@ -55,6 +55,7 @@ from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import check_jump
 from waltzd.storage.replica.segment import Suspect
 from waltzd.storage.restorer import Restorer
+from waltzd.storage.scrub import Scrub
 from waltzd.wire.budget import Budget
 from waltzd.wire.streams import PIECE_BYTES, timely
 from waltzd.wire.tasks import call_on
@@ -88,6 +89,7 @@ class StorageCalls:
         store: Store | None = None,
         run_archiving: RunBlocking | None = None,
         run_restoring: RunBlocking | None = None,
+        run_scrubbing: RunBlocking | None = None,
     ) -> None:
         """`streams_loop`: where lanes and streams live; None for the loop of all other calls. `run_here`: makes that loop
         write and flush by itself; None where it must not wait for the disk. `store`: of the archive."""
@@ -117,6 +119,7 @@ class StorageCalls:
         self.answered, self.streamed = Statistics(), Statistics()
         """What calls have done, and what streams and lanes have: each is counted on its own loop."""
         self.archiver = Archiver(self, directory.control.header.key, disk, store, run_archiving or run_reading)
+        self.scrub = Scrub(self, disk, run_scrubbing or run_reading, period_seconds=config.scrub_seconds, clock=disk.now_ms)
         self.restorer = Restorer(self, disk, run_restoring or run_reading, on_fatal)
         self.is_draining = False
 
@@ -205,6 +208,10 @@ class StorageCalls:
     async def take_name(self, name: str) -> None:
         async with self._changing:
             await self._write(self._directory.take_name, name)
+
+    def lane_of(self, number: int) -> Lane | None:
+        """Return the lane of a replica; None while the replica is created, removed or refused."""
+        return self._lanes.get(number)
 
     def _lane(self, number: int) -> Lane:
         self._directory.partition(number)  # says why there is none
@@ -680,6 +687,7 @@ class StorageCalls:
             set_aside=self._aside(),
             formats=VERSIONS,
             keeps_group_log=True,
+            scrub=self.scrub.status(),
         )
 
     def _aside(self) -> tuple[SetAside, ...]:

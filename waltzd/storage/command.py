@@ -34,6 +34,7 @@ from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
 from waltzd.storage.service import Ports, start_services
+from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls, tls_for
 
 READING_THREADS = 2
@@ -88,10 +89,13 @@ def run(config: StorageConfig, *, is_renamed: bool = False) -> None:
         Threads(READING_THREADS, "read") as readers,
         Threads(1, "archive", is_waited_for=False) as archiving,
         Threads(RESTORING_THREADS, "restore", is_waited_for=False) as restoring,
+        Threads(1, "scrub", is_waited_for=False) as scrubbing,
     ):
         # The loop stays open until the process ends: a thread of gRPC may still have something to tell it.
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        runner.run(_serve(config, disk, directory, tls, supervisor, writers, readers, archiving, restoring, audit))
+        runner.run(
+            _serve(config, disk, directory, tls, supervisor, writers, readers, archiving, restoring, scrubbing, audit)
+        )
 
 
 def _name(config: StorageConfig, tls: Tls | None) -> str:
@@ -123,6 +127,7 @@ async def _serve(
     readers: Threads,
     archiving: Threads,
     restoring: Threads,
+    scrubbing: Threads,
     audit: AuditLog,
 ) -> None:
     underway, streams_loop = Underway(), LoopThread("streams").loop
@@ -143,6 +148,7 @@ async def _serve(
         store=store,
         run_archiving=archiving.run,
         run_restoring=restoring.run,
+        run_scrubbing=scrubbing.run,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -167,6 +173,8 @@ async def _serve(
         f"admin={ports.admin.address} directory={config.directory}",
         flush=True,
     )
+    scrub = asyncio.create_task(calls.scrub.run(), name="scrub")
+    tell_failure(scrub, end_at_once)
     supervisor.ready()
     supervisor.follow(lambda: _story(calls), lambda: underway.ailment(supervisor.patience_seconds))
     alarms, reserve_at = alarm.Alarms(), 0.0
@@ -184,6 +192,7 @@ async def _serve(
             continue
     supervisor.stopping("finishing what is under way")
     log.info("stopping: finishing what is under way, for at most %d seconds", config.drain_seconds)
+    scrub.cancel()
     calls.refuse_new()
     await ports.stop(config.drain_seconds)
     await calls.close()

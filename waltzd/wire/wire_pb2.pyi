@@ -1011,6 +1011,7 @@ class StorageDescription(_message.Message):
     SET_ASIDE_FIELD_NUMBER: _builtins.int
     FORMATS_FIELD_NUMBER: _builtins.int
     KEEPS_GROUP_LOG_FIELD_NUMBER: _builtins.int
+    SCRUB_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partitions: _builtins.int
     directory: _builtins.str
@@ -1040,6 +1041,10 @@ class StorageDescription(_message.Message):
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of the segments that it can write."""
 
+    @_builtins.property
+    def scrub(self) -> Global___ScrubStatus:
+        """Absent from an older version."""
+
     def __init__(
         self,
         *,
@@ -1059,14 +1064,60 @@ class StorageDescription(_message.Message):
         set_aside: _abc.Iterable[Global___SetAside] | None = ...,
         formats: _abc.Iterable[_builtins.int] | None = ...,
         keeps_group_log: _builtins.bool = ...,
+        scrub: Global___ScrubStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["scrub", b"scrub", "statistics", b"statistics", "vitals", b"vitals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "keeps_group_log", b"keeps_group_log", "name", b"name", "partitions", b"partitions", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "cluster_key", b"cluster_key", "directory", b"directory", "draining", b"draining", "formats", b"formats", "free_bytes", b"free_bytes", "free_bytes_min", b"free_bytes_min", "instance", b"instance", "keeps_group_log", b"keeps_group_log", "name", b"name", "partitions", b"partitions", "scrub", b"scrub", "set_aside", b"set_aside", "statistics", b"statistics", "uptime_ms", b"uptime_ms", "version", b"version", "vitals", b"vitals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StorageDescription: _TypeAlias = StorageDescription  # noqa: Y015
+
+@_typing.final
+class ScrubStatus(_message.Message):
+    """How a storage looks for rot in its sealed segments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PERIOD_SECONDS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    DAMAGED_SEGMENTS_FIELD_NUMBER: _builtins.int
+    LAST_FINDING_FIELD_NUMBER: _builtins.int
+    period_seconds: _builtins.int
+    """In which all of them are read once; 0: never."""
+    bytes_per_second: _builtins.int
+    done_bytes: _builtins.int
+    """Of this round."""
+    total_bytes: _builtins.int
+    age_ms: _builtins.int
+    """Since the start of the last complete round; absent before one is complete."""
+    damaged_segments: _builtins.int
+    """In which something was wrong, since the storage started."""
+    last_finding: _builtins.str
+    def __init__(
+        self,
+        *,
+        period_seconds: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        age_ms: _builtins.int | None = ...,
+        damaged_segments: _builtins.int = ...,
+        last_finding: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms", "age_ms", b"age_ms", "bytes_per_second", b"bytes_per_second", "damaged_segments", b"damaged_segments", "done_bytes", b"done_bytes", "last_finding", b"last_finding", "period_seconds", b"period_seconds", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_ms: _TypeAlias = _typing.Literal["age_ms"]  # noqa: Y015
+    _WhichOneofArgType__age_ms: _TypeAlias = _typing.Literal["_age_ms", b"_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_ms) -> _WhichOneofReturnType__age_ms | None: ...
+
+Global___ScrubStatus: _TypeAlias = ScrubStatus  # noqa: Y015
 
 @_typing.final
 class SetAside(_message.Message):
@@ -2497,6 +2548,7 @@ class JoinRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    TELLS_BEGUN_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     generation: _builtins.int
@@ -2505,6 +2557,8 @@ class JoinRequest(_message.Message):
     """A newer stream with the same name displaces the older."""
     room: _builtins.int
     """Absent: as many deliveries at a time as the group permits."""
+    tells_begun: _builtins.bool
+    """It says 5 (begin) of what it hands to its application. Otherwise all that it was given counts as begun."""
     def __init__(
         self,
         *,
@@ -2514,10 +2568,11 @@ class JoinRequest(_message.Message):
         group: _builtins.str = ...,
         member: _builtins.str = ...,
         room: _builtins.int | None = ...,
+        tells_begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "cluster_key", b"cluster_key", "generation", b"generation", "group", b"group", "member", b"member", "partition", b"partition", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "cluster_key", b"cluster_key", "generation", b"generation", "group", b"group", "member", b"member", "partition", b"partition", "room", b"room", "tells_begun", b"tells_begun"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__room: _TypeAlias = _typing.Literal["room"]  # noqa: Y015
     _WhichOneofArgType__room: _TypeAlias = _typing.Literal["_room", b"_room"]  # noqa: Y015
@@ -2540,7 +2595,7 @@ class Said(_message.Message):
     number: _builtins.int
     """Rises with each on a stream, from 1 on."""
     verb: _builtins.int
-    """1 acknowledge, 2 refuse, 3 reject, 4 extend"""
+    """1 acknowledge, 2 refuse, 3 reject, 4 extend, 5 begin (not answered)"""
     epoch: _builtins.int
     tag: _builtins.int
     """The highest of the deliveries that it speaks of."""
@@ -2632,11 +2687,14 @@ class Joined(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     ACK_WAIT_MS_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    HEARS_BEGUN_FIELD_NUMBER: _builtins.int
     made_at: _builtins.int
     epoch: _builtins.int
     mode: _builtins.str
     ack_wait_ms: _builtins.int
     room: _builtins.int
+    hears_begun: _builtins.bool
+    """The owner knows 5 (begin)."""
     def __init__(
         self,
         *,
@@ -2645,10 +2703,11 @@ class Joined(_message.Message):
         mode: _builtins.str = ...,
         ack_wait_ms: _builtins.int = ...,
         room: _builtins.int = ...,
+        hears_begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "made_at", b"made_at", "mode", b"mode", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "hears_begun", b"hears_begun", "made_at", b"made_at", "mode", b"mode", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,8 @@ An acknowledgement belongs to a delivery and not to an id. It names the epoch an
 speaks of, so that one which comes too late, when the transaction is in other hands already, is told from one that counts.
 
 What fails is tried again, after a pause, and put aside when its tries are used up, or the group stops there. Failures
-count, not deliveries: a change of owner is nobody's failure.
+count, not deliveries: a change of owner is nobody's failure, and neither is the end of a member for what its application
+had not begun.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class _Flight:
     member: str
     tag: int
     deadline: float
+    has_begun: bool
+    """Its member has handed it to the application, or does not report that."""
     is_done: bool = False
     """In an ordered group: acknowledged, and behind one that is not."""
     has_alarm: bool = True
@@ -88,6 +91,8 @@ class _Flight:
 class _Member:
     room: int
     """How many it may have at a time."""
+    tells_begun: bool
+    """Whether it reports what it hands to its application."""
     flights: dict[int, _Flight] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
     """In an ordered group: ids that it acknowledged, the highest first, each less than 0; some are settled by now."""
@@ -212,22 +217,24 @@ class Table:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def join(self, name: str, room: int | None = None) -> None:
+    def join(self, name: str, room: int | None = None, *, tells_begun: bool = False) -> None:
         """`room`: how many it wants at a time; never more than the group permits."""
         most = self.settings.max_in_flight
         assert name not in self._members
-        self._members[name] = _Member(most if room is None else max(0, min(room, most)))
+        self._members[name] = _Member(most if room is None else max(0, min(room, most)), tells_begun)
 
-    def leave(self, name: str, now: float, *, is_lost: bool) -> None:
-        """What it had goes to others. `is_lost`: it did not say that it goes, and so has failed in what it had; in an
-        ordered group, in the first of that."""
+    def leave(self, name: str, now: float, *, is_lost: bool) -> int:
+        """Give what it had to others; return how many failures that makes. `is_lost`: it did not say that it goes, and so
+        has failed in what it had begun; in an ordered group, in the first of that."""
         flights = self._members[name].flights
-        failed = list(flights) if self.settings.mode is not Mode.ORDERED else list(flights)[:1]
-        for id in failed if is_lost else ():
+        had = list(flights) if self.settings.mode is not Mode.ORDERED else list(flights)[:1]
+        failed = [id for id in had if is_lost and flights[id].has_begun]
+        for id in failed:
             self._fail(id, "its member went away", now)
         while flights:
             self._return(next(iter(flights)), now)
         del self._members[name]
+        return len(failed)
 
     # -- giving out ----------------------------------------------------------------------------------------------------
 
@@ -240,8 +247,9 @@ class Table:
             if id is None:
                 break
             self._tag += 1
-            flight = _Flight(name, self._tag, now + wait)
-            self._flights[id] = self._members[name].flights[id] = flight
+            member = self._members[name]
+            flight = _Flight(name, self._tag, now + wait, has_begun=not member.tells_begun)
+            self._flights[id] = member.flights[id] = flight
             self._place_in_order(id)
             heappush(self._deadlines, (flight.deadline, id, self._tag))
             failures = state.open.get(id)
@@ -287,15 +295,23 @@ class Table:
         return None
 
     def expire(self, now: float) -> int:
-        """Take away what members have had for too long; how much that was."""
+        """Take away what members have had for too long; return how many failures that makes."""
         count = 0
         while (alarm := self._first_alarm()) is not None and alarm[0] <= now:
-            heappop(self._deadlines)
-            self._fail(alarm[1], f"it was not acknowledged in {self.settings.ack_wait:g} seconds", now)
-            count += 1
+            _, id, _ = heappop(self._deadlines)
+            if self._flights[id].has_begun:
+                self._fail(id, f"it was not acknowledged in {self.settings.ack_wait:g} seconds", now)
+                count += 1
+            else:
+                self._return(id, now)
         return count
 
     # -- what members say ----------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, epoch: int, tag: int, first: int, last: int) -> None:
+        """Its application has it in hand from now on."""
+        for id in self._heard(name, epoch, tag, first, last)[0]:
+            self._flights[id].has_begun = True
 
     def acknowledge(self, name: str, epoch: int, tag: int, first: int, last: int, now: float) -> Verdict:
         """It is done, and is never given out again in this epoch."""

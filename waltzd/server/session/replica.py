@@ -24,6 +24,7 @@ from waltzd.cluster.evidence import written_by_another
 from waltzd.errors import (
     BadFrame,
     CannotConnect,
+    DiskFull,
     Diverged,
     NoSuchPartition,
     SessionEnded,
@@ -466,6 +467,7 @@ class ReplicaLink:
         log.decided.ring()
         await self._settle()
         while True:
+            await self._wait_for_space()
             await self._catch_up()
             await self._stream_tail()
 
@@ -588,6 +590,18 @@ class ReplicaLink:
         raise CannotConnect(f"{self.name} could not copy: {failed.error.message}") from failed
 
     # -- while the session is open
+
+    async def _wait_for_space(self) -> None:
+        """After a write that met a full disk: until the storage says that it takes writes again. A stream that is taken and
+        refused again and again would be level and failed each time."""
+        pause = self._retry_seconds
+        while self._said is DiskFull:
+            status = await self._timely(self.port.status(self._log.partition), "say whether its disk is full")
+            if not status.is_full:
+                return
+            self.state, self.story = State.DOWN, "its disk is full; it takes part again when there is space"
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, PAUSES * self._retry_seconds)
 
     async def _catch_up(self) -> None:
         """Until what comes next is in the tail."""

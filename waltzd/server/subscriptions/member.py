@@ -95,7 +95,7 @@ class Attendance:
         self._room = 0
         capacity.enter(use)
         try:
-            self._room = place.join(self, request.room)
+            self._room = place.join(self, request.room, tells_begun=request.tells_begun)
         except BaseException:
             capacity.leave(use)
             raise
@@ -188,6 +188,7 @@ class Attendance:
                     mode=place.meta.mode,
                     ack_wait_ms=place.meta.ack_wait_ms,
                     room=self._room,
+                    hears_begun=True,
                 )
             ]
         )
@@ -307,6 +308,9 @@ class Attendance:
     def _hear(self, said: Said) -> None:
         check_said(said, self._number)
         self._number = said.number
+        if said.verb is Verb.BEGIN:
+            self._place.begin(self, said)
+            return
         verdict, number, is_aside = self._place.said(self, said)
         answer = Answer(said.number, *verdict)
         if is_aside:

@@ -417,7 +417,7 @@ class Place:
     def epoch(self) -> int:
         return self._state.epoch
 
-    def join(self, member: Attendee, room: int | None) -> int:
+    def join(self, member: Attendee, room: int | None, *, tells_begun: bool) -> int:
         """How many deliveries it has at a time. A newer stream takes the place of an older one with its name."""
         if self.error is not None:
             raise self.error
@@ -426,7 +426,7 @@ class Place:
             self.leave(older, is_lost=True)
             older.dismiss(Displaced(f"member {member.name} of group {self.key.name} has come again"))
         self._members[member.name] = member
-        self._table.join(member.name, room)
+        self._table.join(member.name, room, tells_begun=tells_begun)
         self._idle_since = None
         self.touch()
         return self._table.room_of(member.name)
@@ -439,11 +439,10 @@ class Place:
         if self.error is not None:
             return
         self._going[member] = None
-        before, held = self._aside(), self._table.held(member.name)
-        self._table.leave(member.name, self._now(), is_lost=is_lost)
-        if held and is_lost:
-            self.failed += held if self.meta.mode is not Mode.ORDERED else 1
-            self._keeping.changed(held, is_urgent=self._aside() != before)
+        before = self._aside()
+        if failed := self._table.leave(member.name, self._now(), is_lost=is_lost):
+            self.failed += failed
+            self._keeping.changed(failed, is_urgent=self._aside() != before)
         if not self._members:
             self._idle_since = self._now()
         self.touch()
@@ -451,6 +450,11 @@ class Place:
     def forget(self, member: Attendee) -> None:
         """Its stream is over."""
         self._going.pop(member, None)
+
+    def begin(self, member: Attendee, said: Said) -> None:
+        """Only this owner has to know: a change of owner is nobody's failure."""
+        for first, last in zip(said.firsts.tolist(), said.lasts.tolist(), strict=True):
+            self._table.begin(member.name, said.epoch, said.tag, first, last)
 
     def said(self, member: Attendee, said: Said) -> tuple[Verdict, int, bool]:
         """What is so; the number of the change with which it is kept; and whether that is waited for."""

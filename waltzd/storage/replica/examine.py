@@ -12,7 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from waltzd.disk.seam import File, join
-from waltzd.errors import DiskFull, ForeignCluster, HeaderDamaged, PartitionDamaged, PathMissing, UnknownVersion, WaltzError
+from waltzd.errors import (
+    DiskFull,
+    ForeignCluster,
+    HeaderDamaged,
+    PartitionDamaged,
+    PathMissing,
+    ReadFailed,
+    UnknownVersion,
+    WaltzError,
+)
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.batch import End, Head
 from waltzd.format.checksum import I64
@@ -185,7 +194,19 @@ def examine_segment(
     """Read all of a segment that should end in front of `next_id`; damage is returned. Afterwards its index is right, and
     so is the part of its header that means nothing, and its footer where it has all its batches.
 
-    Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing."""
+    Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing.
+    A sealed segment on a sector that cannot be read is damaged as a whole: a copy of it gets other sectors."""
+    try:
+        return _examine(site, first_id, next_id, is_last, active, front or Front())
+    except ReadFailed as error:
+        if is_last:
+            raise
+        return [
+            site.finding(Code.UNREADABLE, site.path(first_id), error.message, first_id=first_id, last_id=next_id - 1)
+        ]  # fmt: skip
+
+
+def _examine(site: Site, first_id: int, next_id: int, is_last: bool, active: Segment | None, front: Front) -> list[Finding]:
     path, expected = site.path(first_id), site.header(first_id)
     try:
         data = active.data if active and site.disk.exists(path) else site.disk.open(path)
@@ -197,7 +218,7 @@ def examine_segment(
         header = replace(header, created_ms=first.time // 1000)
     if data.read(0, HEADER_BYTES) != header.encode():
         _write_header(site, active.data if active else site.disk.open(path, write=True), header)
-    front, builder = front or Front(), FooterBuilder(header.encode())
+    builder = FooterBuilder(header.encode())
 
     if active:
         found = _survey_active(site, active, header, front.end, builder)
@@ -297,7 +318,7 @@ def _survey_sealed(
         found = look(index, writer, builder if is_first else None)
         # It ends where the data ends, also when more was expected: the next start sees by its size that ids are missing.
         writer.finish(found.next_id)
-    except DiskFull:
+    except (DiskFull, ReadFailed):
         if writer is not None:
             writer.abandon()
         raise

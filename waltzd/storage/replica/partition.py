@@ -144,7 +144,7 @@ class Partition:
             committed=self.committed,
             last_id=self.last_id,
             is_available=info.is_available,
-            is_full=self._room.is_full,
+            is_full=self._room.look(),
             segments=len(self._shelf.first_ids),
             findings=self.findings,
             damaged_segments=self._healing.damaged_segments,
@@ -261,12 +261,13 @@ class Partition:
         self._check_sound(may_be_short=True)
         fresh = self._only_new(pieces)
         if fresh:
-            self._room.check(sum(len(piece.data) if isinstance(piece, Run) else piece.size for piece in fresh))
+            size = sum(len(piece.data) if isinstance(piece, Run) else piece.size for piece in fresh)
+            self._room.check(size)
             with self._fatal():
                 try:
                     self._write(fresh)
                 except DiskFull:
-                    self._room.is_full = True
+                    self._room.refuse(size)
                     raise
                 if self._quarantine:
                     self._healing.end_moved(is_indexed=False)

@@ -71,6 +71,20 @@ class Room:
     def __init__(self, site: Site) -> None:
         self._site = site
         self.is_full = False
+        self._refused = 0
+        """Bytes of the write that was refused last."""
+
+    def refuse(self, size: int) -> None:
+        self.is_full, self._refused = True, size
+
+    def look(self) -> bool:
+        """Return whether the disk is still too full for the write that was refused last. So a storage says that it takes
+        writes again before anybody sends one."""
+        if self.is_full:
+            least = self._site.settings.free_bytes_min
+            free = self._site.disk.free_bytes(self._site.directory)
+            self.is_full = free - self._refused < least + least // 8
+        return self.is_full
 
     def check(self, size: int) -> None:
         """Refused when less than the least would stay free; after a refusal, less than an eighth more, so as not to
@@ -81,5 +95,5 @@ class Room:
         free = self._site.disk.free_bytes(directory)
         least += least // 8 if self.is_full else 0
         if free - size < least:
-            self.is_full = True
+            self.refuse(size)
             raise DiskFull(f"{directory}: {free} bytes are free, {size} are to be written and {least} must stay free")

@@ -18,7 +18,7 @@ from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
 from waltzd.errors import CannotConnect
 from waltzd.format.batch import End
-from waltzd.protocol.descriptions import ArchiveCheck, Statistics, Vitals
+from waltzd.protocol.descriptions import ArchiveCheck, ScrubStatus, Statistics, Vitals
 from waltzd.protocol.groups import GroupTotals, GroupTrouble
 from waltzd.protocol.histogram import Durations
 
@@ -72,6 +72,11 @@ def with_storage(**changes: Any) -> Picture:
     return replace(picture, storages=(storage("s1", **{"statistics": flushing(0.002), **changes}), *picture.storages[1:]))
 
 
+def scrub(**changes: Any) -> ScrubStatus:
+    pace: dict[str, Any] = {"period_seconds": 7 * 86_400, "bytes_per_second": 1, "done_bytes": 0, "total_bytes": 1}
+    return ScrubStatus(**pace | changes)
+
+
 def holding(**changes: Any) -> Picture:
     """With 100 MiB of replicas."""
     return with_storage(assigned=(replace(held(0), disk_bytes=100 << 20),), **changes)
@@ -122,6 +127,10 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
         (with_storage(statistics=Statistics()), "flush latency", Grade.UNKNOWN, "s1 has written nothing"),
         (with_storage(assigned=(held(0, is_available=False),)), "damaged replicas", Grade.WARN, "0 on s1 offline"),
         (with_storage(assigned=(replace(held(0), status=None),)), "damaged replicas", Grade.FAIL, "s1 does not vouch"),
+        (with_storage(scrub=scrub(period_seconds=0)), "scrub", Grade.WARN, "s1 does not look for rot"),
+        (with_storage(scrub=scrub(damaged_segments=2, last_finding="id 7")), "scrub", Grade.WARN, "found 2 damaged"),
+        (with_storage(scrub=scrub(age_ms=22 * 86_400_000)), "scrub", Grade.WARN, "for 22.0 days; they are to be"),
+        (with_storage(scrub=scrub(), uptime_ms=22 * 86_400_000), "scrub", Grade.WARN, "has not read all its sealed"),
         (with_storage(version="0.9"), "versions", Grade.WARN, "0.9: s1; 1: waltzctl, a, b, s2, s3"),
         (with_storage(vitals=None), "clocks", Grade.UNKNOWN, "s1 does not tell its time"),
         (with_storage(vitals=None), "open files", Grade.UNKNOWN, "s1 does not tell"),

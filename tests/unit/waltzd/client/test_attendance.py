@@ -46,6 +46,8 @@ class Stream:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.said: list[Said] = []
+        """Without `begun`."""
+        self.begun: list[Said] = []
         self.messages = 0
         self.request: JoinRequest | None = None
         self.has_left = self.is_over = False
@@ -61,7 +63,11 @@ class Stream:
                 case JoinRequest():
                     self.request = frame
                     self.owner.streams.append(self)
-                    self.push(Joined(self.owner.made_at, self.owner.epoch, self.owner.mode, self.owner.ack_wait_ms, 100))
+                    owner = self.owner
+                    joined = Joined(owner.made_at, owner.epoch, owner.mode, owner.ack_wait_ms, 100, owner.hears_begun)
+                    self.push(joined)
+                case Said(verb=Verb.BEGIN):
+                    self.begun.append(frame)
                 case Said():
                     self.said.append(frame)
                     if self.owner.answers is not None:
@@ -109,8 +115,9 @@ class Stream:
 class Owner(FakeCluster):
     """The owner of one partition, for members of one group."""
 
-    def __init__(self, mode: Mode = Mode.QUEUE, *, ack_wait_ms: int = 30_000) -> None:
+    def __init__(self, mode: Mode = Mode.QUEUE, *, ack_wait_ms: int = 30_000, hears_begun: bool = True) -> None:
         super().__init__()
+        self.hears_begun = hears_begun
         self.mode = mode
         self.epoch = 1
         self.made_at = MADE
@@ -147,10 +154,14 @@ def all_is_well(said: Said) -> Sequence[DeliveryFrame]:
 
 
 def with_owner(
-    test: Callable[[Owner, Subscription[Any]], Awaitable[Any]], mode: Mode = Mode.QUEUE, *, ack_wait_ms: int = 30_000
+    test: Callable[[Owner, Subscription[Any]], Awaitable[Any]],
+    mode: Mode = Mode.QUEUE,
+    *,
+    ack_wait_ms: int = 30_000,
+    hears_begun: bool = True,
 ) -> Owner:
     """Run the test with a member, and see that nothing is left of it."""
-    owner = Owner(mode, ack_wait_ms=ack_wait_ms)
+    owner = Owner(mode, ack_wait_ms=ack_wait_ms, hears_begun=hears_begun)
 
     async def work() -> None:
         async with Client("s0:1", connect=owner.connect, partitions=[], settings=SETTINGS) as client:
@@ -292,18 +303,18 @@ def test_after_a_failure_in_an_ordered_group_the_owner_says_what_comes_next(is_p
         failing = asyncio.create_task(one.nack())
         following = asyncio.create_task(taken(subscription, 1))
         await until(lambda: len(stream.said) == 1)
-        stream.push(Answer(1, taken=1))
+        stream.push(Answer(stream.said[0].number, taken=1))
         await failing
         await until(lambda: len(stream.said) == 2)
         asked = stream.said[1]
         assert (asked.verb, asked.firsts.tolist(), asked.lasts.tolist()) == (Verb.EXTEND, [1], [2])
         assert not following.done()
         if is_parked:
-            stream.push(Answer(2, taken=2))
+            stream.push(Answer(asked.number, taken=2))
             assert [one.id for one in await following] == [1]
             return
         owner.answers = lambda one: [Answer(one.number, late=1)]
-        stream.push(Answer(2, late=2))
+        stream.push(Answer(asked.number, late=2))
         await until(lambda: len(stream.said) == 4)
         stream.give(0, 1, tag=5, attempt=2)
         assert [(one.id, one.attempt) for one in await following] == [(0, 2)]
@@ -357,16 +368,94 @@ def test_a_group_that_was_removed_ends_its_members() -> None:
     with_owner(test)
 
 
-def test_an_owner_that_does_not_answer_is_waited_for_and_named() -> None:
+def test_settling_waits_for_an_owner_as_long_as_the_subscription_lives() -> None:
+    """Ten minutes without an owner ended the loop of an application after one."""
+
+    async def test(owner: Owner, subscription: Subscription[Any]) -> None:
+        owner.answers = None
+        stream = await owner.stream()
+        stream.give(0, 1, tag=1)
+        first, second = await taken(subscription, 2)
+        said = asyncio.create_task(first.ack())
+        await asyncio.sleep(600)
+        assert not said.done()
+        owner.answers = all_is_well
+        stream.break_off()
+        await said
+        owner.answers = None
+        never = asyncio.create_task(second.ack())
+        await asyncio.sleep(600)
+        await subscription.close()
+        with pytest.raises(DeliveryLate, match="the subscription was closed"):
+            await never
+
+    with_owner(test)
+
+
+def test_a_subscription_that_fails_ends_the_wait_of_whoever_settles() -> None:
     async def test(owner: Owner, subscription: Subscription[Any]) -> None:
         owner.answers = None
         stream = await owner.stream()
         stream.give(0, tag=1)
         (one,) = await taken(subscription, 1)
-        with pytest.raises(CannotConnect, match="partition 0 did not answer a member of mailer in 100 seconds"):
-            await one.ack()
+        said = asyncio.create_task(one.ack())
+        await until(lambda: stream.said)
+        stream.push(Dismissed(NoSuchGroup("it was removed")))
+        with pytest.raises(DeliveryLate, match="it was removed"):
+            await said
 
     with_owner(test)
+
+
+def test_what_is_handed_to_the_application_is_reported_before_and_what_waits_is_not() -> None:
+    async def test(owner: Owner, subscription: Subscription[Any]) -> None:
+        stream = await owner.stream()
+        stream.give(0, 1, 2, tag=3)
+        assert [one.id for one in await subscription.take(2)] == [0, 1]
+        assert [(one.verb, one.firsts.tolist(), one.lasts.tolist()) for one in stream.begun] == [(Verb.BEGIN, [0], [1])]
+
+    with_owner(test)
+
+
+def test_what_was_lost_with_its_stream_before_it_was_reported_is_not_handed_out() -> None:
+    async def test(owner: Owner, subscription: Subscription[Any]) -> None:
+        stream = await owner.stream()
+        stream.give(0, tag=1)
+        await until(lambda: bool(subscription._ready))
+        stream.is_over = True  # what is sent from now on fails
+        taking = asyncio.create_task(subscription.take(1))
+        again = await owner.stream(1)
+        assert not taking.done()
+        again.give(0, tag=2, attempt=1)
+        (one,) = await taking
+        assert [said.tag for said in again.begun] == [2]
+        await one.ack()
+
+    with_owner(test)
+
+
+def test_a_cancelled_take_loses_nothing() -> None:
+    async def test(owner: Owner, subscription: Subscription[Any]) -> None:
+        stream = await owner.stream()
+        stream.give(0, 1, tag=1)
+        await until(lambda: bool(subscription._ready))
+        taking = asyncio.create_task(subscription.take(2))
+        await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert [one.id for one in await taken(subscription, 2)] == [0, 1]
+
+    with_owner(test)
+
+
+def test_an_owner_of_an_older_version_is_told_nothing_of_it() -> None:
+    async def test(owner: Owner, subscription: Subscription[Any]) -> None:
+        stream = await owner.stream()
+        stream.give(0, tag=1)
+        await taken(subscription, 1)
+        assert stream.begun == []
+
+    with_owner(test, hears_begun=False)
 
 
 def test_who_goes_says_so_behind_all_that_it_has_said_and_may_go_twice() -> None:

@@ -103,6 +103,7 @@ def test_every_setting_can_be_given() -> None:
         flush_threads: 2
         archive: s3://bucket/folder
         drain_seconds: 0
+        scrub_seconds: 86400
         log_format: json
         log_level: debug
         audit_file: /var/log/waltz/audit.log
@@ -135,13 +136,14 @@ def test_every_setting_can_be_given() -> None:
         reserve_bytes=1 << 16,
         flush_threads=2,
         drain_seconds=0,
+        scrub_seconds=86_400,
         log_format="json",
         log_level="debug",
         audit_file="/var/log/waltz/audit.log",
         audit_bytes_max=1 << 20,
         audit_files_max=3,
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 29
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 30
     assert parse(show(found)) == found
 
 

@@ -38,6 +38,7 @@ from waltzd.protocol.descriptions import (
     PartitionDescription,
     PartitionStatistics,
     ReplicaStatus,
+    ScrubStatus,
     ServerDescription,
     Statistics,
     StorageDescription,
@@ -108,6 +109,9 @@ STATUS = ReplicaStatus(
     segments=2,
     findings=(),
 )
+SCRUB = ScrubStatus(
+    period_seconds=604_800, bytes_per_second=100, done_bytes=0, total_bytes=0, age_ms=2000, damaged_segments=3
+)
 STORAGE = StorageDescription(
     cluster_key=UUID(int=1),
     partitions=8,
@@ -125,6 +129,7 @@ STORAGE = StorageDescription(
     statistics=Statistics(
         appended_records=14, appended_bytes=1200, groups=3, refused_calls=1, flush=Histogram().more(0.001, 2).more(9)
     ),
+    scrub=SCRUB,
 )
 READS = ReadCounters(fetched_bytes=70_000, pieces=3, hits=12, misses=3, failures=2, cached_bytes=60_000)
 COMMIT = Histogram().more(0.0003, 13).more(70)

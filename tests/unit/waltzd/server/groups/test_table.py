@@ -55,7 +55,9 @@ class Story:
     def join(self) -> None:
         self.names += 1
         name, room = f"m{self.names}", self.chance.choice([None, 1, 3])
-        self.table.join(name, room)
+        tells = self.chance.random() < 0.6
+        self.table.join(name, room, tells_begun=tells)
+        self.twin.telling |= {name} if tells else set()
         self.twin.members[name] = min(room or self.settings.max_in_flight, self.settings.max_in_flight)
         self.out[name] = []
 
@@ -66,10 +68,10 @@ class Story:
         held = [id for id in self.twin.held() if self.twin.items[id].member == name]
         if self.twin.is_ordered:
             held = held[:1]
-        self.table.leave(name, self.now, is_lost=is_lost)
-        for id in held:
-            if is_lost:
-                self.twin.failed(id, self.now)
+        failed = [id for id in held if is_lost and self.twin.items[id].has_begun]
+        assert self.table.leave(name, self.now, is_lost=is_lost) == len(failed)
+        for id in failed:
+            self.twin.failed(id, self.now)
         for id in [id for id in self.twin.held() if self.twin.items[id].member == name]:
             if id in self.twin.held():
                 self.twin.returned(id, self.now)
@@ -116,6 +118,11 @@ class Story:
             verdict = self.table.extend(name, epoch, tag, first, last, self.now)
             for id in mine:
                 items[id].deadline = self.now + self.settings.ack_wait
+        elif what == 7:
+            self.table.begin(name, epoch, tag, first, last)
+            for id in mine:
+                items[id].has_begun = True
+            return
         elif what == 2:
             delay = chance.choice([None, 0.0, 2.0])
             verdict = self.table.refuse(name, epoch, tag, first, last, self.now, reason="busy", delay=delay)
@@ -274,6 +281,39 @@ def test_one_member_of_an_ordered_group_has_the_partition() -> None:
     assert found.state.floor == -1, "the place is one mark"
     found.leave("a", 1, is_lost=True)
     assert [(one.member, one.id, one.attempt) for one in found.deliver(1)] == [("b", 0, 2), ("b", 1, 1), ("b", 2, 1)]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_was_only_prefetched_uses_up_no_try_however_often_its_member_is_killed(mode: Mode) -> None:
+    """Transactions were parked that had never reached any code."""
+    found = table(mode, members=(), max_in_flight=5, deliver_max=2)
+    for number in range(20):
+        found.join(f"m{number}", tells_begun=True)
+        assert {one.attempt for one in found.deliver(number)} == {1}
+        assert found.leave(f"m{number}", number, is_lost=True) == 0
+    assert not found.state.parked
+    for number in range(2):
+        found.join(f"n{number}", tells_begun=True)
+        assert [one.attempt for one in found.deliver(30)] == [1 + number, 1, 1, 1, 1]
+        found.begin(f"n{number}", 1, 10_000, 0, 0)
+        assert found.leave(f"n{number}", 30, is_lost=True) == 1
+    assert list(found.state.parked) == [0]
+
+
+def test_what_was_only_prefetched_goes_to_others_when_its_time_is_over_and_uses_up_no_try() -> None:
+    found = table(Mode.QUEUE, 2, members=(), max_in_flight=2, ack_wait=10.0)
+    found.join("a", tells_begun=True)
+    found.deliver(0)
+    found.begin("a", 1, 1, 0, 0)
+    found.join("b", tells_begun=True)
+    assert found.expire(10) == 1
+    assert {one.id: one.attempt for one in found.deliver(10)} == {0: 2, 1: 1}
+
+
+def test_all_that_a_member_of_an_older_version_was_given_counts_as_begun() -> None:
+    found = table(Mode.QUEUE, 3)
+    found.deliver(0)
+    assert found.leave("a", 0, is_lost=True) == 3
 
 
 def test_the_time_of_an_ordered_delivery_begins_when_all_before_it_is_done() -> None:
