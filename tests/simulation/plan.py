@@ -64,27 +64,21 @@ into sessions of others. `instances`: of clients that come in pairs only the new
 other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `trim`: the
 same, and storages keep little of what is archived. `backup`: also what is not sealed yet. `subscribers`: members
 of a durable group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies."""
-LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
-"""Drawn by a number of their own, so that the seeds from before tell the story that they told."""
-LAST = ("rot", "restore")
-NEWEST = ("skew", "upgrade", "groups")
-"""Likewise, each."""
-YOUNGEST = ("suspicion", "here")
-"""Likewise; and not in the first seeds, by which edits are caught."""
-FOREIGN = ("forge",)
-"""The same."""
-LATEST = ("instances",)
-"""Likewise."""
-ARCHIVED = ("archive",)
-"""Likewise."""
-TRIMMED = ("trim",)
-BACKED_UP = ("backup",)
-"""Likewise."""
-SUBSCRIBED = ("subscribers",)
-"""Likewise."""
-OLD_SEEDS = 60
-RARE = ("rewind", "spoil")
-"""They may leave a partition to an operator, and a run ends there."""
+BESIDE: dict[str, dict[str, float]] = {
+    "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
+    "last": {"rot": 0.25, "restore": 0.25},
+    "newest": {"skew": 0.4, "upgrade": 0.4, "groups": 0.4},
+    "youngest": {"suspicion": 0.5, "here": 0.5},
+    "foreign": {"forge": 0.4},
+    "latest": {"instances": 0.3},
+    "archive": {"archive": 0.3},
+    "trim": {"trim": 0.3},
+    "backup": {"backup": 0.3},
+    "subscribed": {"subscribers": 0.4},
+}
+"""Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
+others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
+`spoil` are rare: they may leave a partition to an operator, and a run ends there."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
 
@@ -190,28 +184,11 @@ def make_plan(
 ) -> Plan:
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
-    later = random.Random(f"later {seed}")
-    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + TRIMMED + BACKED_UP + SUBSCRIBED
+    beside = {kind for kinds in BESIDE.values() for kind in kinds}
     chosen = tuple(fault for fault in FAULTS if fault not in beside and pick.random() < 0.5) or ("crash",)
-    chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
-    last = random.Random(f"last {seed}")
-    chosen += tuple(fault for fault in LAST if last.random() < 0.25)
-    newest = random.Random(f"newest {seed}")
-    chosen += tuple(fault for fault in NEWEST if newest.random() < 0.4)
-    youngest = random.Random(f"youngest {seed}")
-    chosen += tuple(fault for fault in YOUNGEST if seed >= OLD_SEEDS and youngest.random() < 0.5)
-    foreign = random.Random(f"foreign {seed}")
-    chosen += tuple(fault for fault in FOREIGN if seed >= OLD_SEEDS and foreign.random() < 0.4)
-    latest = random.Random(f"latest {seed}")
-    chosen += tuple(fault for fault in LATEST if seed >= OLD_SEEDS and latest.random() < 0.3)
-    archive = random.Random(f"archive {seed}")
-    chosen += tuple(fault for fault in ARCHIVED if seed >= OLD_SEEDS and archive.random() < 0.3)
-    trim = random.Random(f"trim {seed}")
-    chosen += tuple(fault for fault in TRIMMED if seed >= OLD_SEEDS and trim.random() < 0.3)
-    backup = random.Random(f"backup {seed}")
-    chosen += tuple(fault for fault in BACKED_UP if seed >= OLD_SEEDS and backup.random() < 0.3)
-    subscribed = random.Random(f"subscribed {seed}")
-    chosen += tuple(fault for fault in SUBSCRIBED if seed >= OLD_SEEDS and subscribed.random() < 0.4)
+    picks = {name: random.Random(f"{name} {seed}") for name in BESIDE}
+    for name, kinds in BESIDE.items():
+        chosen += tuple(kind for kind, share in kinds.items() if picks[name].random() < share)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -232,26 +209,19 @@ def make_plan(
         keep_alive_seconds=pick.choice((1.5, 6.0)),
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
-        keep_local=trim.choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all",
-        spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
-        format=0 if "upgrade" in chosen else newest.choice((0, 1, 1)),
-        feed_bytes=newest.choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
-        members=subscribed.choice((2, 4, 6)) if "subscribers" in chosen else 0,
-        mode=subscribed.choice(("queue", "keyed", "ordered")) if "subscribers" in chosen else "",
-        lease_seconds=random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)) if seed >= OLD_SEEDS else 0.0,
+        keep_local=picks["trim"].choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all",
+        spares=picks["later"].choice((1, 1, 2, 3)) if "members" in chosen else 0,
+        format=0 if "upgrade" in chosen else picks["newest"].choice((0, 1, 1)),
+        feed_bytes=picks["newest"].choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
+        members=picks["subscribed"].choice((2, 4, 6)) if "subscribers" in chosen else 0,
+        mode=picks["subscribed"].choice(("queue", "keyed", "ordered")) if "subscribers" in chosen else "",
+        lease_seconds=random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)),
     )
     weather = _Weather(pick, setup)
     drawn = _events(weather, setup)
-    weather.pick = newest
-    drawn += _events_beside(weather, setup, BESIDE)
-    weather.pick = youngest
-    drawn += _events_beside(weather, setup, YOUNG_BESIDE)
-    weather.pick = foreign
-    drawn += _events_beside(weather, setup, FOREIGN_BESIDE)
-    weather.pick = latest
-    drawn += _events_beside(weather, setup, LATEST_BESIDE)
-    weather.pick = subscribed
-    drawn += _events_beside(weather, setup, SUBSCRIBED_BESIDE)
+    for name, kinds in BESIDE.items():
+        weather.pick = picks[name]
+        drawn += _events_beside(weather, setup, {kind: ONCE[kind] for kind in kinds if kind in ONCE})
     events = tuple(sorted(drawn, key=lambda event: event.at))
     if chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
@@ -669,12 +639,15 @@ def _subscribers(weather: _Weather) -> None:
             weather.add(at, "kill owner", "group", amount=pick.choice((0.05, 0.5, 3.0)))
 
 
-BESIDE: dict[str, Callable[[_Weather], None]] = {"skew": _skew, "upgrade": _upgrade}
-"""Kinds that come once in a run, or a few times."""
-YOUNG_BESIDE: dict[str, Callable[[_Weather], None]] = {"suspicion": _suspicion}
-FOREIGN_BESIDE: dict[str, Callable[[_Weather], None]] = {"forge": _forge}
-LATEST_BESIDE: dict[str, Callable[[_Weather], None]] = {"instances": _instances}
-SUBSCRIBED_BESIDE: dict[str, Callable[[_Weather], None]] = {"subscribers": _subscribers}
+ONCE: dict[str, Callable[[_Weather], None]] = {
+    "skew": _skew,
+    "upgrade": _upgrade,
+    "suspicion": _suspicion,
+    "forge": _forge,
+    "instances": _instances,
+    "subscribers": _subscribers,
+}
+"""Kinds that make all their events of a run at once."""
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -696,6 +669,4 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "restore": _restore,
 }
 _WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup")
-assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *SUBSCRIBED_BESIDE, *_WITHOUT_EVENTS} == set(
-    FAULTS
-)
+assert {*MAKERS, *ONCE, *_WITHOUT_EVENTS} == set(FAULTS)
