@@ -151,8 +151,8 @@ def test_an_archive_is_told_verified_and_cleaned(
     assert all(one["complete_to"] for one in told["partitions"])
     assert told["metadata"]["moment"]
     tail = json.loads((archived / "partition-1" / "tail.json").read_text(encoding="utf-8"))
-    newest = dict(zip(tail["columns"], tail["slots"][-1], strict=True))  # slots that a manifest covers do not count
-    slot = archived / "partition-1" / "tail" / str(newest["slot"])
+    counted = dict(zip(tail["columns"], tail["slots"][-1], strict=True))  # slots that a manifest covers do not count
+    slot = archived / "partition-1" / "tail" / str(counted["slot"])
     flip(slot)
     bad = waltzctl("archive", "verify", str(archived), "--partitions", "1")
     assert (bad.code, f"tail/{slot.name}" in bad.out) == (8, True), bad.out

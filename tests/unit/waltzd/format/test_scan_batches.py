@@ -11,12 +11,12 @@ import pytest
 
 from tests.batches import APPEND, READ, TIME, WRITE, batches_of, index_raw, raw, segment_raw
 from waltzd.disk.simulated import SimDisk, SimFile
+from waltzd.format import scan as module
 from waltzd.format.batch import HEAD_BYTES, Batch, End
 from waltzd.format.footer import read_footer
 from waltzd.format.index import offsets_of, places_of
 from waltzd.format.layout import BATCHES, HEADER_BYTES
 from waltzd.format.record import Run
-from waltzd.format import scan as module
 from waltzd.format.scan import Gap, Rest, Stop, Survey, Tail, batches_behind, follow_footer, judge_tail, scan, survey
 
 KEY = UUID(int=1)
