@@ -49,10 +49,19 @@ class Life:
         self.rate = rate
         self.is_paused = False
         self.is_over = False
+        self.halted_at: float | None = None
+        """The true time since when its clock stands still; None while it runs."""
         self.parked: list[asyncio.Handle] = []
         """What would have run by now."""
         self.context = contextvars.copy_context()
         self.context.run(LIFE.set, self)
+
+    def true_time(self, when: float) -> float:
+        """The first true time at which its clock shows `when`, or more: however it is rounded, no timer runs early."""
+        true = (when - self.ahead) / self.rate
+        while true * self.rate + self.ahead < when:
+            true = nextafter(true, inf)
+        return true
 
     @property
     def is_still(self) -> bool:
@@ -94,6 +103,10 @@ class _Handle(asyncio.Handle):
         self._cancelled = False
         self._repr = None
         self._source_traceback = None
+
+
+class _OwnTimer(asyncio.TimerHandle):
+    """Set by a life, by its own clock; `when()` is the time that this clock shows."""
 
 
 class _NoSelector:
@@ -154,17 +167,19 @@ class SimLoop(asyncio.BaseEventLoop):
         life = LIFE.get() if context is None else context.get(LIFE)
         if life is None:
             return self._set(when, callback, args, context)
-        true = (when - life.ahead) / life.rate
-        while true * life.rate + life.ahead < when:  # rounded down: it would run early, look at its clock, and wait again
-            true = nextafter(true, inf)
-        return self._set(true, callback, args, context)
+        timer = _OwnTimer(when, callback, args, self, context)
+        self._push(life.true_time(when), timer)
+        return timer
 
     def _set(self, when: float, callback: Any, args: Any, context: Any) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._push(when, timer)
+        return timer
+
+    def _push(self, when: float, timer: asyncio.TimerHandle) -> None:
         self._set_timers += 1
         heapq.heappush(self._timers, (when, self._set_timers, timer))
         timer._scheduled = True  # type: ignore[attr-defined]
-        return timer
 
     def after(
         self, seconds: float, life: Life | None, callback: Callable[..., object], *args: object
@@ -241,7 +256,20 @@ class SimLoop(asyncio.BaseEventLoop):
     def resume(self, life: Life) -> None:
         life.is_paused = False
         parked, life.parked = life.parked, []
-        self._ready.extend(parked)
+        if life.halted_at is None:
+            self._ready.extend(parked)
+            return
+        life.ahead -= (self.now - life.halted_at) * life.rate
+        life.halted_at = None
+        for handle in parked:
+            if isinstance(handle, _OwnTimer) and handle.when() > self.now * life.rate + life.ahead:
+                self._push(life.true_time(handle.when()), handle)
+            else:
+                self._ready.append(handle)
+        for at, (_, number, timer) in enumerate(self._timers):
+            if isinstance(timer, _OwnTimer) and timer._context.get(LIFE) is life:  # type: ignore[attr-defined]
+                self._timers[at] = life.true_time(timer.when()), number, timer
+        heapq.heapify(self._timers)
 
 
 _OUTSIDE = contextvars.copy_context()

@@ -47,6 +47,12 @@ FAULTS = (
     "trim",
     "backup",
     "subscribers",
+    "halt",
+    "pieces",
+    "losses",
+    "vanish",
+    "age",
+    "regress",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -63,7 +69,11 @@ storages write small appends in the moment in which they come. `forge`: somebody
 into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
 other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `trim`: the
 same, and storages keep little of what is archived. `backup`: also what is not sealed yet. `subscribers`: members
-of a durable group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies."""
+of a durable group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies. `halt`:
+machines stand still with their clocks. `pieces`: a new owner reads the locks of the log in many small pieces. `losses`: one
+storage after the other loses its disk, each when all partitions are level again. `vanish`: segments that are archived, and
+that storages still have, go from the store. `age`: storages keep a minute of what is archived, and hours pass at once.
+`regress`: with documents that go back also those of archives, client ids, instances and the assignment."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -75,6 +85,12 @@ BESIDE: dict[str, dict[str, float]] = {
     "trim": {"trim": 0.3},
     "backup": {"backup": 0.3},
     "subscribed": {"subscribers": 0.4},
+    "halted": {"halt": 0.3},
+    "warmed": {"pieces": 0.5},
+    "losing": {"losses": 0.2},
+    "vanishing": {"vanish": 0.3},
+    "aged": {"age": 0.2},
+    "regressing": {"regress": 0.05},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
@@ -209,13 +225,16 @@ def make_plan(
         keep_alive_seconds=pick.choice((1.5, 6.0)),
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
-        keep_local=picks["trim"].choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all",
+        keep_local=(
+            "1m" if "age" in chosen else picks["trim"].choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all"
+        ),
         spares=picks["later"].choice((1, 1, 2, 3)) if "members" in chosen else 0,
         format=0 if "upgrade" in chosen else picks["newest"].choice((0, 1, 1)),
         feed_bytes=picks["newest"].choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
         members=picks["subscribed"].choice((2, 4, 6)) if "subscribers" in chosen else 0,
         mode=picks["subscribed"].choice(("queue", "keyed", "ordered")) if "subscribers" in chosen else "",
-        lease_seconds=random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)),
+        # A lease assumes that no machine stands still with its clock.
+        lease_seconds=0.0 if "halt" in chosen else random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)),
     )
     weather = _Weather(pick, setup)
     drawn = _events(weather, setup)
@@ -223,7 +242,7 @@ def make_plan(
         weather.pick = picks[name]
         drawn += _events_beside(weather, setup, {kind: ONCE[kind] for kind in kinds if kind in ONCE})
     events = tuple(sorted(drawn, key=lambda event: event.at))
-    if chosen and random.Random(f"core {seed}").random() < 0.25:
+    if chosen and "losses" not in chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
     return Plan(seed=seed, setup=setup, events=events)
 
@@ -639,7 +658,53 @@ def _subscribers(weather: _Weather) -> None:
             weather.add(at, "kill owner", "group", amount=pick.choice((0.05, 0.5, 3.0)))
 
 
+def _halt(weather: _Weather) -> None:
+    pick, at = weather.pick, 0.0
+    while (at := at + pick.choice((0.5, 2.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        name = weather.anybody()
+        weather.add(at, "halt", name)
+        weather.add(at + weather.span(), "resume", name)
+
+
+LOSING = ("damage", "forget", "rot", "restore")
+"""Kinds by which the victim loses what it had acknowledged, whenever they come."""
+
+
+def _losses(weather: _Weather) -> None:
+    """Beside a victim that may lose something at the same time it would be too much."""
+    pick, at = weather.pick, 0.0
+    if set(LOSING) & set(weather.setup.faults):
+        return
+    while (at := at + pick.choice((0.3, 1.5)) * (0.5 + pick.random())) < weather.setup.seconds:
+        name = pick.choice(weather.storages)
+        weather.add(at, "lose when level", name)
+        weather.add(at + weather.span(), "start", name)
+
+
+def _vanish(weather: _Weather) -> None:
+    """While no owner is about to remove from storages what it has just seen in the store."""
+    pick, at = weather.pick, 0.0
+    while (at := at + pick.choice((1.0, 3.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        for name in weather.servers:
+            weather.add(at, "kill", name)
+        weather.add(at + 0.001, "vanish", "store", amount=pick.random())
+        for name in weather.servers:
+            weather.add(at + 0.002, "start", name)
+
+
+def _age(weather: _Weather) -> None:
+    pick, at, ahead = weather.pick, 0.0, 0.0
+    while (at := at + pick.choice((1.0, 3.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        ahead += pick.choice((30.0, 90.0, 3600.0))
+        for name in weather.servers:
+            weather.add(at, "set clock", name, amount=ahead)
+
+
 ONCE: dict[str, Callable[[_Weather], None]] = {
+    "halt": _halt,
+    "losses": _losses,
+    "vanish": _vanish,
+    "age": _age,
     "skew": _skew,
     "upgrade": _upgrade,
     "suspicion": _suspicion,
@@ -668,5 +733,5 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup")
+_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup", "pieces", "regress")
 assert {*MAKERS, *ONCE, *_WITHOUT_EVENTS} == set(FAULTS)

@@ -138,6 +138,32 @@ def test_a_clock_that_is_fast_waits_less() -> None:
     story(work)
 
 
+def test_a_machine_that_stands_still_with_its_clock_notices_nothing_when_it_goes_on() -> None:
+    told: list[float] = []
+
+    async def timers(loop: SimLoop) -> None:
+        for seconds in (1, 2, 3):
+            loop.call_later(seconds, lambda: told.append(loop.time()))
+        await asyncio.sleep(2.5)
+        told.append(loop.time())
+
+    async def work(loop: SimLoop) -> None:
+        life = Life("somebody", ahead=50, rate=1.25)
+        loop.run_in(life, timers(loop), "timers")
+        await asyncio.sleep(1.2)
+        life.is_paused, life.halted_at = True, loop.now
+        await asyncio.sleep(100)
+        assert told == [51]
+        loop.resume(life)
+        await asyncio.sleep(0.3)
+        assert told == [51]
+        await asyncio.sleep(5)
+        assert told == [pytest.approx(time) for time in (51, 52, 52.5, 53)]
+        assert loop.now == pytest.approx(106.5)
+
+    story(work)
+
+
 # -- the network ---------------------------------------------------------------------------------------------------------
 
 

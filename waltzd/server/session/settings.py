@@ -102,7 +102,7 @@ class SessionSettings:
     """Of the group log: the first id that whoever reads it needs. What is below goes, also where there is no archive. None:
     of a partition, where only what is archived may go."""
     wall: Callable[[], int] = wall_clock
-    """For what people read of backups: microseconds since 1970."""
+    """Microseconds since 1970, for the moments of backups and the age of what storages keep."""
 
     def of_group_log(self, needed_from: Callable[[], int]) -> SessionSettings:
         """It stays short: new sessions begin often, so that what may go is on all replicas soon. Nobody reads below its
