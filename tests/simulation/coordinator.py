@@ -13,6 +13,8 @@ from waltzd.server.session.wake import Bell
 
 GOING_BACK = ("/partitions/", "/replicas/")
 """What owners decide by."""
+MORE_GOING_BACK = ("/archives", "/ids", "/clients", "/assignment")
+"""What else an operator puts back with them."""
 
 
 class ZooKeeper:
@@ -25,6 +27,7 @@ class ZooKeeper:
         self.went_back = False
         """Documents say less than they did: owners may refuse them, and nothing more."""
         self._backup: dict[str, bytes] | None = None
+        self._going_back = GOING_BACK + (MORE_GOING_BACK if "regress" in world.setup.faults else ())
         self._sessions: list[Session] = []
         self._bell = Bell()
         self._tick_seconds = world.setup.session_seconds / 8
@@ -63,14 +66,15 @@ class ZooKeeper:
 
     def remember(self) -> None:
         """As a backup does: the documents of the partitions as they are now."""
-        self._backup = {path: entry.data for path, entry in self.tree._entries.items() if path.startswith(GOING_BACK)}
+        self._backup = {path: entry.data for path, entry in self.tree._entries.items() if path.startswith(self._going_back)}
 
     def go_back(self) -> None:
         """An operator restores the backup, and every session is a new one."""
         if self._backup is None:
             return
         entries = self.tree._entries
-        for path in [path for path in entries if path.startswith(GOING_BACK) and path not in self._backup]:
+        gone = [path for path in entries if path.startswith(self._going_back) and path not in self._backup]
+        for path in sorted(gone, reverse=True):
             self.tree.commit([Delete(path, entries[path].version)], 0)
         for path, data in self._backup.items():
             there = entries.get(path)

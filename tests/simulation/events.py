@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def happen(world: Simulation, event: Event) -> None:
     machine = world.machines().get(event.who)
-    if event.what in ("kill", "start", "pause", "resume"):
+    if event.what in ("kill", "start", "pause", "halt", "resume"):
         assert machine is not None
         getattr(machine, event.what)()
     elif event.who == "group":
@@ -65,6 +65,7 @@ _TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
     "snapshot": lambda world, storage, event: _only_down(storage, storage.put_back_snapshot),
     "photograph": lambda world, storage, event: storage.take_photograph(),
     "wipe": lambda world, storage, event: _only_down(storage, storage.lose_disk),
+    "lose when level": lambda world, storage, event: world.lose_when_level(storage),
     "old copy": lambda world, storage, event: _only_down(storage, storage.put_back_photograph),
     "die at operation": lambda world, storage, event: storage.die_at(int(event.amount)),
     "stop": lambda world, storage, event: storage.stop(),
@@ -115,6 +116,7 @@ _TO_NETWORK: dict[str, Callable[[Simulation, Event], None]] = {
     "accept": lambda world, event: world.network.accept(event.who),
     "die at message": _die_at_message,
     "remember": _documents,
+    "vanish": lambda world, event: world.vanish(event.amount),
     "go back": _documents,
     "delete document": _documents,
     "spoil document": _documents,

@@ -17,7 +17,7 @@ KEYED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=
 ORDERED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "ordered"})
 
 
-@mutant(2, 3, aim=QUEUE)
+@mutant(4, 5, aim=QUEUE)
 def moves_the_floor_past_an_unacknowledged_id(patches: Patches) -> None:
     """A new owner begins behind the first transaction that nobody has acknowledged."""
 
@@ -55,7 +55,7 @@ def tries_what_is_poison_for_ever(patches: Patches) -> None:
     patches.set(State, "fail", fail)
 
 
-@mutant(2, 3, aim=QUEUE)
+@mutant(3, 1, aim=QUEUE)
 def hangs_after_a_change_of_owner(patches: Patches) -> None:
     """A new owner goes on behind all that the one before knew: what was in a member's hands is never given out again."""
 
@@ -89,7 +89,7 @@ def gives_out_again_what_was_acknowledged(patches: Patches) -> None:
     patches.wrap(Table, "_settle", make)
 
 
-@mutant(2, 5, aim=QUEUE)
+@mutant(5, 3, aim=QUEUE)
 def keeps_no_failures(patches: Patches) -> None:
     """A new owner counts from none on."""
 
@@ -104,7 +104,7 @@ def keeps_no_failures(patches: Patches) -> None:
     patches.wrap(Keeper, "__init__", make)
 
 
-@mutant(2, 3, aim=QUEUE)
+@mutant(3, 1, aim=QUEUE)
 def says_that_it_is_kept_when_it_was_heard(patches: Patches) -> None:
     """A member is told that what it said is on disks before it is."""
     patches.set(Place, "kept", property(lambda self: self._keeping.keeper.changes))
@@ -134,7 +134,7 @@ def gives_out_the_second_of_a_key_before_the_first_is_done(patches: Patches) -> 
     patches.set(KeyedTurns, "add", add)
 
 
-@mutant(1, aim=ORDERED)
+@mutant(0, aim=ORDERED)
 def leaves_out_what_lies_behind_one_that_failed(patches: Patches) -> None:
     """In an ordered group only what failed comes back, and goes to the end of the line."""
 

@@ -7,6 +7,9 @@ may be ahead of the true one and run faster or slower.
 
 The same work in the same order happens in every run: tasks and futures have their number as hash, so a set of them is
 walked in the same order in every process, and what is due at the same moment runs in the order in which it was asked for.
+
+A timer never runs before its time by the clock of its life, however that clock is rounded. A run whose clock stands still
+for `TURNS_MAX` turns of the loop ends with `Standstill`, which names the callbacks that go round.
 """
 
 from __future__ import annotations
@@ -15,9 +18,15 @@ import asyncio
 import contextvars
 import heapq
 from collections.abc import Callable, Coroutine
+from math import inf, nextafter
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+TURNS_MAX = 5_000
+"""Turns of the loop at one instant of virtual time. Sound runs take at most some hundreds."""
+ROUND_TURNS = 10
+"""Turns beyond that of which the story names the callbacks."""
 
 
 class Deadlock(AssertionError):
@@ -28,6 +37,10 @@ class Endless(AssertionError):
     """The run has taken more steps than a run that makes progress."""
 
 
+class Standstill(AssertionError):
+    """Callbacks go round and round, and no virtual time passes."""
+
+
 class Life:
     def __init__(self, name: str, *, ahead: float = 0.0, rate: float = 1.0) -> None:
         """`ahead` and `rate`: how its clock differs from the true one."""
@@ -36,10 +49,19 @@ class Life:
         self.rate = rate
         self.is_paused = False
         self.is_over = False
+        self.halted_at: float | None = None
+        """The true time since when its clock stands still; None while it runs."""
         self.parked: list[asyncio.Handle] = []
         """What would have run by now."""
         self.context = contextvars.copy_context()
         self.context.run(LIFE.set, self)
+
+    def true_time(self, when: float) -> float:
+        """The first true time at which its clock shows `when`, or more: however it is rounded, no timer runs early."""
+        true = (when - self.ahead) / self.rate
+        while true * self.rate + self.ahead < when:
+            true = nextafter(true, inf)
+        return true
 
     @property
     def is_still(self) -> bool:
@@ -83,6 +105,10 @@ class _Handle(asyncio.Handle):
         self._source_traceback = None
 
 
+class _OwnTimer(asyncio.TimerHandle):
+    """Set by a life, by its own clock; `when()` is the time that this clock shows."""
+
+
 class _NoSelector:
     """Nothing comes from outside."""
 
@@ -105,6 +131,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self.now = 0.0
         self.steps = 0
         self.steps_max = steps_max
+        self.turns = 0
+        """Turns of the loop since `now` changed last."""
+        self._round: dict[str, None] = {}
         self.hashes = 0
         self._set_timers = 0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -136,16 +165,21 @@ class SimLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         life = LIFE.get() if context is None else context.get(LIFE)
-        if life is not None:
-            when = (when - life.ahead) / life.rate
-        return self._set(when, callback, args, context)
+        if life is None:
+            return self._set(when, callback, args, context)
+        timer = _OwnTimer(when, callback, args, self, context)
+        self._push(life.true_time(when), timer)
+        return timer
 
     def _set(self, when: float, callback: Any, args: Any, context: Any) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._push(when, timer)
+        return timer
+
+    def _push(self, when: float, timer: asyncio.TimerHandle) -> None:
         self._set_timers += 1
         heapq.heappush(self._timers, (when, self._set_timers, timer))
         timer._scheduled = True  # type: ignore[attr-defined]
-        return timer
 
     def after(
         self, seconds: float, life: Life | None, callback: Callable[..., object], *args: object
@@ -177,11 +211,15 @@ class SimLoop(asyncio.BaseEventLoop):
         if not ready and not self._stopping:
             if not timers:
                 raise Deadlock("everybody waits, and nothing will ever happen")
-            self.now = max(self.now, timers[0][0])
+            if timers[0][0] > self.now:
+                self.now, self.turns = timers[0][0], 0
         while timers and timers[0][0] <= self.now:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False  # type: ignore[attr-defined]
             ready.append(timer)
+        self.turns += 1
+        if self.turns > TURNS_MAX:
+            self._look_at_standstill()
         self.steps += len(ready)
         if self.steps > self.steps_max:
             self.steps_max *= 10  # the end of it all still has to run
@@ -202,6 +240,13 @@ class SimLoop(asyncio.BaseEventLoop):
             except BaseException as error:  # noqa: BLE001  as every event loop does
                 self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error, "handle": handle})
 
+    def _look_at_standstill(self) -> None:
+        """Name what runs in some turns beyond the limit, then end the run."""
+        self._round.update((_told(handle), None) for handle in self._ready)
+        if self.turns > TURNS_MAX + ROUND_TURNS:
+            told, self.turns, self._round = "; ".join(self._round), 0, {}
+            raise Standstill(f"no time passes at second {self.now:.6f}: the loop went round {TURNS_MAX} times with {told}")
+
     # -- lives
 
     def run_in(self, life: Life, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -211,10 +256,38 @@ class SimLoop(asyncio.BaseEventLoop):
     def resume(self, life: Life) -> None:
         life.is_paused = False
         parked, life.parked = life.parked, []
-        self._ready.extend(parked)
+        if life.halted_at is None:
+            self._ready.extend(parked)
+            return
+        life.ahead -= (self.now - life.halted_at) * life.rate
+        life.halted_at = None
+        for handle in parked:
+            if isinstance(handle, _OwnTimer) and handle.when() > self.now * life.rate + life.ahead:
+                self._push(life.true_time(handle.when()), handle)
+            else:
+                self._ready.append(handle)
+        for at, (_, number, timer) in enumerate(self._timers):
+            if isinstance(timer, _OwnTimer) and timer._context.get(LIFE) is life:  # type: ignore[attr-defined]
+                self._timers[at] = life.true_time(timer.when()), number, timer
+        heapq.heapify(self._timers)
 
 
 _OUTSIDE = contextvars.copy_context()
+
+
+def _told(handle: asyncio.Handle) -> str:
+    """Name what a handle runs, and whose it is: of a task the innermost line at which it waits."""
+    callback: Any = handle._callback  # type: ignore[attr-defined]
+    life = handle._context.get(LIFE)  # type: ignore[attr-defined]
+    what = getattr(callback, "__qualname__", repr(callback))
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        work: Any = task.get_coro()
+        while hasattr(inner := getattr(work, "cr_await", None), "cr_frame"):
+            work = inner
+        frame = getattr(work, "cr_frame", None)
+        what = task.get_name() if frame is None else f"{work.__qualname__}, line {frame.f_lineno}"
+    return f"{'nobody' if life is None else life.name}: {what}"
 
 
 def run(loop: SimLoop, work: Coroutine[Any, Any, T], lives: Callable[[], list[Life]]) -> T:
@@ -241,7 +314,7 @@ def _end_all(loop: SimLoop) -> None:
             task.cancel()
         try:
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        except (Deadlock, Endless):
+        except (Deadlock, Endless, Standstill):
             break
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -86,7 +86,9 @@ class Aim:
             servers=self.servers,
             clients=self.clients,
         )
-        fixed = self.setup if self.format is None else {"format": self.format, **self.setup}
+        fixed = self.setup if self.faults is None else {"lease_seconds": 0.0, **self.setup}
+        if self.format is not None:
+            fixed = {"format": self.format, **fixed}
         return replace(plan, setup=replace(plan.setup, **fixed))
 
 

@@ -47,6 +47,12 @@ FAULTS = (
     "trim",
     "backup",
     "subscribers",
+    "halt",
+    "pieces",
+    "losses",
+    "vanish",
+    "age",
+    "regress",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -63,28 +69,32 @@ storages write small appends in the moment in which they come. `forge`: somebody
 into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
 other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `trim`: the
 same, and storages keep little of what is archived. `backup`: also what is not sealed yet. `subscribers`: members
-of a durable group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies."""
-LATER = ("members", "linger", "stall", "marks", "rewind", "spoil")
-"""Drawn by a number of their own, so that the seeds from before tell the story that they told."""
-LAST = ("rot", "restore")
-NEWEST = ("skew", "upgrade", "groups")
-"""Likewise, each."""
-YOUNGEST = ("suspicion", "here")
-"""Likewise; and not in the first seeds, by which edits are caught."""
-FOREIGN = ("forge",)
-"""The same."""
-LATEST = ("instances",)
-"""Likewise."""
-ARCHIVED = ("archive",)
-"""Likewise."""
-TRIMMED = ("trim",)
-BACKED_UP = ("backup",)
-"""Likewise."""
-SUBSCRIBED = ("subscribers",)
-"""Likewise."""
-OLD_SEEDS = 60
-RARE = ("rewind", "spoil")
-"""They may leave a partition to an operator, and a run ends there."""
+of a durable group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies. `halt`:
+machines stand still with their clocks. `pieces`: a new owner reads the locks of the log in many small pieces. `losses`: one
+storage after the other loses its disk, each when all partitions are level again. `vanish`: segments that are archived, and
+that storages still have, go from the store. `age`: storages keep a minute of what is archived, and hours pass at once.
+`regress`: with documents that go back also those of archives, client ids, instances and the assignment."""
+BESIDE: dict[str, dict[str, float]] = {
+    "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
+    "last": {"rot": 0.25, "restore": 0.25},
+    "newest": {"skew": 0.4, "upgrade": 0.4, "groups": 0.4},
+    "youngest": {"suspicion": 0.5, "here": 0.5},
+    "foreign": {"forge": 0.4},
+    "latest": {"instances": 0.3},
+    "archive": {"archive": 0.3},
+    "trim": {"trim": 0.3},
+    "backup": {"backup": 0.3},
+    "subscribed": {"subscribers": 0.4},
+    "halted": {"halt": 0.3},
+    "warmed": {"pieces": 0.5},
+    "losing": {"losses": 0.2},
+    "vanishing": {"vanish": 0.3},
+    "aged": {"age": 0.2},
+    "regressing": {"regress": 0.05},
+}
+"""Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
+others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
+`spoil` are rare: they may leave a partition to an operator, and a run ends there."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
 
@@ -190,28 +200,11 @@ def make_plan(
 ) -> Plan:
     """What is not given is drawn."""
     pick = random.Random(f"plan {seed}")
-    later = random.Random(f"later {seed}")
-    beside = LATER + LAST + NEWEST + YOUNGEST + FOREIGN + LATEST + ARCHIVED + TRIMMED + BACKED_UP + SUBSCRIBED
+    beside = {kind for kinds in BESIDE.values() for kind in kinds}
     chosen = tuple(fault for fault in FAULTS if fault not in beside and pick.random() < 0.5) or ("crash",)
-    chosen += tuple(fault for fault in LATER if later.random() < (0.06 if fault in RARE else 0.4))
-    last = random.Random(f"last {seed}")
-    chosen += tuple(fault for fault in LAST if last.random() < 0.25)
-    newest = random.Random(f"newest {seed}")
-    chosen += tuple(fault for fault in NEWEST if newest.random() < 0.4)
-    youngest = random.Random(f"youngest {seed}")
-    chosen += tuple(fault for fault in YOUNGEST if seed >= OLD_SEEDS and youngest.random() < 0.5)
-    foreign = random.Random(f"foreign {seed}")
-    chosen += tuple(fault for fault in FOREIGN if seed >= OLD_SEEDS and foreign.random() < 0.4)
-    latest = random.Random(f"latest {seed}")
-    chosen += tuple(fault for fault in LATEST if seed >= OLD_SEEDS and latest.random() < 0.3)
-    archive = random.Random(f"archive {seed}")
-    chosen += tuple(fault for fault in ARCHIVED if seed >= OLD_SEEDS and archive.random() < 0.3)
-    trim = random.Random(f"trim {seed}")
-    chosen += tuple(fault for fault in TRIMMED if seed >= OLD_SEEDS and trim.random() < 0.3)
-    backup = random.Random(f"backup {seed}")
-    chosen += tuple(fault for fault in BACKED_UP if seed >= OLD_SEEDS and backup.random() < 0.3)
-    subscribed = random.Random(f"subscribed {seed}")
-    chosen += tuple(fault for fault in SUBSCRIBED if seed >= OLD_SEEDS and subscribed.random() < 0.4)
+    picks = {name: random.Random(f"{name} {seed}") for name in BESIDE}
+    for name, kinds in BESIDE.items():
+        chosen += tuple(kind for kind, share in kinds.items() if picks[name].random() < share)
     chosen = chosen if faults is None else faults
     setup = Setup(
         storages=storages or pick.choice((3, 3, 3, 3, 5)),
@@ -232,28 +225,24 @@ def make_plan(
         keep_alive_seconds=pick.choice((1.5, 6.0)),
         drift=0.2 if "clock" in chosen else 0.0,
         faults=chosen,
-        keep_local=trim.choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all",
-        spares=later.choice((1, 1, 2, 3)) if "members" in chosen else 0,
-        format=0 if "upgrade" in chosen else newest.choice((0, 1, 1)),
-        feed_bytes=newest.choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
-        members=subscribed.choice((2, 4, 6)) if "subscribers" in chosen else 0,
-        mode=subscribed.choice(("queue", "keyed", "ordered")) if "subscribers" in chosen else "",
-        lease_seconds=random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)) if seed >= OLD_SEEDS else 0.0,
+        keep_local=(
+            "1m" if "age" in chosen else picks["trim"].choice(("1KB", "4KB", "20KB")) if "trim" in chosen else "all"
+        ),
+        spares=picks["later"].choice((1, 1, 2, 3)) if "members" in chosen else 0,
+        format=0 if "upgrade" in chosen else picks["newest"].choice((0, 1, 1)),
+        feed_bytes=picks["newest"].choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
+        members=picks["subscribed"].choice((2, 4, 6)) if "subscribers" in chosen else 0,
+        mode=picks["subscribed"].choice(("queue", "keyed", "ordered")) if "subscribers" in chosen else "",
+        # A lease assumes that no machine stands still with its clock.
+        lease_seconds=0.0 if "halt" in chosen else random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)),
     )
     weather = _Weather(pick, setup)
     drawn = _events(weather, setup)
-    weather.pick = newest
-    drawn += _events_beside(weather, setup, BESIDE)
-    weather.pick = youngest
-    drawn += _events_beside(weather, setup, YOUNG_BESIDE)
-    weather.pick = foreign
-    drawn += _events_beside(weather, setup, FOREIGN_BESIDE)
-    weather.pick = latest
-    drawn += _events_beside(weather, setup, LATEST_BESIDE)
-    weather.pick = subscribed
-    drawn += _events_beside(weather, setup, SUBSCRIBED_BESIDE)
+    for name, kinds in BESIDE.items():
+        weather.pick = picks[name]
+        drawn += _events_beside(weather, setup, {kind: ONCE[kind] for kind in kinds if kind in ONCE})
     events = tuple(sorted(drawn, key=lambda event: event.at))
-    if chosen and random.Random(f"core {seed}").random() < 0.25:
+    if chosen and "losses" not in chosen and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
     return Plan(seed=seed, setup=setup, events=events)
 
@@ -669,12 +658,61 @@ def _subscribers(weather: _Weather) -> None:
             weather.add(at, "kill owner", "group", amount=pick.choice((0.05, 0.5, 3.0)))
 
 
-BESIDE: dict[str, Callable[[_Weather], None]] = {"skew": _skew, "upgrade": _upgrade}
-"""Kinds that come once in a run, or a few times."""
-YOUNG_BESIDE: dict[str, Callable[[_Weather], None]] = {"suspicion": _suspicion}
-FOREIGN_BESIDE: dict[str, Callable[[_Weather], None]] = {"forge": _forge}
-LATEST_BESIDE: dict[str, Callable[[_Weather], None]] = {"instances": _instances}
-SUBSCRIBED_BESIDE: dict[str, Callable[[_Weather], None]] = {"subscribers": _subscribers}
+def _halt(weather: _Weather) -> None:
+    pick, at = weather.pick, 0.0
+    while (at := at + pick.choice((0.5, 2.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        name = weather.anybody()
+        weather.add(at, "halt", name)
+        weather.add(at + weather.span(), "resume", name)
+
+
+LOSING = ("damage", "forget", "rot", "restore")
+"""Kinds by which the victim loses what it had acknowledged, whenever they come."""
+
+
+def _losses(weather: _Weather) -> None:
+    """Beside a victim that may lose something at the same time it would be too much."""
+    pick, at = weather.pick, 0.0
+    if set(LOSING) & set(weather.setup.faults):
+        return
+    while (at := at + pick.choice((0.3, 1.5)) * (0.5 + pick.random())) < weather.setup.seconds:
+        name = pick.choice(weather.storages)
+        weather.add(at, "lose when level", name)
+        weather.add(at + weather.span(), "start", name)
+
+
+def _vanish(weather: _Weather) -> None:
+    """While no owner is about to remove from storages what it has just seen in the store."""
+    pick, at = weather.pick, 0.0
+    while (at := at + pick.choice((1.0, 3.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        for name in weather.servers:
+            weather.add(at, "kill", name)
+        weather.add(at + 0.001, "vanish", "store", amount=pick.random())
+        for name in weather.servers:
+            weather.add(at + 0.002, "start", name)
+
+
+def _age(weather: _Weather) -> None:
+    pick, at, ahead = weather.pick, 0.0, 0.0
+    while (at := at + pick.choice((1.0, 3.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        ahead += pick.choice((30.0, 90.0, 3600.0))
+        for name in weather.servers:
+            weather.add(at, "set clock", name, amount=ahead)
+
+
+ONCE: dict[str, Callable[[_Weather], None]] = {
+    "halt": _halt,
+    "losses": _losses,
+    "vanish": _vanish,
+    "age": _age,
+    "skew": _skew,
+    "upgrade": _upgrade,
+    "suspicion": _suspicion,
+    "forge": _forge,
+    "instances": _instances,
+    "subscribers": _subscribers,
+}
+"""Kinds that make all their events of a run at once."""
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "crash": _crash,
     "power": _power,
@@ -695,7 +733,5 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup")
-assert {*MAKERS, *BESIDE, *YOUNG_BESIDE, *FOREIGN_BESIDE, *LATEST_BESIDE, *SUBSCRIBED_BESIDE, *_WITHOUT_EVENTS} == set(
-    FAULTS
-)
+_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup", "pieces", "regress")
+assert {*MAKERS, *ONCE, *_WITHOUT_EVENTS} == set(FAULTS)

@@ -19,7 +19,7 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import ServerCalls
-from waltzd.server.clients.pipeline import PipelineSettings
+from waltzd.server.clients.pipeline import LOCKS_BYTES, PipelineSettings
 from waltzd.server.session.archive_lane import ArchiveLane
 from waltzd.server.session.settings import SessionSettings
 from waltzd.testing.server import LocalServer
@@ -28,6 +28,8 @@ STOP_SECONDS = 2.0
 CACHE_BYTES = 20_000
 """Of what a server has read from the archive: a few segments."""
 BACKUP_SECONDS = 1.0
+PIECE_BYTES = 500
+"""Of the log that is read at a time for locks: some batches."""
 FIRST_SECOND = 1_800_000_000
 """When all runs begin."""
 
@@ -46,6 +48,11 @@ class ServerMachine(Machine):
         shown = round((FIRST_SECOND + self.world.loop.now + self.clock_ahead) * 1e6)
         self.world.latest_shown = max(self.world.latest_shown, shown)
         return shown
+
+    def resume(self) -> None:
+        if self.life is not None and self.life.halted_at is not None:  # its time of day stood still as well
+            self.clock_ahead -= self.world.loop.now - self.life.halted_at
+        super().resume()
 
     async def _live(self, life: Life) -> None:
         try:
@@ -85,6 +92,7 @@ class ServerMachine(Machine):
             pipeline=PipelineSettings(
                 limits=Limits(payload_bytes_max=1 << 20, locks_max=1000, frame_bytes_max=4 << 20),
                 lock_table_size=setup.lock_table_size,
+                lock_history_bytes=PIECE_BYTES if "pieces" in setup.faults else LOCKS_BYTES,
                 inflight_bytes_max=setup.inflight_bytes,
                 feed_frame_bytes=setup.feed_bytes,
                 cold_chunk_bytes=setup.feed_bytes,

@@ -11,6 +11,7 @@ import numpy as np
 from tests.simulation.mutant import BUSIER, BUSY, TWO_OWNERS, Aim, Patches, mutant
 from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import StaleSession
+from waltzd.protocol.descriptions import ArchiveCheck
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor
@@ -25,6 +26,7 @@ from waltzd.server.core.task import SetLowMark, Task, Truncate
 from waltzd.server.session.confirming import Confirming
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.session import Session
+from waltzd.server.session.trimming import Trimming
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
@@ -443,3 +445,21 @@ def trusts_an_expired_lease(patches: Patches) -> None:
         return sum(name in self._asked for name in counted) >= majority(self._members)
 
     patches.set(Lease, "holds", holds)
+
+
+# -- what storages keep ------------------------------------------------------------------------------------------------
+
+VANISHING = Aim(
+    faults=("vanish", "trim"), seconds=10.0, storages=3, setup={**BUSY, "segment_bytes": 1500, "keep_local": "1KB"}
+)
+AGED = Aim(faults=("age", "trim", "vanish"), seconds=10.0, storages=3, format=1, setup={**BUSY, "segment_bytes": 1500})
+
+
+@mutant(aim=AGED)
+def keeps_nothing_for_its_time(patches: Patches) -> None:
+    """Everything that is committed counts as older than a policy of time keeps."""
+
+    async def older(self: Trimming, keep: Any) -> int:
+        return self._log.committed
+
+    patches.set(Trimming, "_older", older)

@@ -414,6 +414,7 @@ class StorageMachine(Machine):
                 calls.append(number, session, _Forgery(replica.last_id + 1), contact=contact),
                 calls.truncate(number, session, -1, contact=contact),
                 calls.set_low_mark(number, session, replica.last_id, contact=contact),
+                calls.trim(number, session, 0, contact=contact),
             ):
                 try:
                     await attempt

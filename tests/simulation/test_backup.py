@@ -7,19 +7,20 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, story
+from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, SimPort, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving
 from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import pieces_of
 from waltzd.archive.metadata import newest_metadata
-from waltzd.archive.tail import tail_of
+from waltzd.archive.tail import Tail, tail_at, tail_name, tail_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.metadata import read
-from waltzd.errors import StoreUnavailable
+from waltzd.errors import CannotConnect, StoreUnavailable
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import runs_of
 from waltzd.server.metadata import MetadataSaver
@@ -165,6 +166,49 @@ async def test_whatever_fails_the_backup_is_the_log(seed: int) -> None:
         store.faults = Faults()
         await asyncio.sleep(120)
         assert check(c, store, mark) == mark + 1
+
+
+class NoWay(SimPort):
+    def __getattr__(self, name: str) -> Any:
+        raise CannotConnect("the way is cut")
+
+
+@story
+async def test_the_moment_is_from_before_the_round_that_shows_who_is_the_owner() -> None:
+    """Behind that round a newer owner has begun, of which neither this one nor the storage that it asks knows."""
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        clock = asyncio.get_running_loop().time
+        owned = await own(c)
+        pipeline = await c.opened(owned)
+        await pipeline.committed(pipeline.append(7))
+        backup = owned._backup
+        assert backup is not None
+        right, committed_at = backup._confirming.confirm, 0.0
+
+        async def confirm() -> None:
+            nonlocal committed_at
+            await right()
+            backup._confirming.confirm = right  # type: ignore[method-assign]
+            for name, link in backup._log.links.items():
+                if name != backup._asked:
+                    link.cancel()  # the owner hears of nobody who replaces it
+            c.connect = lambda meta: (NoWay if meta.name == backup._asked else SimPort)(c.storages[meta.name])  # type: ignore[method-assign]
+            newer = await c.opened(await c.own(2))  # which does not back up
+            await newer.committed(newer.append(5))
+            committed_at = clock()
+            await asyncio.sleep(0.01)
+
+        backup._confirming.confirm = confirm  # type: ignore[method-assign]
+        await c.until(lambda: committed_at > 0, seconds=60)
+        label = label_in(store, KEY, lambda: KEY, None)
+
+        def backed_up() -> Tail | None:
+            tail = tail_at(store, label, 0) if tail_name(0) in store.objects else None
+            return tail if tail is not None and tail.last == 6 else None
+
+        tail: Tail = await c.until(backed_up, seconds=60)
+        assert tail.moment < 1e6 * committed_at
 
 
 @story

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.loop import Deadlock, Endless, Life, SimLoop, run
+from tests.simulation.loop import Deadlock, Endless, Life, SimLoop, Standstill, run
 from tests.simulation.network import Network, Stream
 from waltzd.errors import CannotConnect
 
@@ -41,6 +41,37 @@ def test_running_for_ever_is_an_error() -> None:
 
     with pytest.raises(Endless):
         story(work, steps_max=1000)
+
+
+def test_going_round_while_no_time_passes_is_an_error_that_says_where() -> None:
+    async def wait_for_nothing() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    async def work(loop: SimLoop) -> None:
+        await asyncio.sleep(2)
+        await loop.run_in(Life("somebody"), wait_for_nothing(), "waiting")
+
+    with pytest.raises(Standstill, match=r"at second 2\.000000.*somebody: sleep.*"):
+        story(work)
+
+
+def test_a_timer_never_runs_before_its_time_by_the_clock_of_its_life() -> None:
+    async def early(loop: SimLoop) -> list[float]:
+        found = []
+        for number in range(1, 3000):
+            when = loop.time() + 1 / (7 * number)
+            done: asyncio.Future[float] = loop.create_future()
+            loop.call_at(when, lambda done=done: done.set_result(loop.time()))
+            if await done < when:
+                found.append(when)
+        return found
+
+    async def work(loop: SimLoop) -> None:
+        for ahead, rate in ((0.1, 1.1), (13.7, 0.83), (100.0, 1.0)):
+            assert await loop.run_in(Life("somebody", ahead=ahead, rate=rate), early(loop), "early") == []
+
+    story(work)
 
 
 async def _count(told: list[float], loop: SimLoop) -> None:
@@ -103,6 +134,32 @@ def test_a_clock_that_is_fast_waits_less() -> None:
         assert begun == 100
         assert passed == pytest.approx(5)
         assert loop.now == pytest.approx(4)
+
+    story(work)
+
+
+def test_a_machine_that_stands_still_with_its_clock_notices_nothing_when_it_goes_on() -> None:
+    told: list[float] = []
+
+    async def timers(loop: SimLoop) -> None:
+        for seconds in (1, 2, 3):
+            loop.call_later(seconds, lambda: told.append(loop.time()))
+        await asyncio.sleep(2.5)
+        told.append(loop.time())
+
+    async def work(loop: SimLoop) -> None:
+        life = Life("somebody", ahead=50, rate=1.25)
+        loop.run_in(life, timers(loop), "timers")
+        await asyncio.sleep(1.2)
+        life.is_paused, life.halted_at = True, loop.now
+        await asyncio.sleep(100)
+        assert told == [51]
+        loop.resume(life)
+        await asyncio.sleep(0.3)
+        assert told == [51]
+        await asyncio.sleep(5)
+        assert told == [pytest.approx(time) for time in (51, 52, 52.5, 53)]
+        assert loop.now == pytest.approx(106.5)
 
     story(work)
 

@@ -31,7 +31,7 @@ from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
 from tests.simulation.operators import OperatorMachine
 from tests.simulation.plan import OPERATORS, Event, Plan, names
-from tests.simulation.server_machine import ServerMachine
+from tests.simulation.server_machine import FIRST_SECOND, ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
 from waltzd.archive.archiving import PartitionArchive
@@ -39,9 +39,9 @@ from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import check_piece
 from waltzd.cluster import group_log
-from waltzd.cluster.archives import archived
+from waltzd.cluster.archives import archive_path, archived
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets, decode
 from waltzd.errors import (
     ArchiveAway,
     ArchiveDamaged,
@@ -57,6 +57,7 @@ from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.protocol.peers import runs_of
+from waltzd.protocol.retention import Keep, keep_of
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.session.archiving import said
@@ -169,8 +170,10 @@ class Simulation:
         self.subscribers = Subscribers(self) if self.setup.members else None
         self.store: FaultyStore | None = None
         """Of the archive."""
-        if {"archive", "trim", "backup"} & {*self.setup.faults}:
+        if {"archive", "trim", "backup", "age", "vanish"} & {*self.setup.faults}:
             self.store = FaultyStore(random.Random(f"store {plan.seed}"), STORE_FAULTS)
+        self.vanished: dict[str, None] = {}
+        """Objects that somebody has taken out of the store."""
         self.committed = 0
         self.ended = 0.0
         self.latest_shown = 0
@@ -292,6 +295,46 @@ class Simulation:
     def _happen(self, event: Event) -> None:
         self.say("PLAN", str(event))
         happen(self, event)
+
+    def vanish(self, where: float) -> None:
+        """Take one segment out of the store that every storage still has."""
+        assert self.store is not None
+        kept = {number: self._highest_begin(number) for number in range(self.log_count)}
+        names = []
+        for name in sorted(self.store.objects):
+            folder, _, ids = name.partition("/segment/")
+            if ids and int(ids.split("-")[0]) >= kept[int(folder.removeprefix("partition-"))]:
+                names.append(name)
+        if names:
+            name = names[int(where * len(names))]
+            self.say("store", f"{name} vanishes")
+            self.vanished[name] = None
+            del self.store.objects[name]
+
+    def _highest_begin(self, partition: int) -> int:
+        """No storage has a promise to begin above this id."""
+        floors = [0]
+        entry = self.zookeeper.tree.find(archive_path(partition))
+        if entry is not None:
+            floors.append(decode(ArchiveMeta, entry.data, archive_path(partition)).floor)
+        for storage in self.storages.values():
+            if storage.calls is not None:
+                replicas = storage.calls.directory.partitions()
+                floors += [replica.status().floor for replica in replicas if replica.number == partition]
+        return max(floors)
+
+    def lose_when_level(self, storage: StorageMachine) -> None:
+        """Its disk becomes empty, if all that others have lost is mended: nothing but this one storage is missing then."""
+        owned = {one.partition: one for _, one in self._descriptions() if one.step == "OPEN"}
+        is_level = len(owned) == self.log_count and all(
+            replica.counts and replica.state == "LIVE" and replica.durable_id == one.last_id
+            for one in owned.values()
+            for replica in one.replicas
+        )
+        if is_level and all(other.is_up and not other.is_damaged for other in self.storages.values()):
+            self.say(storage.name, "loses its disk while all others are level")
+            storage.kill()
+            storage.lose_disk()
 
     def _mend(self) -> None:
         self.say("PLAN", "everything is mended")
@@ -576,6 +619,7 @@ class Simulation:
                 if floor > 0:
                     await self._check_read_through(pipeline, committed, runs)
                 await self._check_times(pipeline, runs)
+                self._check_age(partition, floor, runs)
                 await self._check_archive(partition, runs)
                 self._check_tail(partition, runs)
                 break
@@ -603,6 +647,10 @@ class Simulation:
         floor = 0 if found is None else found.floor
         if meta is not None and floor > meta.low_mark + 1 and not self.zookeeper.went_back:
             raise Broken(f"partition {partition} is trimmed up to {floor - 1}, above its low mark {meta.low_mark}")
+        lost = [name for name in self.vanished if self.store is not None and name not in self.store.objects]
+        for name in lost:
+            if name.startswith(f"partition-{partition}/") and floor > int(name.partition("/segment/")[2].split("-")[0]):
+                raise Broken(f"partition {partition} is trimmed up to {floor - 1}, and {name} is not in the store")
         for storage in self._well_storages:
             if storage.name in self._assigned(partition) and storage.calls is not None:
                 begin = storage.calls.directory.partition(partition).first_id
@@ -655,6 +703,16 @@ class Simulation:
             if found != at:
                 raise Broken(f"the time {time} of partition {pipeline.session.partition} is behind {at}, not {found}")
 
+    def _check_age(self, partition: int, floor: int, runs: Sequence[Run]) -> None:
+        """A policy of time keeps what was written in its last seconds, by whatever clock an owner has."""
+        seconds = (keep_of(self.setup.keep_local) or Keep()).seconds
+        if seconds is None or floor == 0:
+            return
+        for one in runs:
+            newest = -1 if one.times is None or not one.first_id < floor <= one.last_id + 1 else floor - 1 - one.first_id
+            if newest >= 0 and one.times is not None and one.times[newest] > self.latest_shown - seconds * 1_000_000:
+                raise Broken(f"partition {partition} is trimmed up to {floor - 1}, which is not {seconds} seconds old")
+
     async def _check_archive(self, partition: int, runs: Sequence[Run]) -> None:
         """All that the newest manifest leads to is in the store, and is the log from its first record on."""
         known = (await archived(self._cluster().coordinator, partition))[0]
@@ -665,6 +723,8 @@ class Simulation:
         for piece in await self._pieces(partition):
             flaw = check_piece(store, label, partition, piece, is_quick=False)
             start, end = (int(log.bounds[id_ - log.first_id]) for id_ in (piece.first, piece.last + 1))
+            if piece.name(partition) in self.vanished and piece.name(partition) not in store.objects:
+                continue  # `_check_floor` has seen that storages have its ids
             if flaw is not None or crc32(log.data[start:end]) != piece.crc:
                 raise Broken(f"the archive of partition {partition} has other ids {piece.first} to {piece.last}: {flaw}")
 
@@ -675,7 +735,7 @@ class Simulation:
         store = FaultyStore(objects=self.store.objects)
         label = Label.decode(store.objects[LABEL].data, "the store")
         archive = PartitionArchive(store, label, partition)
-        manifest, _, parts = tail_of(archive, archive.manifest(0, ""))
+        manifest, tail, parts = tail_of(archive, archive.manifest(0, ""))
         reached, log = manifest.last, join_runs(runs) if runs else None
         for part in parts:
             slot = part.slot
@@ -686,6 +746,17 @@ class Simulation:
             if found != bytes(log.data[start:end]):
                 raise Broken(f"the tail of partition {partition} has other records {slot.first} to {slot.last}")
             reached = slot.last
+        if tail is not None and not {"skew", "age", "halt"} & {*self.setup.faults}:
+            moment = round(1e9 * (tail.moment / 1e6 - FIRST_SECOND))
+            for operation in self.history.operations:
+                is_before = operation.returned is not None and operation.returned <= moment
+                if operation.partition == partition and operation.kind == "committed" and is_before:
+                    assert operation.id is not None
+                    if operation.id > reached:
+                        raise Broken(
+                            f"the tail of partition {partition} reaches {reached} and says that it is whole up to "
+                            f"{tail.moment}; {operation.key} was acknowledged as {operation.id} before that"
+                        )
 
     def _pipeline(self, partition: int) -> Pipeline:
         for machine in self.servers.values():

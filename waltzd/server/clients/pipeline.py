@@ -76,6 +76,7 @@ def microseconds() -> int:
 class PipelineSettings:
     limits: Limits
     lock_table_size: int = 50_000
+    lock_history_bytes: int = LOCKS_BYTES
     inflight_bytes_max: int = 16 << 20
     """On the way to the replicas; as much again may wait in the queue."""
     mount_bytes_max: int = 8 << 20
@@ -502,7 +503,7 @@ class Pipeline:
         for _ in range(LOCKS_READS_MAX if session.tail.end is not None else 0):
             async with self.capacity.cold_turns:
                 try:
-                    history = await session.read_locks(locks.lowest, LOCKS_BYTES)
+                    history = await session.read_locks(locks.lowest, self.settings.lock_history_bytes)
                 except NotReady as error:
                     session.say(f"the lock table knows nothing below {locks.lowest}: {error.message}")
                     return

@@ -28,6 +28,7 @@ from waltzd.protocol.peers import MountLink
 from waltzd.protocol.policy import ANONYMOUS, NO_QUOTAS, Quotas
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.core.quota import Bucket, LockBuckets, may_enter
+from waltzd.server.session.settings import WAIT_SECONDS_MIN
 from waltzd.wire.budget import Budget
 
 HANGS_SECONDS = 12.5
@@ -146,17 +147,19 @@ class Use:
         version, until = self.version, self._clock() + seconds
         while (left := until - self._clock()) > 0 and self.version == version:
             self.slowed_at = self._clock()
-            await asyncio.sleep(min(left, LOOK_SECONDS))
-            self.slowed_seconds += min(left, LOOK_SECONDS)
+            pause = max(WAIT_SECONDS_MIN, min(left, LOOK_SECONDS))
+            await asyncio.sleep(pause)
+            self.slowed_seconds += pause
 
     def feed_wait(self) -> float:
         """How long nothing is fed to it."""
         if self._fed is None:
             return 0.0
         wait = self._fed.wait(now := self._clock())
-        if wait > 0:
-            self.slowed_at = now
-        return min(wait, LOOK_SECONDS)
+        if wait <= 0:
+            return 0.0
+        self.slowed_at = now
+        return max(WAIT_SECONDS_MIN, min(wait, LOOK_SECONDS))
 
     def fed(self, size: int) -> None:
         if self._fed is not None:

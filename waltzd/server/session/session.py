@@ -48,6 +48,7 @@ from waltzd.server.session.settings import (
     PATIENCE_SECONDS,
     RENEWAL_PATIENCE_SECONDS,
     SETTLED_SECONDS,
+    WAIT_SECONDS_MIN,
     SessionSettings,
 )
 from waltzd.server.session.wake import Ticker
@@ -171,7 +172,7 @@ class Session:
             self._lease_before = 0.0
             return False
         with suppress(TimeoutError):
-            async with asyncio.timeout(until - now):
+            async with asyncio.timeout(max(until - now, WAIT_SECONDS_MIN)):
                 await self.log.decided.wait(seen)
         return True
 

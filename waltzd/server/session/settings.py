@@ -15,6 +15,9 @@ RENEWAL_PATIENCE_SECONDS = 0.1
 """The same while transactions wait for a planned new session."""
 DRAIN_SECONDS = 0.2
 """How long a planned new session holds back what comes until all in flight is committed. The next attempt takes longer."""
+WAIT_SECONDS_MIN = 0.001
+"""The shortest wait for a time of a clock that is not the loop's: a shorter one may end before that clock has moved, and
+whoever waits in a loop would go round without a pause."""
 SETTLED_SECONDS = 2.0
 """How old a session is before it gives way to another one for the sake of a new member."""
 ACKNOWLEDGED_SECONDS = 10.0
@@ -99,7 +102,7 @@ class SessionSettings:
     """Of the group log: the first id that whoever reads it needs. What is below goes, also where there is no archive. None:
     of a partition, where only what is archived may go."""
     wall: Callable[[], int] = wall_clock
-    """For what people read of backups: microseconds since 1970."""
+    """Microseconds since 1970, for the moments of backups and the age of what storages keep."""
 
     def of_group_log(self, needed_from: Callable[[], int]) -> SessionSettings:
         """It stays short: new sessions begin often, so that what may go is on all replicas soon. Nobody reads below its

@@ -13,7 +13,6 @@ an archive, and no document says its floor. The replicas do.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,21 +27,13 @@ from waltzd.server.core.retention import Sealed, next_floor, reach_of
 from waltzd.server.session.replica import Log
 
 
-def microseconds() -> int:
-    """Since 1970: batches have their times so."""
-    return time.time_ns() // 1000
-
-
 class Trimming:
     """Of one session."""
 
-    def __init__(
-        self, log: Log, cluster: Cluster, say: Callable[[str], None], clock: Callable[[], int] = microseconds
-    ) -> None:
+    def __init__(self, log: Log, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._log = log
         self._cluster = cluster
         self._say = say
-        self._clock = clock
         self._next_look = 0.0
         self._looked_at: tuple[object, ...] = ()
         """What was known when a policy of size found nothing to remove: until it changes there is nothing."""
@@ -122,7 +113,7 @@ class Trimming:
         if keep.seconds is None:
             return EMPTY
         untimed = await self._before(1)
-        older = await self._before(self._clock() - keep.seconds * 1_000_000)
+        older = await self._before(self._log.settings.wall() - keep.seconds * 1_000_000)
         return older if older > untimed else EMPTY
 
     async def _before(self, time: int) -> int:

@@ -12,7 +12,15 @@ import pytest
 
 from tests.unit.waltzctl.placement.test_rescue import DAMAGE, HOME, MEMBERS, driven, holds, written
 from waltzctl.placement.proof import UNKNOWN, Proven, Statement, Unproven, completed, from_saved, from_storages
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaState, decode, encode
+from waltzd.cluster.documents import (
+    LEASE_MS_MAX,
+    Decision,
+    Membership,
+    PartitionMeta,
+    ReplicaState,
+    decode,
+    encode,
+)
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.core.recovery import Recovery
@@ -127,6 +135,15 @@ def test_all_storages_together_prove_where_the_log_ends() -> None:
     assert isinstance(found, Proven)
     roles = {"A": Membership.MEMBER, "B": Membership.MEMBER, "C": Membership.LEARNER}
     assert is_right(found, statuses, roles) == 9
+
+
+def test_documents_from_storages_have_the_longest_lease_that_an_owner_may_have_had() -> None:
+    """Storages know of none, and the owner of before may still answer by its own."""
+    told = statement(*(holds(name, 9, promised=2) for name in "ABC"))
+    found = from_storages(told, replicas=3, generation=1)
+    assert isinstance(found, Proven)
+    assert found.meta is not None
+    assert found.meta.lease_ms == LEASE_MS_MAX
 
 
 def test_a_partition_that_was_never_used_begins_above_what_was_promised() -> None:

@@ -296,6 +296,18 @@ def test_what_rotted_on_its_way_is_not_counted() -> None:
     room.check_whole()
 
 
+def test_a_round_that_has_no_slot_for_all_of_it_is_true_up_to_no_new_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailing, "SLOT_BYTES", 200)
+    monkeypatch.setattr(tailing, "SLOTS_MAX", 2)
+    monkeypatch.setattr(tailing, "CROWD", 100)
+    room = Room(committed=2)
+    tail = room.tail()
+    assert room.back_up(tail, moment=5).moment == 5
+    room.committed = 30
+    found = room.back_up(tail, moment=9)
+    assert (found.last < 30, found.moment) == (True, 5)
+
+
 def test_an_older_owner_changes_nothing() -> None:
     room = Room(committed=8)
     room.back_up(session=5)

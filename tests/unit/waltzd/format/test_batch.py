@@ -24,8 +24,10 @@ from waltzd.format.batch import (
     parse_batches,
     why_wrong,
 )
+from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import LockColumns, encode_payloads, join_runs
+from waltzd.format.stretch import Stretch
 
 LOCKS = st.lists(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 3)), max_size=5), min_size=1, max_size=40)
 
@@ -140,6 +142,23 @@ def test_every_wrong_bit_shows() -> None:
             assert head is not None
             found = batch_at(memoryview(wrong), head)
             assert found is None or (why_wrong(found, deeply=False) and why_wrong(found))
+
+
+def test_a_head_of_a_newer_program_is_none_although_its_checksum_is_right() -> None:
+    """It uses flags or bytes that mean nothing today: to read it as if they were not there would be a guess."""
+    head, sound = batch().head, raw(batch())
+    forged = [head._replace(flags=1 << bit).encode() for bit in range(1, 32)]
+    start = HEAD_BYTES - 20
+    assert sound[start : HEAD_BYTES - 4] == bytes(16)
+    for at in range(start, HEAD_BYTES - 4):
+        front = bytearray(sound[: HEAD_BYTES - 4])
+        front[at] = 1
+        forged.append(bytes(front) + crc32(front).to_bytes(4, "big"))
+    for wrong in forged:
+        assert Head.decode(wrong) is None
+        stretch = Stretch(memoryview(wrong + sound[HEAD_BYTES:]), np.array([0, len(sound)]), None)
+        assert stretch.count == 0
+    assert Head.decode(head.encode()) == head
 
 
 def test_what_is_said_of_a_wrong_one() -> None:

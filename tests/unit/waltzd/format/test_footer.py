@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 
+import numpy as np
+
 from tests.unit.waltzd.format.test_batch import batch, raw
+from waltzd.disk.simulated import SimDisk
 from waltzd.format.batch import End
-from waltzd.format.footer import END_BYTES, NO_HASH, Footer, FooterBuilder, footer_bytes
+from waltzd.format.footer import END_BYTES, NO_HASH, Footer, FooterBuilder, footer_at, footer_bytes, read_footer
 
 HEADER = bytes(range(128))
 
@@ -53,3 +57,25 @@ def test_one_proves_all_in_front_of_it() -> None:
     first, _ = made()
     assert first.hash == sha256(first.encode()).digest()
     assert made(first.hash)[0].hash != made()[0].hash
+
+
+def test_a_footer_is_that_of_its_place() -> None:
+    """Sound in itself, and behind other bytes than those that it proves: an older end of the file, or another file's."""
+    footer, data = made()
+    encoded = footer.encode()
+    for wrong, found in ((b"", True), (bytes(7), False), (data[-64:], False)):
+        file = SimDisk(0).create("data")
+        file.write(0, data + wrong + encoded)
+        offset, end = len(data) + len(wrong), len(data) + len(wrong) + len(encoded)
+        assert (footer_at(file, offset, end) is not None) is found
+        assert (read_footer(file) is not None) is found
+
+
+def test_a_footer_whose_batches_have_no_room_is_none() -> None:
+    footer, data = made()
+    places = footer.batches.tolist()
+    for batches in ([places[0] + 1, places[1]], [places[0], places[0] + 8], [places[0], len(data) - 8], []):
+        file = SimDisk(0).create("data")
+        encoded = replace(footer, batches=np.array(batches, np.int64)).encode()
+        file.write(0, data + encoded)
+        assert footer_at(file, len(data), len(data) + len(encoded)) is None

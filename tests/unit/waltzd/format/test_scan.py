@@ -79,6 +79,12 @@ def test_only_what_nobody_can_have_relied_on_is_torn(
     assert judge_tail(Survey(next_id, 0, tail_bytes, gaps), is_last=is_last, floor=floor) is want
 
 
+@pytest.mark.parametrize(("committed", "want"), [(4, Tail.TORN), (5, Tail.DAMAGED)])
+def test_what_a_head_says_is_committed_was_relied_on(committed: int, want: Tail) -> None:
+    found = Survey(5, 0, 7, [], committed=committed)
+    assert judge_tail(found, is_last=True, floor=-1) is want
+
+
 NEWEST = 100 + 40
 """Bytes of the newest of three records."""
 

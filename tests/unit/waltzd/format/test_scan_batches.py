@@ -11,6 +11,7 @@ import pytest
 
 from tests.batches import APPEND, READ, TIME, WRITE, batches_of, index_raw, raw, segment_raw
 from waltzd.disk.simulated import SimDisk, SimFile
+from waltzd.format import scan as module
 from waltzd.format.batch import HEAD_BYTES, Batch, End
 from waltzd.format.footer import read_footer
 from waltzd.format.index import offsets_of, places_of
@@ -314,6 +315,19 @@ def test_what_follows_the_last_batch_of_a_segment_is_never_cut_when_it_is_a_batc
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_over_the_bound_of_all_batches_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = batches_of([[b"a"], [b"b" * 500], [b"c"]])
+    largest = batches[1]
+    file, end = file_of(segment(batches)), starts_of(batches)[-1]
+    monkeypatch.setattr(module, "BATCH_BYTES_MAX", largest.size)
+    assert module.scan_batches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == end
+    assert module.scan_stretches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == end
+    monkeypatch.setattr(module, "BATCH_BYTES_MAX", largest.size - 1)
+    start = starts_of(batches)[batches.index(largest)]
+    assert module.scan_batches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == start
+    assert module.scan_stretches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == start
 
 
 def test_forged_heads_cost_no_more_than_a_few_readings_of_the_file() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.policy_twin import allows
 from waltzd.cluster.documents import PolicyDocument, decode, encode
 from waltzd.errors import BadMetadata
-from waltzd.protocol.channels import Parts, is_ranges
+from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, Ranges, is_ranges
 from waltzd.protocol.locks import append_lock, lock_hash, namespace_of, read_lock
 from waltzd.protocol.policy import (
     NO_QUOTAS,
@@ -92,6 +92,32 @@ def test_a_quota_is_the_highest_that_is_said() -> None:
     assert policy.rights_of("a").quotas == Quotas(mounts=Amount(5), inflight_bytes=Amount(7))
     assert policy.rights_of("b").quotas == Quotas(mounts=Amount(5))
     assert Policy([silent]).rights_of("a").quotas == NO_QUOTAS
+
+
+def test_a_group_is_granted_in_the_partitions_of_its_grant() -> None:
+    def grant(partitions: str | None, *groups: str) -> Grant:
+        where, patterns = None if partitions is None else Parts(partitions), tuple(map(Pattern, groups))
+        return Grant(names=(Pattern("app"),), may=(Verb.SUBSCRIBE,), partitions=where, groups=patterns)
+
+    rights = Policy([grant("1-2", "mailer"), grant("4", "*"), grant("0-9")]).rights_of("app")
+    assert [number for number in range(10) if rights.may_attend(number, "mailer")] == [1, 2, 4]
+    assert [number for number in range(10) if rights.may_attend(number, "indexer")] == [4]
+    assert Policy([grant(None, "mailer")]).rights_of("app").may_attend(9, "mailer")
+
+
+def test_a_channel_that_is_not_there_grants_no_partition() -> None:
+    grant = Grant(names=(Pattern("app"),), may=tuple(Verb), partitions=Parts("orders"), groups=(Pattern("*"),))
+    cases: list[tuple[Channels, list[int]]] = [
+        (NO_CHANNELS, []),
+        ({"orders": Ranges("0,2")}, [0, 2]),
+        ({"bills": Ranges("0-3")}, []),
+    ]
+    for channels, granted in cases:
+        rights = Policy([grant], channels).rights_of("app")
+        assert [number for number in range(5) if rights.may_append(number)] == granted
+        assert [number for number in range(5) if rights.may_read(number)] == granted
+        assert [number for number in range(5) if rights.may_attend(number, "mailer")] == granted
+        assert [number for number in range(5) if rights.may_see(number)] == granted
 
 
 def test_everything_and_nothing() -> None:

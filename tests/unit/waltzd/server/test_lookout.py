@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import pytest
@@ -237,6 +237,38 @@ def test_who_was_suspected_wrongly_takes_part_again_and_is_left_alone_for_a_whil
                 network.ways["two"].cut()
                 await settle()
             assert (await trio.cluster.assignment())[1] == version, "a way that comes and goes moves nothing"
+
+    run(work())
+
+
+def test_a_server_that_was_started_again_is_not_the_one_whose_port_refused() -> None:
+    async def work() -> None:
+        trio = Trio()
+        async with trio.running() as network:
+            network.ways["two"].cut(is_refusing=True)
+            await settle()
+            two = (await trio.cluster.servers())["two"]
+            assert trio.looking[0].is_gone(two)
+            assert not trio.looking[0].is_gone(replace(two, instance=UUID(int=77)))
+
+    run(work())
+
+
+def test_a_server_that_was_started_again_and_dies_is_replaced_like_any_other() -> None:
+    """What is known of the process before, its long rest among others, is not said of the new one."""
+
+    async def work() -> None:
+        trio = Trio()
+        async with trio.running() as network:
+            network.ways["two"].cut(is_refusing=True)
+            await settle()
+            assert await trio.owners() == {"one", "three"}
+            async with network.running("two", 22):
+                await settle()
+                assert await trio.owners() == {"one", "two", "three"}
+                network.ways["two"].cut(is_refusing=True)
+                await settle()
+                assert await trio.owners() == {"one", "three"}
 
     run(work())
 

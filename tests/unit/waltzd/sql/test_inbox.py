@@ -303,6 +303,25 @@ def test_a_fold_that_is_refused_fails_no_delivery(engine: Engine) -> None:
     assert inbox.is_done(0, 1)
 
 
+def test_only_one_changes_bits_at_a_time(tmp_path: Path) -> None:
+    """Two that have read the same page would each write it back without what the other has put in."""
+    first, second = (sqlite(str(tmp_path / "mails.db")) for _ in range(2))
+    one, other = inbox_of(first), SqlInbox(second, "mailer", tables=TABLES)
+    one.handler_blocking(send)(Delivery(1))
+    other.prepare(CLUSTER)
+    with second.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout = 50")
+    with one._exclusive():
+        with pytest.raises(DatabaseUnavailable):
+            other.fold(0)
+        with pytest.raises(DatabaseUnavailable):
+            other.forget(0, 0)
+    other.fold(0)
+    assert one.is_done(0, 1)
+    for engine in (first, second):
+        engine.dispose()
+
+
 def test_what_was_folded_while_a_transaction_began_is_seen(engine: Engine, tmp_path: Path) -> None:
     """The row is gone and the bit is there before the insert: the look at the bits comes after it."""
     inbox = inbox_of(engine)

@@ -189,6 +189,23 @@ def test_a_policy_that_takes_nothing_from_a_mount_leaves_it_alone() -> None:
     in_room(test)
 
 
+def test_a_mount_may_lock_what_the_newest_policy_grants() -> None:
+    async def test(room: Room) -> None:
+        room.access.adopt(policy(Verb.APPEND, locks=("account",)))
+        account, order = lock_hash("account.eur", 7), lock_hash("order", 7)
+        reader = await knock(room)
+        await reader.say(batch_of(b"a", locks=[[(account, Mode.WRITE)]]))
+        await reader.until(lambda reader: len(reader.committed) == 1)
+        room.access.adopt(policy(Verb.APPEND, locks=("order",)))
+        await reader.say(batch_of(b"b", first=1, locks=[[(order, Mode.WRITE)]]))
+        await reader.until(lambda reader: len(reader.committed) == 2)
+        await reader.say(batch_of(b"c", first=2, locks=[[(account, Mode.WRITE)]]))
+        assert f"{account:016x}" in (await ended(reader)).message
+        assert len(reader.committed) == 2
+
+    in_room(test)
+
+
 def test_a_reader_by_id_loses_its_right_between_two_pieces() -> None:
     async def test(room: Room) -> None:
         writer = await room.mount()

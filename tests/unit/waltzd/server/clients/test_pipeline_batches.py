@@ -65,6 +65,7 @@ def test_a_step_becomes_one_batch_that_says_when_where_and_under_which_locks() -
         assert first.run.follows is not None
         assert first.run.follows.tolist() == [False, False, False, True]
         assert (second.head.before, second.head.time, second.head.lock_bytes) == (first.head.crc, NOW + 7, 0)
+        assert second.head.committed == 6, "the first one was not committed yet"
         assert one.refused == {11: (Reason.IN_FLIGHT, 7, 5)}
         assert one.committed == {10: 7, 12: 8, 13: 9, 14: 10, 20: 11}
         assert [frame.time for frame in one.frames if isinstance(frame, Committals)][-1] == NOW + 7

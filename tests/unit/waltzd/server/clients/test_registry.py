@@ -256,6 +256,37 @@ def test_an_instance_that_comes_while_another_one_is_being_let_in() -> None:
     timeless(test)
 
 
+def test_an_older_instance_that_learned_the_newest_epoch_too_late_does_not_bring_its_own_back() -> None:
+    """It asked the coordinator before the newer one was registered, and hears the answer when that one has mounted."""
+
+    async def test(room: Room) -> None:
+        confirming(room)
+        gate, asked = asyncio.Event(), 0
+
+        async def newest_epoch(name: str) -> int:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                return 2
+            await gate.wait()
+            return 1
+
+        room.newest_epoch = newest_epoch  # type: ignore[method-assign]
+        older = await room.knock(mount_request(1, epoch=1, token=token_of(room.client_secret, 1, ANN, 1)), identity=ANN)
+        await room.quiet()
+        newer = await room.knock(mount_request(2, epoch=2, token=token_of(room.client_secret, 2, ANN, 2)), identity=ANN)
+        await newer.hear()
+        assert newer.mounted is not None
+        gate.set()
+        await older.hear()
+        assert isinstance(older.end, Superseded)
+        again = await room.knock(mount_request(3, epoch=1, token=token_of(room.client_secret, 3, ANN, 1)), identity=ANN)
+        await again.hear()
+        assert isinstance(again.end, Superseded)
+
+    timeless(test)
+
+
 def test_an_epoch_cannot_be_made_up_and_names_have_their_own() -> None:
     async def test(room: Room) -> None:
         confirming(room)

@@ -249,3 +249,12 @@ def test_who_diverged_has_no_vote_gives_nothing_and_does_not_join_again() -> Non
     open_ = replace(out, opened=2, replicas={**out.replicas, "C": replace(out.replicas["C"], session=2)})
     assert joining(open_, "C", holds("C", 9, session=2), 9) is None
     assert joining(open_, "C", holds("C", 9, session=2, incarnation=UUID(int=99)), 9) is not None
+
+
+@pytest.mark.parametrize(("floor", "believed"), [(5, 5), (6, 0)])
+def test_a_trim_floor_is_believed_up_to_the_mark_at_which_the_session_began(floor: int, believed: int) -> None:
+    """An owner sets none above that: a replica that says a higher one has it from nobody."""
+    core = Recovery(meta(low_mark=4), dict.fromkeys("ABC", Membership.MEMBER))
+    core.opened("A", holds("A", 9, floor=floor))
+    core.opened("B", holds("B", 9))
+    assert core.floor == believed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from math import nextafter
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from tests.simulation.cell import SETTINGS, cell, story
+from tests.simulation.cell import SETTINGS, SimPort, cell, story
 from tests.unit.timeless import run
 from waltzd.errors import CannotConnect, NotReady, SessionEnded
 from waltzd.protocol.descriptions import ReplicaStatus
@@ -263,6 +264,49 @@ async def test_nobody_opens_while_a_lease_may_hold() -> None:
         assert OUTLASTS * 0.2 <= clock() - began < OUTLASTS * 0.2 + 0.2
         assert (await c.meta()).lease_ms == 0
         await second.committed(second.append(50))
+
+
+@story
+async def test_a_rest_of_a_lease_that_is_too_short_for_a_timer_is_waited_for_all_the_same() -> None:
+    """What is left is more than nothing, and adds nothing to the time of the loop."""
+    async with cell() as c:
+        loop, asked = asyncio.get_running_loop(), list[float]()
+
+        def clock() -> float:
+            asked.append(loop.time())
+            assert len(asked) < 1000, "it goes round, and no time passes"
+            if len(asked) == 1:
+                return 0.0
+            return OUTLASTS * 0.2 if asked[-1] > asked[1] else nextafter(OUTLASTS * 0.2, 0)
+
+        first, _ = await c.holding(100, settings=leasing(0.2))
+        await asyncio.sleep(2)
+        await first.close(hand_over=False)
+        await c.opened(await c.own(2, settings=replace(leasing(0.0), clock=clock)))
+
+
+class SlowToPromise(SimPort):
+    async def open(self, *what: Any, **more: Any) -> Any:
+        await asyncio.sleep(0.5)
+        return await super().__getattr__("open")(*what, **more)
+
+
+@story
+async def test_a_lease_is_outlasted_from_when_the_promises_are_known() -> None:
+    """The new owner asks for promises, and the old one renews its lease before the storages give them."""
+    async with cell() as c:
+        clock = asyncio.get_running_loop().time
+        _, first = await c.holding(100, settings=leasing(0.2))
+        for link in first.session.links.values():
+            link.cancel()
+        old, began = Confirming(first.session), clock()
+        c.connect = lambda meta: SlowToPromise(c.storages[meta.name])  # type: ignore[method-assign]
+        owned = await c.own(2, settings=leasing(0.0))
+        await asyncio.sleep(0.45)
+        await old.confirm()
+        await c.opened(owned)
+        assert not old.is_leased
+        assert clock() - began >= 0.5 + OUTLASTS * 0.2
 
 
 @pytest.mark.parametrize("how", ["handed over", "goes on", "gives way", "none was set"])

@@ -34,6 +34,8 @@ from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import Change, Exhausted, KeyedBy, Mode, ParkedTransaction, Verb
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, append_lock, write_lock
+from waltzd.protocol.policy import Amount, Quotas
+from waltzd.server.clients.registry import Use, who_is
 from waltzd.server.groups import keeper, ledger
 from waltzd.server.groups.ledger import lock_of, stands
 from waltzd.server.groups.state import Parked, State
@@ -195,6 +197,70 @@ def test_one_member_has_an_ordered_group_and_is_told_what_is_kept_when_all_befor
             await a.kept(last.number)
         async with room.member("index", "c") as c:
             assert [one.id for one in await c.take(1)] == [3]
+
+    Room.run(story)
+
+
+def test_what_an_ordered_group_has_done_is_kept_when_it_is_written_and_not_before() -> None:
+    async def story(room: Room) -> None:
+        await room.append(3)
+        await room.make("index", mode=Mode.ORDERED)
+        async with room.member("index", "a") as a:
+            await a.take(3)
+            await room.write("index")
+            board, log = room.board(), room.board().group_log
+            board.group_log = Away(log)
+            for id in (1, 0):
+                assert (await a.acknowledge(id)).taken == 1
+            last = await a.say(Verb.EXTEND, 2)
+            assert (room.place("index").reach, a.kept_number) == (2, 0), "both are done, and nothing of it is written"
+            board.group_log = log
+            await a.kept(last.number)
+
+    Room.run(story)
+
+
+@pytest.mark.parametrize("deliver_max", [1, 1000])
+def test_what_expired_is_written_down(deliver_max: int) -> None:
+    """Another owner would read it there, while the member has said nothing."""
+
+    async def story(room: Room) -> None:
+        await room.append(1)
+        await room.make("mailer", deliver_max=deliver_max, ack_wait_ms=1000)
+        async with room.member("mailer", "a") as a, asyncio.timeout(20):
+            await a.take(1)
+            await room.write("mailer")  # that it was offered: nothing else is to be written
+            while not await is_written(room):
+                await asyncio.sleep(0.05)
+
+    async def is_written(room: Room) -> bool:
+        board = room.board()
+        await board.level()
+        state = board.ledger.state("mailer", 0)
+        assert state is not None
+        return len(state.parked) == 1 if deliver_max == 1 else bool(state.open.get(0))
+
+    Room.run(story)
+
+
+def test_deliveries_are_paid_for_by_the_quota_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    async def story(room: Room) -> None:
+        await room.append(20, size=1000)
+        await room.make("mailer")
+        quotas = {"bytes_per_second": 4000}
+        grant = {"names": ["*"], "may": ["append", "read", "subscribe"], "groups": ["*"], "quotas": quotas}
+        room.cluster.set_policy([grant])
+        server = room.cluster._running(room.cluster.owner(0))
+        async with room.member("mailer", "a", room=8) as a:
+            await a.take(8)
+            use = server.clients.use_of(who_is(""), Quotas(bytes_per_second=Amount(4000)))
+            assert use.feed_wait() > 0
+            monkeypatch.setattr(Use, "feed_wait", lambda self: 3600.0)
+            await a.until(lambda: len(a.given) == 8)
+            await a.acknowledge(*a.ids)
+            await a.say(Verb.EXTEND, 8)
+            assert len(a.given) == 8, "the debt is not paid yet"
 
     Room.run(story)
 

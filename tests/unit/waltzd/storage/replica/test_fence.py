@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect, NoSuchPartition, NotOpened, SessionTooFar, StaleSession, WaltzError
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address
+from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import Contact, RecordsFrame, secret_of
+from waltzd.storage.archiver import Archiver
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import FIRST_SESSION_MAX, SESSIONS_MAX
@@ -233,6 +236,7 @@ FORGED: dict[str, Callable[[StorageCalls, Contact], Any]] = {
     "append": lambda calls, contact: calls.append(0, SESSION, Forgery(), contact=contact),
     "truncate": lambda calls, contact: calls.truncate(0, SESSION, 5, contact=contact),
     "set low mark": lambda calls, contact: calls.set_low_mark(0, SESSION, 9, contact=contact),
+    "trim": lambda calls, contact: calls.trim(0, SESSION, 5, contact=contact),
     "install": lambda calls, contact: calls.install_segment(0, SESSION, 10, 0, _nothing(), contact=contact),
     "fetch": lambda calls, contact: _all(calls.fetch_segment(0, SESSION, 0, contact=contact)),
     "read": lambda calls, contact: _all(calls.read(0, SESSION, 0, 9, 0, contact=contact)),
@@ -240,7 +244,21 @@ FORGED: dict[str, Callable[[StorageCalls, Contact], Any]] = {
     "read locks": lambda calls, contact: calls.read_locks(0, SESSION, 9, 100, contact=contact),
     "find a time": lambda calls, contact: calls.find_time(0, SESSION, 1, contact=contact),
     "segments": lambda calls, contact: asyncio.to_thread(calls.segments, 0, SESSION, contact=contact),
+    "archive": lambda calls, contact: calls.archiver.add(0, SESSION, Archived(), contact=contact),
+    "back up": lambda calls, contact: calls.archiver.back_up(0, SESSION, Archived(), 9, 0, contact=contact),
+    "check": lambda calls, contact: calls.archiver.check(0, SESSION, Archived(), 0, contact=contact),
 }
+
+
+def test_no_call_that_takes_a_contact_is_left_out() -> None:
+    asked = {
+        name
+        for calls in (StorageCalls, Archiver)
+        for name, call in vars(calls).items()
+        if not name.startswith("_") and inspect.isfunction(call) and "contact" in inspect.signature(call).parameters
+    }
+    tried = {name for forged in FORGED.values() for name in forged.__code__.co_names}
+    assert asked - {"readable"} <= tried
 
 
 @pytest.mark.parametrize("when", ["while the owner is there", "after a restart"])
