@@ -87,6 +87,18 @@ def test_a_time_is_asked_for_in_the_name_of_the_caller(tmp_path: Path) -> None:
     in_room(test)
 
 
+def test_the_right_to_make_a_group_is_asked_before_anything_of_it_is_read(tmp_path: Path) -> None:
+    contexts = contexts_of(tmp_path)
+
+    async def test(room: Room) -> None:
+        room.access.adopt(POLICY)
+        request = wire.MakeGroupRequest(cluster_key=KEY.bytes, meta=wire.GroupMeta(name="g", mode="nonsense"))
+        with pytest.raises(Aborted, match="PERMISSION_DENIED"):
+            await LogService(room.calls, DEAF).MakeGroup(request, contexts["eve"])  # type: ignore[arg-type]
+
+    in_room(test)
+
+
 def test_who_asks_where_partitions_are_is_told_what_it_may_see(tmp_path: Path) -> None:
     contexts = contexts_of(tmp_path)
 

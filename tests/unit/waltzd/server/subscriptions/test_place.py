@@ -567,6 +567,8 @@ def test_a_group_log_that_cannot_be_understood_stops_groups_and_nothing_else() -
                 pass
         assert "kind" in board.trouble
         assert board.needed_from() == 0, "nothing of it is trimmed"
+        with pytest.raises(GroupStateDamaged):  # before an operator says so
+            await board._begin_again()
         await room.append(1)
 
     Room.run(story)
