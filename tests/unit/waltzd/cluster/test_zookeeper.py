@@ -50,7 +50,7 @@ def test_a_loop_that_gave_no_beat_is_late() -> None:
 def test_nothing_is_read_written_or_connected_for_a_loop_that_stands() -> None:
     clock = Clock()
     beat = LoopBeat(2.0, clock)
-    threads = _Threads(None, beat, lambda: None)
+    threads = _Threads(None, beat, ended=lambda: None, forget=lambda: None, session_seconds=6.0)
     one, other = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server, one, other:
         address = server.getsockname()
