@@ -146,7 +146,8 @@ def test_a_role_that_may_call_nothing_is_told_so_and_keeps_no_connection(tmp_pat
                 await says(channel)
             assert isinstance(error_of(refused.value), NotPermitted)
             await held.hold(3)
-            await held.until_ended(3)
+            async with asyncio.timeout(10):
+                await held.until_ended(3)
             await channel.close()
 
     loop.run(run())

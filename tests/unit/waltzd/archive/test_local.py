@@ -54,8 +54,12 @@ def test_what_is_no_plain_file_is_refused_and_nobody_waits_for_it(tmp_path: Path
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(str(place))
     store = LocalStore(str(tmp_path))
-    for ask in (lambda: store.get_range("tail.json", 0, 10), lambda: store.head("tail.json")):
-        with pytest.raises((StoreRefused, StoreUnavailable)):
+
+    def head() -> None:
+        store.head("tail.json")
+
+    for ask in (lambda: store.get_range("tail.json", 0, 10), head):
+        with pytest.raises(StoreUnavailable if kind == "socket" and ask is not head else StoreRefused):
             ask()
     assert store.list("") == []
 

@@ -140,6 +140,17 @@ def test_saved_documents_are_not_replaced_either(tmp_path: Path) -> None:
         metadata_at(ours, 1)
 
 
+def test_a_signature_is_of_one_name(tmp_path: Path) -> None:
+    bare = LocalStore(str(tmp_path))
+    ours = SignedStore(bare, OURS)
+    for text in (b"older documents\n", b"newer documents\n"):
+        save_metadata(ours, text)
+    first, second = "metadata/0000000001.json", "metadata/0000000002.json"
+    _put(bare, second, bare.get_range(first, 0, 1000))
+    with pytest.raises(UnsignedArchive, match="was not signed"):
+        metadata_at(ours, 2)
+
+
 def test_an_archive_that_is_older_than_its_key_is_adopted(tmp_path: Path) -> None:
     bare = LocalStore(str(tmp_path))
     archive_to(bare, 3)
