@@ -71,6 +71,7 @@ ELSEWHERE = {
     "cli/test_policy": [["policy", name] for name in ("explain", "remove", "set", "show", "test")],
     "cli/test_recover": [["storage", "clean"], ["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"], ["cluster", "status"]],
+    "cli/test_wait": [["cluster", "wait"], ["storage", "may-stop"]],
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
     "process/test_closed_coordinator": [["cluster", "secure"]],

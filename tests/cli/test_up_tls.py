@@ -13,7 +13,9 @@ from uuid import UUID
 import pytest
 from waltz_spark.exporting.opening import open_origin
 
+from waltzctl.config.certificates import Kind, make, of_kind
 from waltzctl.playground.local import ROOT, LocalCluster
+from waltzctl.shell.blueprint import credentials_file
 from waltzd import Client, Committed, Tls
 from waltzd.client import loop
 from waltzd.cluster.access import Access
@@ -117,6 +119,39 @@ async def check_documents(directory: Path, told: dict[str, Any]) -> None:
     finally:
         await ours.close()
         await stranger.close()
+
+
+def test_an_observer_looks_at_a_closed_cluster_with_a_password_that_only_reads(
+    home: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    assert waltzctl("up", "closed", "--tls", "--detach", *SMALL).code == 0
+    cluster = LocalCluster.find(home / "closed")
+    folder = home / "closed" / "certificates"
+    make(folder, [of_kind(Kind.OBSERVER, "screen", cluster.blueprint.key)])
+    files = ("--tls-certificate", folder / "observer-screen.pem", "--tls-key", folder / "observer-screen.key")
+    place = ("--coordinator", cluster.coordinator_hosts, "--coordinator-tls", "host", "--tls-ca", folder / "ca.pem", *files)
+    with_password = (*place, "--coordinator-credentials", home / "screen.credentials")
+    (home / "screen.credentials").write_text("screen:a-password-that-reads\n")
+    (home / "screen.credentials").chmod(0o600)
+
+    assert waltzctl("status", "--directory", "closed").code == 0
+    told = waltzctl("status", *with_password)
+    assert (told.code, "ZooKeeper refuses to show the documents" in told.out) == (10, True), "it is nobody yet"
+    with credentials_file(home / "closed").open("a") as file:
+        file.write("read-only screen:a-password-that-reads\n")
+    secured = waltzctl("cluster", "secure", "--directory", "closed", "--yes")
+    assert secured.code == 0, secured.err
+    for command in ("status", "doctor", "health"):
+        done = waltzctl(command, *with_password, *(["--no-write"] if command == "health" else []))
+        assert done.code == 0, done.out + done.err
+
+    told = waltzctl("status", *place)  # without the password, at the addresses that were seen before
+    said = " ".join(told.out.split())
+    assert (told.code, "ZooKeeper refuses to show the documents" in said) == (10, True), said
+    assert "does not answer" not in said
+    refused = waltzctl("cluster", "secure", *with_password, "--dry-run")
+    assert refused.code != 0
 
 
 def test_a_cluster_that_was_made_without_certificates_gets_none(home: Path, waltzctl: Tool) -> None:

@@ -32,8 +32,8 @@ from waltzctl import main
 from waltzctl.config.certificates import Kind, make, of_kind
 from waltzd.client.loop import run
 from waltzd.cluster.access import Access, CoordinatorTls, Verify
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.coordinator import Create
+from waltzd.cluster.cluster import CLIENT_IDS, Cluster
+from waltzd.cluster.coordinator import Create, Set
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import EXIT_UNSAFE, EXIT_USAGE, CannotConnect, CoordinatorRefused
@@ -206,6 +206,44 @@ def test_a_password_is_replaced_while_everything_runs(closed: LocalZooKeeper, ce
                 await old.get("/history")
         finally:
             await asyncio.gather(old.close(), both.close(), new.close())
+
+    run(work())
+
+
+def test_who_only_reads_reads_everything_but_the_secret(closed: LocalZooKeeper, certificates: Path) -> None:
+    """Also what is created by a process that does not know of it; until the documents are given to others."""
+
+    async def work() -> None:
+        tls = tls_with(certificates)
+        watch, later = "watch:the-password-of-the-screen", "watch:another-one"
+        owner, plain, reader, other = (
+            a_coordinator(closed, Access(tls=tls, credentials=credentials, readers=readers), "/watched")
+            for credentials, readers in (((OLD,), (watch,)), ((OLD,), ()), ((watch,), ()), ((OLD,), (later,)))
+        )
+        try:
+            await asyncio.gather(owner.start(), plain.start(), reader.start(), other.start())
+            await Cluster.create(owner, ClusterMeta(name="c", key=KEY, partitions=1, created="2026-01-01"))
+            await plain.commit([Create("/history/1", b"made later")])
+            found = Cluster(reader)
+            assert (await found.meta()).name == "c"
+            assert await found.open_nodes() == []
+            assert (node := await reader.get("/history/1")) is not None
+            assert node.data == b"made later"
+            for refused in (reader.get(CLIENT_IDS), reader.commit([Create("/x", b"")])):
+                with pytest.raises(CoordinatorRefused):
+                    await refused
+            with pytest.raises(CoordinatorRefused):
+                await reader.commit([Set("/history/1", b"no", 0)])
+            with pytest.raises(CoordinatorRefused):
+                await reader.protect("/")
+
+            assert await Cluster(owner).unclosed_nodes() == []
+            assert await Cluster(other).secure() > 10
+            with pytest.raises(CoordinatorRefused):
+                await found.meta()
+            assert await Cluster(other).unclosed_nodes() == []
+        finally:
+            await asyncio.gather(*(one.close() for one in (owner, plain, reader, other)))
 
     run(work())
 

@@ -14,6 +14,7 @@ from typer import Argument
 from waltzctl.config.policy import connected, spelled_loss
 from waltzctl.config.policy_file import exact_names, losses
 from waltzctl.picture.attendance import attendance
+from waltzctl.picture.picture import silence
 from waltzctl.shell.change import Change, Changing, Request, nothing_to_do
 from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
@@ -175,5 +176,5 @@ async def _rights(
     return [
         f"note: {len(speaking)} grants of the policy speak of it",
         *(spelled_loss(loss, live) for loss in lost),
-        *(f"note: {server} does not answer, so who is connected there is not known" for server in there.silent),
+        *(f"note: {server} {silence(why)}, so who is connected there is not known" for server, why in there.silent.items()),
     ]

@@ -16,6 +16,7 @@ from typer import Argument, Option
 from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, load, losses
 from waltzctl.picture import attendance
 from waltzctl.picture.attendance import Attendance, Attendant
+from waltzctl.picture.picture import silence
 from waltzctl.shell.change import Change, Changing, nothing_to_do
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.progress import Say
@@ -217,7 +218,7 @@ def _steps(
         *(f"take away: {spelled(grant)}" for grant in went),
         *(spelled_loss(loss, live) for loss in lost),
         *(f"note: the locks of {' and '.join(names)} cannot be told apart" for names in collisions(after.grants)),
-        *(f"note: {name} does not answer, so who is connected there is not known" for name in there.silent),
+        *(f"note: {name} {silence(why)}, so who is connected there is not known" for name, why in there.silent.items()),
     ]
 
 

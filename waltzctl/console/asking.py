@@ -9,6 +9,7 @@ from waltzctl.console.pages import Asked, Page, Part, actions, cut, grids, of_pa
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
 from waltzctl.picture import attendance
 from waltzctl.picture.attendance import UseAt
+from waltzctl.picture.picture import silence
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell.merged_log import Line
@@ -31,7 +32,7 @@ async def clients(asked: Asked) -> Page:
     found = await attendance.attendance(await asked.cluster(), asked.reach.tls, needs_answer=True)
     told = client.clients(found, with_gone=with_gone)
     silent = [
-        f"server {name} does not answer, and may know more: {one.code} {one.message}" for name, one in found.silent.items()
+        f"server {name} {silence(one)}, and may know more: {one.code} {one.message}" for name, one in found.silent.items()
     ]
     look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
     chosen, pager = cut(asked, told.things.rows, {"show": "all"} if with_gone else {})

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from waltzctl.console.chart import Cursor, Line, cursors, lines
 from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
-from waltzctl.picture.picture import PartitionView, Picture
+from waltzctl.picture.picture import PartitionView, Picture, silence
 from waltzctl.shell.reach import MEANT, Reach, check_operator, option, unknown
 from waltzctl.show import cluster, watching
 from waltzctl.show.forms import Column, Columns
@@ -423,6 +423,7 @@ def head(asked: Asked) -> Part:
             "sentence": verdict.sentence,
             "at": asked.sighting.at,
             "lost": asked.sighting.lost,
+            "silence": "" if asked.sighting.lost is None else silence(asked.sighting.lost.cause),
             "error": seen.error,
             "reasons": count(len(verdict.reasons), "reason") if verdict.reasons else "",
         },

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
-from waltzd.errors import WaltzError
+from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.descriptions import OwnedPartition, PartitionDescription, ServerDescription, StorageDescription
 from waltzd.protocol.groups import GroupTotals
 from waltzd.protocol.quorum import majority
@@ -19,6 +19,11 @@ from waltzd.protocol.timelines import Timeline
 OPEN = "OPEN"
 _ADDED = ("members", "in_flight", "lag", "parked", "stopped", "paused", "unattended")
 """What each server says of the partitions that it owns."""
+
+
+def silence(error: WaltzError) -> str:
+    """Return what became of a question, as a sentence goes on with it: no answer, or one that says no."""
+    return "does not answer" if isinstance(error, CannotConnect) else "refuses to answer"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.picture.attendance import Attendance, Attendant, UseAt
+from waltzctl.picture.picture import silence
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
 from waltzctl.show.terminal import paragraph
 from waltzd.cluster.assignment import spell_numbers
@@ -69,7 +70,7 @@ def _silent(found: Attendance) -> Mapping[str, Any]:
 
 def _say_silent(out: Console, silent: Mapping[str, WaltzError]) -> None:
     for name, error in silent.items():
-        paragraph(out, f"server {name} does not answer, and may know more: {error.code} {error.message}", "yellow")
+        paragraph(out, f"server {name} {silence(error)}, and may know more: {error.code} {error.message}", "yellow")
 
 
 def clients(found: Attendance, *, with_gone: bool) -> Page:

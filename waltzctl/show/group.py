@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.picture.groups import GroupAt, Groups, GroupView, Standing
+from waltzctl.picture.picture import silence
 from waltzctl.records.decode import decoded
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
 from waltzctl.show.terminal import ROWS_MAX, count, paragraph
@@ -113,7 +114,7 @@ def members_of(found: GroupView) -> list[MemberAt]:
 def remarks(found: Groups) -> list[str]:
     """What may be missing."""
     silent = [
-        f"server {name} does not answer, and may know more: {error.code} {error.message}"
+        f"server {name} {silence(error)}, and may know more: {error.code} {error.message}"
         for name, error in found.silent.items()
     ]
     return silent + [f"server {name} may not know the newest: {why}" for name, why in found.behind.items()]

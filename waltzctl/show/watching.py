@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
+from waltzctl.picture.picture import silence
 from waltzctl.shell.merged_log import Line
 from waltzctl.shell.numbers import spell
 from waltzctl.show import group
@@ -73,7 +74,7 @@ def probing(found: Probing, contact_ms: float | None, contact_error: WaltzError 
                 f"unhealthy: {total - len(failed)} of {count(total, 'partition')} {did}", style="bold red", soft_wrap=True
             )
         if contact_error is not None:
-            paragraph(out, f"- ZooKeeper does not answer: {contact_error.code} {contact_error.message}", "red")
+            paragraph(out, f"- ZooKeeper {silence(contact_error)}: {contact_error.code} {contact_error.message}", "red")
         told: dict[str, list[Probe]] = {}
         for probe in failed:
             assert probe.error is not None
@@ -385,7 +386,7 @@ def silent(found: Mapping[str, WaltzError]) -> None:
     """On standard error."""
     steps = []
     for name, error in sorted(found.items()):
-        typer.echo(f"{name} does not answer: {error.code} {printable(error.message)}", err=True)
+        typer.echo(f"{name} {silence(error)}: {error.code} {printable(error.message)}", err=True)
         if isinstance(error, TlsMismatch) and error.detail_next_step not in steps:
             steps.append(error.detail_next_step)
     for step in steps:  # `status` has those of the others

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from waltzctl.picture.picture import Picture
+from waltzctl.picture.picture import Picture, silence
 from waltzctl.placement.plan import crowded, sizes
 from waltzctl.placement.plan import together as together_in_one
 from waltzctl.shell.numbers import spell
@@ -91,7 +91,7 @@ def with_since(reasons: Iterable[Reason], before: Mapping[str, str], now: str) -
 def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:
     """What the rule found, and what to say when that is nothing."""
     if "ZooKeeper" in rule.needs and facts.lost is not None:
-        return [Reason(grade=Grade.UNKNOWN, sentence="ZooKeeper does not answer")], ""
+        return [Reason(grade=Grade.UNKNOWN, sentence=f"ZooKeeper {silence(facts.lost.cause)}")], ""
     passed = ""
 
     def find() -> Iterator[Reason]:
@@ -101,8 +101,11 @@ def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:
     found = list(find())
     for kind, views in (("servers", facts.picture.servers), ("storages", facts.picture.storages)):
         if kind in rule.needs:
-            silent = [view.meta.name for view in views if view.said is None]
-            found += [Reason(grade=Grade.UNKNOWN, sentence=f"{name} does not answer") for name in silent]
+            silent = {view.meta.name: view.error for view in views if view.said is None}
+            found += [
+                Reason(grade=Grade.UNKNOWN, sentence=f"{name} {'does not answer' if why is None else silence(why)}")
+                for name, why in silent.items()
+            ]
     return [replace(one, next_step=one.next_step or rule.fix) for one in found if one.grade is not Grade.PASS], passed
 
 

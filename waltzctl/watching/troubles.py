@@ -11,7 +11,15 @@ from waltzctl.shell.safety import margin
 from waltzctl.watching.facts import REPAIR, Facts, Found, Grade, Reason, unsure, warn
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership
-from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing, TlsMismatch, WaltzError
+from waltzd.errors import (
+    BadMetadata,
+    CannotConnect,
+    CoordinatorRefused,
+    ForeignCluster,
+    NodeMissing,
+    TlsMismatch,
+    WaltzError,
+)
 from waltzd.protocol.descriptions import DIVERGED
 from waltzd.protocol.quorum import majority
 
@@ -43,6 +51,14 @@ def coordination(facts: Facts) -> Found:
                 "they have, and nothing can change hands",
                 next_step="restart no server; put the newest copy of ZooKeeper's data back. Make no second cluster over "
                 "this one: its storages hold what was committed",
+            )
+            return ""
+        if isinstance(lost.cause, CoordinatorRefused):
+            yield Reason(
+                key="coordinator",
+                sentence=f"ZooKeeper refuses to show the documents: {lost.cause.message}{seen}. What owners and storages "
+                "say is shown",
+                next_step=lost.cause.detail_next_step,
             )
             return ""
         yield Reason(

@@ -15,11 +15,11 @@ import typer
 from typer import Option
 
 from waltzctl.picture.picture import PartitionView, Picture
-from waltzctl.shell.options import Misused
+from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzctl.shell.reach import Meant, Reach, StorageName, unknown
 from waltzctl.shell.safety import without
-from waltzctl.show.forms import AnyForm, put
+from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import printable
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import Poll
@@ -74,6 +74,7 @@ def may_stop(
     ] = 0.0,
     progress: ShownProgress = Shown.AUTO,
     reach: Meant,
+    output: Output = "table",
 ) -> int:
     """Whether a storage may be stopped: without it every partition still has a majority of replicas that are level and
     answer. The end is 0 when it may. Otherwise the command waits for the others until --timeout, and refuses with 5 then;
@@ -85,7 +86,7 @@ def may_stop(
     \b
     Examples:
       waltzctl storage may-stop storage-1
-      waltzctl storage may-stop storage-1 --timeout 90
+      waltzctl storage may-stop storage-1 --timeout 90 -o json
     """
 
     def waits_for(found: Sighting) -> Sequence[str]:
@@ -106,7 +107,10 @@ def may_stop(
             else f"the other storages were not level after {timeout:g} seconds",
             next_step="stop it when applications may wait" if hopeless else "wait: `waltzctl cluster wait --healthy`",
         )
-    typer.echo(printable(f"{name} may be stopped: every partition keeps a majority without it."))
+    if output == "json":
+        put_json({"storage": name, "may_stop": True})
+    else:
+        typer.echo(printable(f"{name} may be stopped: every partition keeps a majority without it."))
     return EXIT_OK
 
 

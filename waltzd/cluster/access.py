@@ -4,8 +4,9 @@ processes.
 Whoever may change the documents of a cluster decides which storages and servers it has. So a *closed* cluster gives every
 document to one name with a password (ZooKeeper's scheme `digest`) and nothing to anybody else. All servers and operators
 have that name in a file. The first line of the file is who documents are given to; others are shown as well, so that a
-password can be replaced while everything runs. Certificates do not take the place of the password: ZooKeeper would
-tell their holders apart by their subjects, and an application's may have any.
+password can be replaced while everything runs. A line that begins with `read-only ` is another name with a password: it may
+read the documents and change nothing, and does not see the secret of client ids. Certificates do not take the place of the
+password: ZooKeeper would tell their holders apart by their subjects, and an application's may have any.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dataclasses import dataclass
 from waltzd.errors import BadConfig
 
 CREDENTIALS_BYTES_MAX = 64 << 10
+READ_ONLY = "read-only "
+UNREAD = "/ids/client"
+"""The path of the document that who only reads does not see: with the secret there, tokens of client ids can be made."""
 _EXAMPLE = "write one line like waltz:a-long-random-password"
 
 
@@ -67,6 +71,8 @@ class Access:
     tls: CoordinatorTls | None = None
     credentials: tuple[str, ...] = ()
     """Each `name:password`; documents are given to the first."""
+    readers: tuple[str, ...] = ()
+    """Each `name:password`; documents may be read with it."""
 
     @property
     def is_known(self) -> bool:
@@ -80,14 +86,16 @@ class Access:
     @property
     def names(self) -> list[str]:
         """Each of the credentials as ZooKeeper writes its owner in an ACL."""
-        return [_written(one) for one in self.credentials]
+        return [digest_of(one) for one in self.credentials]
 
     def __repr__(self) -> str:
         """Without passwords: it may end up in a log."""
-        return f"Access(tls={self.tls}, names={[one.partition(':')[0] for one in self.credentials]})"
+        names, readers = ([one.partition(":")[0] for one in given] for given in (self.credentials, self.readers))
+        return f"Access(tls={self.tls}, names={names}, readers={readers})"
 
 
-def _written(credentials: str) -> str:
+def digest_of(credentials: str) -> str:
+    """Return the name and the digest of `name:password`, as ZooKeeper writes it."""
     # The algorithm is ZooKeeper's default. A password that nobody chose by heart makes up for its age.
     digest = hashlib.sha1(credentials.encode(), usedforsecurity=False).digest()
     return f"{credentials.partition(':')[0]}:{base64.b64encode(digest).decode()}"
@@ -119,11 +127,16 @@ def access_of(
             raise BadConfig("TLS to ZooKeeper needs the authorities that sign for it")
         tls = CoordinatorTls(ca=ca, certificate=certificate, key=key, verify=Verify(how))
         tls.check()
-    return Access(tls=tls, credentials=() if credentials is None else read_credentials(credentials))
+    lines = () if credentials is None else read_credentials(credentials)
+    return Access(
+        tls=tls,
+        credentials=tuple(line for line in lines if not line.startswith(READ_ONLY)),
+        readers=tuple(line.removeprefix(READ_ONLY) for line in lines if line.startswith(READ_ONLY)),
+    )
 
 
 def read_credentials(path: str) -> tuple[str, ...]:
-    """The lines of a file that only its owner may read; `BadConfig` when it is not one."""
+    """Return the lines of a file that only its owner may read; raise `BadConfig` when it is not one."""
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -137,9 +150,10 @@ def read_credentials(path: str) -> tuple[str, ...]:
         raise BadConfig(f"{path} can be read by other users of this machine, and holds a password: chmod 600 {path}")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     for number, line in enumerate(lines, 1):
-        name, _, password = line.partition(":")
-        if not name or not password or any(not " " < one <= "~" for one in line):
+        given = line.removeprefix(READ_ONLY)
+        name, _, password = given.partition(":")
+        if not name or not password or any(not " " < one <= "~" for one in given):
             raise BadConfig(f"{path}: entry {number} is not a name and a password; {_EXAMPLE}")
-    if not lines or len(data) > CREDENTIALS_BYTES_MAX:
+    if all(line.startswith(READ_ONLY) for line in lines) or len(data) > CREDENTIALS_BYTES_MAX:
         raise BadConfig(f"{path} holds no credentials for ZooKeeper; {_EXAMPLE}")
     return tuple(lines)

@@ -611,6 +611,8 @@ class Cluster:
         paths = [ROOT]
         level = [ROOT]
         while level:
+            # Who only reads does not see the counter of client ids; nothing stands below it.
+            level = [path for path in level if path != CLIENT_IDS]
             names = await self.each(level, self.coordinator.children)
             level = [f"{path.rstrip('/')}/{name}" for path, below in zip(level, names, strict=True) for name in below]
             paths += level

@@ -99,7 +99,8 @@ class Coordinator(Protocol):
         ...
 
     async def is_ours(self, path: str) -> bool:
-        """Whether this node belongs to the credentials of this process and to nobody else; True when there is none."""
+        """Whether this node belongs to the credentials of this process, and only those that it names may read it; True
+        when there is none."""
         ...
 
     async def protect(self, path: str) -> None:

@@ -30,7 +30,7 @@ from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
-from waltzd.cluster.access import ANYBODY, Access, CoordinatorTls
+from waltzd.cluster.access import ANYBODY, UNREAD, Access, CoordinatorTls, digest_of
 from waltzd.cluster.coordinator import Change, Check, Create, Delete, Node, Set, Watchers, check_size
 from waltzd.errors import (
     BadArgument,
@@ -372,15 +372,21 @@ class ZooKeeperCoordinator:
             await self._call(above, lambda client: client.ensure_path_async(above))
 
     async def _acl(self, changes: Sequence[Change]) -> list[ACL]:
-        """Who may do what with the nodes that are created. They are as closed as the root: while one process after the
+        """Return who may do what with the nodes that are created: the same as with the root. While one process after the
         other is given its credentials, those that have none yet still have to read everything."""
         created = [change.path for change in changes if isinstance(change, Create)]
-        is_open = not created or not self._access.is_known or ("/" not in created and await self.is_open("/"))
-        return list(OPEN_ACL_UNSAFE) if is_open else self._closed
+        if not created or not self._access.is_known:
+            return list(OPEN_ACL_UNSAFE)
+        if "/" in created:
+            return self._closed("/")
+        found = await self._acl_of("/")
+        return list(OPEN_ACL_UNSAFE) if _is_open(found) else found
 
-    @property
-    def _closed(self) -> list[ACL]:
-        return [ACL(Permissions.ALL, Id("digest", self._access.owner))]
+    def _closed(self, path: str) -> list[ACL]:
+        """Return the ACL of a node that belongs to our credentials."""
+        owner = ACL(Permissions.ALL, Id("digest", self._access.owner))
+        readers = [ACL(Permissions.READ, Id("digest", digest_of(one))) for one in self._access.readers]
+        return _without_readers([owner, *readers], path)
 
     def _transaction(self, client: KazooClient, changes: Sequence[Change], acl: list[ACL]) -> IAsyncResult:
         transaction = client.transaction()
@@ -388,7 +394,7 @@ class ZooKeeperCoordinator:
             path = self._full(change.path)
             match change:
                 case Create(data=data, ephemeral=ephemeral):
-                    transaction.create(path, data, acl, ephemeral=ephemeral)
+                    transaction.create(path, data, _without_readers(acl, change.path), ephemeral=ephemeral)
                 case Set(data=data, version=version):
                     transaction.set_data(path, data, version)
                 case Delete(version=version):
@@ -404,12 +410,14 @@ class ZooKeeperCoordinator:
         return self._access.is_known
 
     async def is_open(self, path: str) -> bool:
-        acl = await self._acl_of(path)
-        return any(one.id.scheme in ("world", "ip") for one in acl)
+        try:
+            return _is_open(await self._acl_of(path))
+        except CoordinatorRefused:  # not even to us
+            return False
 
     async def is_ours(self, path: str) -> bool:
-        ours = self._closed
-        return all(one in ours for one in await self._acl_of(path))
+        found = await self._acl_of(path)
+        return not found or set(found) == set(self._closed(path))
 
     async def _acl_of(self, path: str) -> list[ACL]:
         try:
@@ -420,7 +428,7 @@ class ZooKeeperCoordinator:
 
     async def protect(self, path: str) -> None:
         assert self._access.is_known
-        await self._call(path, lambda client: client.set_acls_async(self._full(path), self._closed))
+        await self._call(path, lambda client: client.set_acls_async(self._full(path), self._closed(path)))
 
     async def open_above(self) -> list[str]:
         """ZooKeeper keeps every node in memory: who may create nodes anywhere can end it."""
@@ -520,6 +528,15 @@ _BESIDE = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
 """What a transaction says of the changes around the one that failed."""
 
 
+def _is_open(acl: Sequence[ACL]) -> bool:
+    return any(one.id.scheme in ("world", "ip") for one in acl)
+
+
+def _without_readers(acl: list[ACL], path: str) -> list[ACL]:
+    """Return the ACL of this node, where the root has that one."""
+    return [one for one in acl if one.perms != Permissions.READ] if path == UNREAD else acl
+
+
 def _settle(answer: asyncio.Future[Any], result: IAsyncResult) -> None:
     """The answer has come; too late when the deadline was faster."""
     if answer.done():
@@ -557,7 +574,7 @@ def _refusal(path: str, error: Exception) -> WaltzError:
             return CoordinatorRefused(
                 f"ZooKeeper does not let this process near {path}: the node belongs to others, by its ACL",
                 next_step="give the credentials of the cluster: coordinator_credentials of a server, "
-                "--coordinator-credentials of waltzctl",
+                "--coordinator-credentials of waltzctl; to look, those that only read are enough",
                 path=path,
             )
         case _:

@@ -335,7 +335,8 @@ class ServerConfig(DaemonConfig):
         "A file with a line `name:password`, which only this daemon may read: the documents of a closed cluster belong to "
         "that name, and ZooKeeper lets nobody else read or change them. Further lines are shown to ZooKeeper as well, "
         "while "
-        "a password is replaced. Use the same on all servers, and for `waltzctl`.",
+        "a password is replaced. A line `read-only name:password` names who may read the documents and change nothing. Use "
+        "the same on all servers, and for `waltzctl`.",
         default=None,
         example="/etc/waltz/zookeeper.credentials",
     )

@@ -15,7 +15,7 @@ from waltzctl.watching.facts import Facts, Grade, Health, Lost, Verdict
 from waltzctl.watching.poll import missed
 from waltzctl.watching.rules import with_since
 from waltzd.cluster.documents import Membership
-from waltzd.errors import BadMetadata, CannotConnect, ForeignCluster, NodeMissing
+from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, ForeignCluster, NodeMissing
 
 GONE = CannotConnect("nobody listens there")
 UP = "waltzctl up here --detach"
@@ -239,6 +239,13 @@ def test_zookeeper_is_gone() -> None:
     assert step == "bring ZooKeeper back"
     assert one(judge(apart, lost=lost, down=["zookeeper"], repair=UP)) == (said, UP)
     assert len(judge(apart).reasons) == 3, "the leader, and both servers"
+
+
+def test_a_coordinator_that_refuses_has_answered() -> None:
+    cause = CoordinatorRefused("ZooKeeper does not let this process near /", next_step="give credentials")
+    (reason,) = judge(well(leader=None), lost=Lost(cause=cause, seen=None)).reasons
+    assert reason.sentence.startswith("ZooKeeper refuses to show the documents: ZooKeeper does not let this process near /")
+    assert reason.next_step == "give credentials"
 
 
 def test_who_is_slow_is_noted_and_is_no_trouble() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kazoo.security import make_digest_acl_credential
 
-from waltzd.cluster.access import ANYBODY, CREDENTIALS_BYTES_MAX, Access, CoordinatorTls, read_credentials
+from waltzd.cluster.access import ANYBODY, CREDENTIALS_BYTES_MAX, Access, CoordinatorTls, access_of, read_credentials
 from waltzd.errors import BadConfig
 
 FIRST, SECOND = "waltz:a-long-random-password", "waltz:another:with colons"
@@ -27,9 +27,19 @@ def test_documents_are_given_to_the_first_line(tmp_path: Path) -> None:
     assert (access.is_known, ANYBODY.is_known) == (True, False)
 
 
+def test_who_only_reads_has_a_line_of_its_own(tmp_path: Path) -> None:
+    text = f"{FIRST}\nread-only watch:the-secret-of-the-screen\n"
+    access = access_of("off", credentials=a_file(tmp_path / "f", text))
+    assert (access.credentials, access.readers) == ((FIRST,), ("watch:the-secret-of-the-screen",))
+    assert "watch" in repr(access)
+    assert "the-secret-of-the-screen" not in repr(access)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("read-only watch:password\n", "holds no credentials"),
+        (f"{FIRST}\nread-only watch\n", "entry 2 is not a name and a password"),
         ("", "holds no credentials"),
         ("# only a remark\n", "holds no credentials"),
         ("waltz\n", "entry 1 is not a name and a password"),
