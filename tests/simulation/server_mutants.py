@@ -451,14 +451,13 @@ def trusts_an_expired_lease(patches: Patches) -> None:
 VANISHING = Aim(
     faults=("vanish", "trim"), seconds=10.0, storages=3, setup={**BUSY, "segment_bytes": 1500, "keep_local": "1KB"}
 )
-AGED = Aim(faults=("age", "trim", "vanish"), seconds=10.0, storages=3, format=1, setup={**BUSY, "segment_bytes": 1500})
 
 
-@mutant(aim=AGED)
-def keeps_nothing_for_its_time(patches: Patches) -> None:
-    """Everything that is committed counts as older than a policy of time keeps."""
+@mutant(0, 1, aim=VANISHING)
+def trims_what_is_not_in_the_store(patches: Patches) -> None:
+    """What a manifest names counts as archived, whether the object is there or not."""
 
-    async def older(self: Trimming, keep: Any) -> int:
-        return self._log.committed
+    async def see(self: Trimming, meta: Any, first_id: int, names: list[str]) -> ArchiveCheck:
+        return ArchiveCheck(last_id=meta.last)
 
-    patches.set(Trimming, "_older", older)
+    patches.set(Trimming, "_see", see)
