@@ -146,7 +146,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
-        "wait": ("waltzctl.watching.wait:wait", "Wait until a cluster is well."),
+        "wait": ("waltzctl.watching.gate:wait", "Wait until a cluster is well."),
     },
     "config": {
         "explain": ("waltzctl.config.configuration:explain", "What a setting of the daemons means."),
@@ -241,7 +241,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "create-partition": ("waltzctl.placement.storage:create_partition", "Create empty replicas on a storage."),
         "describe": ("waltzctl.placement.storage:describe", "Show a storage, its partitions and what it has done."),
         "list": ("waltzctl.placement.storage:list_", "The storages of a cluster."),
-        "may-stop": ("waltzctl.watching.wait:may_stop", "Whether a storage may be stopped without harm."),
+        "may-stop": ("waltzctl.watching.gate:may_stop", "Whether a storage may be stopped without harm."),
         "partitions": ("waltzctl.placement.storage:partitions", "The replicas on a storage."),
         "recover": ("waltzctl.placement.recover:recover", "Bring replicas back whose disk was lost or damaged."),
         "remove": ("waltzctl.placement.membership:remove", "Move everything off a storage, and take it out."),

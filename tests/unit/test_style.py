@@ -129,7 +129,7 @@ checksum choice client
 clients columns command compare comparison config configuration connections contents context conversation core creation
 daemon decode decoders
 delta description destination diagnosis directory disk doctor drive dump encode engine error errors event examination
-export exporting file files follow format forms grpc histogram http interruption java kinds last limits listen listener
+export exporting file files follow format forms gate grpc histogram http interruption java kinds last limits listen listener
 live load local log logs look loop machine main memory merged metrics moving numbers offline options pages
 payloads placement plan
 playground plugin port process properties protobuf protocol reach reading real records recover reindex relocation

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import partition, storage, well
-from waltzctl.watching.wait import cannot_spare, obstacles
+from waltzctl.watching.gate import cannot_spare, obstacles
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, NoSuchName
 
