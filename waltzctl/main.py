@@ -8,6 +8,7 @@ for something that a user or a machine did.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -352,13 +353,32 @@ def run(arguments: Sequence[str]) -> int:
             typer.echo(said, err=True)
         return EXIT_INTERRUPTED
     except WaltzError as error:
-        for line in error.lines():
-            typer.echo(printable(line), err=True)
-        return exit_code_of(error, arguments)
+        code = exit_code_of(error, arguments)
+        if wants_json(arguments):
+            typer.echo(json.dumps({"version": 1, "error": {**whole_error(error), "exit_code": code}}), err=True)
+        else:
+            for line in error.lines():
+                typer.echo(printable(line), err=True)
+        return code
     except OSError as error:  # our own output, a terminal that went away: files of a storage have errors of their own
         typer.echo(f"waltzctl could not go on: {error.strerror or error}", err=True)
         return EXIT_ERROR
     return result if isinstance(result, int) else EXIT_OK
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether `-o json` was typed, however it was: what failed may have failed before the options were understood."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return any(one in ("-ojson", "--output=json") or (one in ("-o", "--output") and two == "json") for one, two in pairs)
+
+
+def whole_error(error: WaltzError) -> dict[str, str]:
+    return {
+        "code": error.code,
+        "message": error.message,
+        "not_done": error.detail_not_done,
+        "next_step": error.detail_next_step,
+    }
 
 
 def exit_code_of(error: WaltzError, arguments: Sequence[str]) -> int:

@@ -342,3 +342,14 @@ def test_grpc_is_told_to_be_quiet_and_to_let_programs_start_before_it_is_loaded(
     bare = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "NONE 0 False"
+
+
+@pytest.mark.parametrize("form", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
+def test_an_error_is_an_object_for_who_asked_for_json(waltzctl: Tool, tmp_path: Path, form: list[str]) -> None:
+    plain = waltzctl("verify-segments", tmp_path / "nowhere")
+    told = waltzctl("verify-segments", tmp_path / "nowhere", *form)
+    assert (told.code, told.out) == (plain.code, "")
+    error = json.loads(told.err)["error"]
+    assert error["exit_code"] == told.code
+    assert plain.err.startswith(f"{error['code']} {error['message']}")
+    assert error["next_step"] in " ".join(plain.err.split())

@@ -1,6 +1,6 @@
-"""What is going on, on standard error: for people one line that is written over, and nothing when that is no terminal; for
-programs (`--progress json`) an object a line, whatever standard error is. A wait for an answer is named once it has lasted
-longer than a moment: silence looks like a tool that hangs."""
+"""What is going on, on standard error: for people one line that is written over, and a line each half minute when that is
+no terminal; for programs (`--progress json`) an object a line, whatever standard error is. A wait for an answer is named
+once it has lasted longer than a moment: silence looks like a tool that hangs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ _UPDATE_SECONDS = 0.1
 _LATELY_SECONDS = 15.0
 """What was done before says little of how fast it goes now."""
 MOMENT_SECONDS = 1.0
+PLAIN_SECONDS = 30.0
+"""Between two lines where standard error is no terminal: a restore is silent for minutes otherwise, and short commands say
+nothing."""
 
 
 class Shown(enum.StrEnum):
@@ -91,17 +94,24 @@ class _Line:
     def __init__(self, shown: str) -> None:
         self._writes_json = shown == Shown.JSON
         self._writes_line = shown == Shown.AUTO and sys.stderr.isatty()
-        self._started = time.monotonic()
+        self._writes_plain = shown == Shown.AUTO and not self._writes_line
+        self._started = self._told = time.monotonic()
         self._width = 0
 
     @property
     def _is_shown(self) -> bool:
-        return self._writes_json or self._writes_line
+        return self._writes_json or self._writes_line or self._writes_plain
 
     def _write_event(self, event: Mapping[str, object]) -> None:
         self._put(json.dumps(event) + "\n")
 
     def _write_over(self, line: str) -> None:
+        if self._writes_plain:
+            now = time.monotonic()
+            if now - self._told >= PLAIN_SECONDS:
+                self._told = now
+                self._put(line.strip() + "\n")
+            return
         line = line[: shutil.get_terminal_size().columns - 1]
         self._put("\r" + line.ljust(self._width))
         self._width = len(line)

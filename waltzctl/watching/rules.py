@@ -68,11 +68,12 @@ class Rule:
 
 def judge(facts: Facts) -> Verdict:
     found = facts.picture
+    ordinary = [view for view in found.partitions if not view.is_group_log]
     everything = [reason for rule in RULES if rule.is_now for reason in _found(rule, facts)[0]]
     reasons = [reason for reason in everything if reason.key]
     notes = tuple(reason.sentence for reason in everything if reason.is_note)
     reasons.sort(key=lambda reason: not reason.stops)
-    opened = len(found.partitions) - len(found.closed)
+    opened = sum(view.is_open for view in ordinary)
     health = Health.HEALTHY if not reasons else Health.DEGRADED if opened else Health.DOWN
     return Verdict(health=health, sentence=_sentence(found, opened), reasons=tuple(reasons), notes=notes)
 
@@ -120,10 +121,13 @@ def _check(rule: Rule, facts: Facts) -> Check:
 
 
 def _sentence(found: Picture, opened: int) -> str:
-    total = len(found.logs)
+    """`opened`: how many partitions of applications are open. The group log has a word of its own while it is closed."""
+    total = found.meta.partitions
     partitions = "1 partition is open" if (opened, total) == (1, 1) else f"{opened} of {total} partitions are open"
     if opened == total > 1:
         partitions = f"all {total} partitions are open"
+    if found.group_log is not None and not found.group_log.is_open:
+        partitions += ", the log of groups is not"
     servers, registered = sum(view.error is None for view in found.servers), len(found.servers) + len(found.missing)
     storages = sum(view.error is None for view in found.storages)
     who = f"{_of(servers, registered, 'server')} and {_of(storages, len(found.storages), 'storage')}"

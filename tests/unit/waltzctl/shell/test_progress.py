@@ -99,6 +99,18 @@ def test_a_program_gets_an_object_a_line(monkeypatch: pytest.MonkeyPatch, clock:
     ]
 
 
+def test_a_log_file_gets_a_line_each_half_minute(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """A restore was silent for minutes where standard error is no terminal."""
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stderr", out)
+    with Waiting() as waiting:
+        for _ in range(100):
+            clock.now += 1
+            waiting.say("restoring partition 3")
+    assert [line.split("  ")[-1] for line in out.getvalue().splitlines()] == ["restoring partition 3"] * 3
+    assert "\r" not in out.getvalue()
+
+
 def test_nobody_is_told_where_nobody_looks(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     for out, how in ((io.StringIO(), Shown.AUTO), (Terminal(), Shown.OFF)):
         monkeypatch.setattr("sys.stderr", out)

@@ -6,6 +6,8 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.storage import availability
@@ -44,6 +46,18 @@ def test_all_is_well() -> None:
     found = judge(well())
     assert (found.health, found.reasons, found.is_healthy) == (Health.HEALTHY, (), True)
     assert found.sentence == "all 4 partitions are open; 2 servers and 3 storages answer"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_the_group_log_is_no_partition_of_applications(is_open: bool) -> None:
+    """A cluster of 32 partitions was said to have 33."""
+    found = well()
+    last = found.partitions[-1]
+    log = replace(last, partition=found.meta.partitions, is_group_log=True, said=last.said if is_open else None)
+    verdict = judge(replace(found, partitions=(*found.partitions, log)))
+    more = "" if is_open else ", the log of groups is not"
+    assert verdict.sentence == f"all 4 partitions are open{more}; 2 servers and 3 storages answer"
+    assert verdict.is_healthy == is_open
 
 
 def test_a_storage_is_gone() -> None:
