@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import re
+import ssl
 import sys
 import threading
 import time
@@ -60,11 +61,14 @@ class _JsonFormatter(logging.Formatter):
 
 class _Strangers(logging.Filter):
     """Leaves out what gRPC logs about calls whose headers or path are not text: any stranger can send them without end,
-    and gRPC logs each as a bug, with a traceback. The listener logs the bad paths."""
+    and gRPC logs each as a bug, with a traceback. The listener logs the bad paths. And what the loop logs of a connection
+    that broke, in TLS or below: whoever uses the connection gets the same error, and says what it means."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("grpc"):
             return not (str(record.msg).startswith("Invalid encoding on ") or isinstance(record.msg, UnicodeDecodeError))
+        if record.name == "asyncio" and record.exc_info and isinstance(record.exc_info[1], ssl.SSLError | ConnectionError):
+            return False
         if record.name == "asyncio" and record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
             return "_server_main_loop" not in "".join(traceback.format_tb(record.exc_info[2]))
         return True

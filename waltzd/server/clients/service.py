@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -204,7 +204,9 @@ async def _write(context: Context, message: Any) -> None:
 
 
 async def _abort(context: Context, error: WaltzError) -> None:
-    if not context.done():  # otherwise the caller has gone
+    if context.done():  # the caller has gone
+        return
+    with suppress(grpc.aio.InternalError, grpc.aio.UsageError):  # it goes at this moment
         await abort(context, error)
 
 

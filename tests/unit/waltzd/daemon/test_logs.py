@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,14 @@ def test_what_a_caller_wrote_makes_no_line_of_its_own(capsys: pytest.CaptureFixt
     assert said[0].endswith(r"ann at 127.0.0.1: one\r\n\x0b\x0c\x1c\x85\u2028\u2029\x1b[2K\x00 two: done")
     assert said[1].endswith("it failed")
     assert said[2].startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_logged"),
+    [(ssl.SSLError("bad record mac"), False), (ConnectionResetError(), False), (KeyError("a mistake of ours"), True)],
+)
+def test_a_connection_that_broke_is_no_traceback_of_the_loop(error: Exception, is_logged: bool) -> None:
+    record = logging.LogRecord(
+        "asyncio", logging.ERROR, "", 0, "Fatal error on SSL transport", (), (type(error), error, None)
+    )
+    assert logs._Strangers().filter(record) is is_logged
