@@ -67,7 +67,10 @@ ELSEWHERE = {
         *(["moves", name] for name in ("cancel", "list", "resume")),
         ["history"],
     ],
-    "cli/test_archive": [["backup", "status"], *(["archive", name] for name in ("clean", "heal", "status", "verify"))],
+    "cli/test_archive": [
+        ["backup", "status"],
+        *(["archive", name] for name in ("clean", "heal", "new-key", "sign", "status", "verify")),
+    ],
     "cli/test_policy": [["policy", name] for name in ("explain", "remove", "set", "show", "test")],
     "cli/test_recover": [["storage", "clean"], ["storage", "recover"], ["partition", "rescue"]],
     "cli/test_status": [["status"], ["cluster", "status"]],

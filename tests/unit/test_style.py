@@ -133,8 +133,8 @@ export exporting file files follow format forms gate grpc histogram http interru
 live load local log logs look loop machine main memory merged metrics moving numbers offline options pages
 payloads placement plan
 playground plugin port process properties protobuf protocol reach reading real records recover reindex relocation
-render replay report rescuing restore restoring result safety seen selection server service settings shell show site
-source spark sql status stranger stream support table tailing target tasks terminal testing threads throttle tls top
+render replay report rescuing restore restoring result safety seen selection server service settings shell show signature
+site source spark sql status stranger stream support table tailing target tasks terminal testing threads throttle tls top
 totals txn up verdict verification verify waltz watch waltzctl waltzd watching wire workers x509 zookeeper
 """
 """Parts of names of modules that mean in code what they mean everywhere."""

@@ -447,7 +447,8 @@ class ZooKeeperCoordinator:
     async def close_above(self) -> list[str]:
         assert self._access.is_known
         await self._make_way()
-        ours = [*self._closed, ACL(Permissions.READ, Id("world", "anyone"))]
+        owner = ACL(Permissions.ALL, Id("digest", self._access.owner))
+        ours = [owner, ACL(Permissions.READ, Id("world", "anyone"))]
         closed = []
         for path in await self.open_above():
             with suppress(CoordinatorRefused):  # whoever runs ZooKeeper has decided it, and `open_above` goes on naming it

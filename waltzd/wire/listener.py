@@ -47,7 +47,8 @@ class _Bounds(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         parse = handler.request_deserializer
-        return handler._replace(request_deserializer=bounded(parse.__self__, parse))
+        kind = getattr(parse, "__self__", None)
+        return handler if kind is None else handler._replace(request_deserializer=bounded(kind, parse))
 
 
 IDLE_SECONDS = 60.0

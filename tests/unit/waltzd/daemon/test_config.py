@@ -102,6 +102,8 @@ def test_every_setting_can_be_given() -> None:
         reserve_bytes: 64KiB
         flush_threads: 2
         archive: s3://bucket/folder
+        archive_key: /etc/waltz/archive.key
+        archive_unsigned: accepted
         drain_seconds: 0
         scrub_seconds: 86400
         log_format: json
@@ -118,6 +120,8 @@ def test_every_setting_can_be_given() -> None:
         stream_port=55302,
         admin_listen=Address("storage-1.example", 55301),
         archive="s3://bucket/folder",
+        archive_key="/etc/waltz/archive.key",
+        archive_unsigned="accepted",
         http_listen=Address("10.0.0.1", 55303),
         cluster_key=KEY,
         partitions=16,
@@ -143,7 +147,7 @@ def test_every_setting_can_be_given() -> None:
         audit_bytes_max=1 << 20,
         audit_files_max=3,
     )
-    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 30
+    assert len(declared(StorageConfig)) == len(dataclasses.fields(StorageConfig)) == 32
     assert parse(show(found)) == found
 
 
@@ -312,6 +316,7 @@ SAMPLE_STORAGE = StorageConfig(
     tls_revoked="/etc/waltz/revoked.pem",
     audit_file="/var/log/waltz/audit.log",
     archive="/mnt/archive",
+    archive_key="/etc/waltz/archive.key",
 )
 SAMPLE_SERVER = ServerConfig(
     name="server-1",
@@ -322,6 +327,7 @@ SAMPLE_SERVER = ServerConfig(
     coordinator_credentials="/etc/waltz/zookeeper.credentials",
     http_listen=Address("127.0.0.1", 55182),
     archive="/mnt/archive",
+    archive_key="/etc/waltz/archive.key",
     archive_cache="/var/cache/waltz",
     advertise=Address("server-1.example", 55180),
     preferred="0,4-7",
