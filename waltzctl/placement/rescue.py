@@ -58,8 +58,19 @@ class Scene:
         that no server can have meant."""
         if self.meta is None or (self.meta.opened == 0 and self.meta.decision is None):
             return any(status.last_id != EMPTY or status.session > 0 for status in self.statuses.values())
+        if self._decided_below:
+            return True
         promised = {status.promised_session for status in self.statuses.values()} - {self.fenced}
         return max(self.begun, *promised, 0) > self.meta.session or self.meta.session > max(0, self.begun) + JUMP_MAX
+
+    @property
+    def _decided_below(self) -> bool:
+        """A storage knows of committed transactions above the closing mark that the document names: owners refuse that."""
+        meta = self.meta
+        if meta is None or meta.decision is None:
+            return False
+        known = [one for one in self.statuses.values() if one.timeline == meta.lineage.current]
+        return any(one.certain > meta.decision.mark and meta.gave_up(one.session, one.certain) is None for one in known)
 
     @property
     def session(self) -> int:

@@ -378,3 +378,12 @@ def test_an_owner_opens_at_the_mark_of_every_small_rescue_and_never_below_what_i
     assert cases > 700
     assert alone > 140
     assert less > 15, "what was not acknowledged by a majority, and is at hand, is kept"
+
+
+def test_a_decision_below_what_a_storage_knows_to_be_committed_is_for_a_rescue() -> None:
+    """Owners refuse such a document (W2021), so a rescue must not say that they open by themselves."""
+    closed = written(session=2, opened=1, decision=Decision(mark=5, session=2))
+    found = scene(closed, *[holds(name, 12, low_mark=5, committed=11) for name in "ABC"])
+    assert found.is_behind
+    assert (found.by_itself, found.mark) == ("", 12)
+    assert saved_at(found) == 12
