@@ -128,10 +128,13 @@ def test_an_observer_looks_at_a_closed_cluster_with_a_password_that_only_reads(
     assert waltzctl("up", "closed", "--tls", "--detach", *SMALL).code == 0
     cluster = LocalCluster.find(home / "closed")
     folder = home / "closed" / "certificates"
-    make(folder, [of_kind(Kind.OBSERVER, "screen", cluster.blueprint.key)])
+    make(folder, [of_kind(kind, "screen", cluster.blueprint.key) for kind in (Kind.OBSERVER, Kind.ZOOKEEPER_CLIENT)])
     files = ("--tls-certificate", folder / "observer-screen.pem", "--tls-key", folder / "observer-screen.key")
     place = ("--coordinator", cluster.coordinator_hosts, "--coordinator-tls", "host", "--tls-ca", folder / "ca.pem", *files)
-    with_password = (*place, "--coordinator-credentials", home / "screen.credentials")
+    shown = ("--coordinator-tls-certificate", folder / "zookeeper-client-screen.pem",
+             "--coordinator-tls-key", folder / "zookeeper-client-screen.key",
+             "--coordinator-tls-ca", folder / "zookeeper-ca.pem")  # fmt: skip
+    with_password = (*place, *shown, "--coordinator-credentials", home / "screen.credentials")
     (home / "screen.credentials").write_text("screen:a-password-that-reads\n")
     (home / "screen.credentials").chmod(0o600)
 
