@@ -149,7 +149,7 @@ def test_an_observer_looks_at_a_closed_cluster_with_a_password_that_only_reads(
         done = waltzctl(command, *with_password, *(["--no-write"] if command == "health" else []))
         assert done.code == 0, done.out + done.err
 
-    told = waltzctl("status", *place)  # without the password, at the addresses that were seen before
+    told = waltzctl("status", *place, *shown)  # without the password, at the addresses that were seen before
     said = " ".join(told.out.split())
     assert (told.code, "ZooKeeper refuses to show the documents" in said) == (10, True), said
     assert "does not answer" not in said
