@@ -128,10 +128,13 @@ def test_an_observer_looks_at_a_closed_cluster_with_a_password_that_only_reads(
     assert waltzctl("up", "closed", "--tls", "--detach", *SMALL).code == 0
     cluster = LocalCluster.find(home / "closed")
     folder = home / "closed" / "certificates"
-    make(folder, [of_kind(Kind.OBSERVER, "screen", cluster.blueprint.key)])
+    make(folder, [of_kind(kind, "screen", cluster.blueprint.key) for kind in (Kind.OBSERVER, Kind.ZOOKEEPER_CLIENT)])
     files = ("--tls-certificate", folder / "observer-screen.pem", "--tls-key", folder / "observer-screen.key")
     place = ("--coordinator", cluster.coordinator_hosts, "--coordinator-tls", "host", "--tls-ca", folder / "ca.pem", *files)
-    with_password = (*place, "--coordinator-credentials", home / "screen.credentials")
+    shown = ("--coordinator-tls-certificate", folder / "zookeeper-client-screen.pem",
+             "--coordinator-tls-key", folder / "zookeeper-client-screen.key",
+             "--coordinator-tls-ca", folder / "zookeeper-ca.pem")  # fmt: skip
+    with_password = (*place, *shown, "--coordinator-credentials", home / "screen.credentials")
     (home / "screen.credentials").write_text("screen:a-password-that-reads\n")
     (home / "screen.credentials").chmod(0o600)
 
@@ -146,7 +149,7 @@ def test_an_observer_looks_at_a_closed_cluster_with_a_password_that_only_reads(
         done = waltzctl(command, *with_password, *(["--no-write"] if command == "health" else []))
         assert done.code == 0, done.out + done.err
 
-    told = waltzctl("status", *place)  # without the password, at the addresses that were seen before
+    told = waltzctl("status", *place, *shown)  # without the password, at the addresses that were seen before
     said = " ".join(told.out.split())
     assert (told.code, "ZooKeeper refuses to show the documents" in said) == (10, True), said
     assert "does not answer" not in said
