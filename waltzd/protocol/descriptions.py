@@ -81,6 +81,8 @@ class ReplicaStatus:
     """The first id that it has; 0: all. What is below is only in the archive."""
     timelines: tuple[Timeline, ...] = ()
     """Timelines of its log behind the first one, as it remembers them; what it holds is the log of the last one."""
+    untrimmed: str = ""
+    """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
 
     @property
     def timeline(self) -> UUID:
@@ -282,6 +284,8 @@ class Archived:
     """Of the manifest, which proves everything that it names."""
     last_id: int = -1
     """All ids up to this one are in the archive."""
+    timeline: UUID = FIRST
+    """Identity of the timeline whose log the manifest names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +307,8 @@ class RestoreOrder:
     """The replica stands as at its end."""
     timelines: tuple[Timeline, ...] = ()
     """Timelines of the restored log behind the first one."""
+    source: UUID = FIRST
+    """Identity of the timeline whose manifest it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

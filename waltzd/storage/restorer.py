@@ -21,6 +21,7 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Disk
 from waltzd.errors import BadArgument, DiskFull, FlushFailed, ForeignArchive, TargetNotEmpty, TooManyCallers
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
+from waltzd.protocol.timelines import Lineage, lineage_mistake
 from waltzd.storage.lane import RunBlocking
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -62,7 +63,8 @@ class Restorer:
     async def restore(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
         """How far it is, again and again; the last one has the status."""
         number, home = order.partition, self._home
-        if order.mark < -1 or order.session <= 0 or order.number < 0:
+        mistake = lineage_mistake(order.timelines)
+        if order.mark < -1 or order.session <= 0 or order.number < 0 or mistake is not None:
             raise BadArgument(f"{order} is no order that can be carried out")
         if number in self._underway:
             raise TooManyCallers(f"partition {number} is being restored on this storage already")
@@ -110,6 +112,7 @@ class Restorer:
         """Of the replica that is here, where it is the one that was ordered."""
         status = self._home.status(order.partition)
         is_it = (status.session, status.promised_session) == (order.session, order.session)
+        is_it = is_it and Lineage(status.timelines) == Lineage(order.timelines)
         if not is_it or not status.last_id == status.committed == order.mark or not status.is_sound:
             raise TargetNotEmpty(
                 f"partition {order.partition} has a replica here that ends at id {status.last_id} in session "
@@ -128,8 +131,8 @@ class Restorer:
                 not_done="nothing was restored",
                 next_step="name a store that is the same for all storages and this machine",
             )
-        archive = PartitionArchive(store, label, order.partition)
-        return log_of(archive, archive.manifest(order.number, order.sha256))
+        archive = PartitionArchive(store, label, order.partition, order.source)
+        return log_of(archive, archive.manifest(order.number, order.sha256) if order.number else archive.start())
 
     def _check_room(self, number: int, needed: int) -> None:
         home = self._home.directory.path
@@ -155,7 +158,7 @@ class Restorer:
             raise
         name = partial(
             give_name, self._disk, directory.path, directory.control, session=order.session, last_id=built.last_id,
-            newest=built.newest, segments=built.segments,
+            newest=built.newest, segments=built.segments, timelines=Lineage(order.timelines).encode(),
         )  # fmt: skip
 
         def stand(number: int) -> Partition:
