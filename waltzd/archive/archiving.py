@@ -25,7 +25,7 @@ from waltzd.archive.manifest import (
     opened,
     sha256_of,
 )
-from waltzd.archive.piece import footer_of
+from waltzd.archive.piece import footer_in, footer_of
 from waltzd.archive.store import Store, read_object
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
@@ -230,8 +230,7 @@ class PartitionArchive:
 
     def _check_chain(self, before: Manifest, piece: Entry, data: Buffer) -> None:
         """The footer of the new piece has to name that of the last one: else the two are not of one log."""
-        view = memoryview(data).cast("B")
-        mine = footer_of(lambda offset, size: bytes(view[offset : offset + size]), piece, self.where(piece))
+        mine = footer_in(data, piece)
         if mine is None or not before.entries:
             return
         last = self.last_piece(before)

@@ -89,6 +89,13 @@ def footer_of(read: Callable[[int, int], bytes], piece: Entry, where: str) -> Fo
     raise ArchiveDamaged(f"{where} has no sound footer of the ids {piece.first} to {piece.last}")
 
 
+def footer_in(data: Buffer, piece: Entry) -> Footer | None:
+    """The footer in the bytes of a piece that was proven; None where the segment is of format 0."""
+    raw = memoryview(data).cast("B")[: piece.size - piece.index_bytes]
+    size = footer_bytes(raw[-END_BYTES:])
+    return None if size is None else Footer.decode(raw[-size:])
+
+
 def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where: str) -> str:
     """SHA-256 of the records of these ids in the bytes of a piece."""
     raw = memoryview(data).cast("B")[: piece.size - piece.index_bytes]

@@ -37,8 +37,6 @@ from waltzd.protocol.descriptions import Archived
 
 STEP_BYTES = 8 << 20
 """Of one request: as much of a piece is in memory at a time."""
-FOOTER_BYTES = 64 << 10
-"""Of the end of a segment, read for its times: most footers are smaller."""
 ATTEMPTS = 3
 """A piece that came with wrong bytes is fetched again: the fault may have been on the way."""
 PARTITIONS_MAX, CHUNKS_MAX, TIMES_MAX = 256, 256, 4096

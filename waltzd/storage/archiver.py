@@ -21,7 +21,7 @@ from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.contents import highest_numbers
 from waltzd.archive.manifest import Entry, Label, Manifest, folder_of, sha256_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
-from waltzd.archive.piece import footer_of, index_to_keep, piece_of, records_hash
+from waltzd.archive.piece import footer_in, index_to_keep, piece_of, records_hash
 from waltzd.archive.store import Store
 from waltzd.archive.tail import Tail
 from waltzd.archive.tailing import PartitionTail
@@ -362,7 +362,7 @@ class Archiver:
             if mine.sha256 == piece.sha256:
                 return True
             # An index may be left out, and the date in a header of format 0 is that of its storage.
-            footer = footer_of(lambda offset, size: bytes(data[offset : offset + size]), mine, "this replica")
+            footer = footer_in(data, mine)
             theirs = archive.footer(piece)
             if (footer is None) != (theirs is None) or (footer and theirs and footer.hash != theirs.hash):
                 return False
