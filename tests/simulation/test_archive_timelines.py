@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import tests.simulation.cell as cells
-from tests.simulation.cell import KEY, Appender, Cell, story
+from tests.simulation.cell import Appender, Cell, story
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.test_archive import archiving, document, reached
 from tests.simulation.test_backup import own
@@ -22,6 +22,7 @@ from waltzd.archive.manifest import Entry, Manifest, pieces_of
 from waltzd.archive.piece import footer_in
 from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import branch_flaws, check_piece, check_tail, survey
+from waltzd.cluster.documents import ClusterMeta
 from waltzd.format.batch import End, encode_batch, parse_batches
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import encode_payloads, walk
@@ -32,12 +33,12 @@ from waltzd.server.session.owned import OwnedLog
 
 
 @pytest.fixture(params=[0, 1], autouse=True)
-def format_(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def format_(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Logs of records, and of batches."""
     if request.param:
-        monkeypatch.setattr(cells, "ClusterMeta", partial(cells.ClusterMeta, format=1))
+        monkeypatch.setattr(cells, "ClusterMeta", partial(ClusterMeta, format=1))
         monkeypatch.setattr(Appender, "append", _append_batch)
-    yield request.param
+    return int(request.param)
 
 
 def _append_batch(self: Appender, count: int, *, size: int = 50) -> int:
@@ -60,15 +61,13 @@ def records_in(piece: Entry, data: bytes) -> dict[int, bytes]:
     raw = memoryview(data)[HEADER_BYTES : piece.size - piece.index_bytes if footer is None else footer.offset]
     if footer is None:
         bounds = walk(raw)
-        return {piece.first + n: bytes(raw[a:b]) for n, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))}
+        return {piece.first + n: bytes(raw[a:b]) for n, (a, b) in enumerate(pairwise(bounds))}
     return by_id(parse_batches(raw))
 
 
 def by_id(content: Any) -> dict[int, bytes]:
     return {
-        run.first_id + n: bytes(run.data[a:b])
-        for run in runs_of(content)
-        for n, (a, b) in enumerate(zip(run.bounds[:-1], run.bounds[1:], strict=True))
+        run.first_id + n: bytes(run.data[a:b]) for run in runs_of(content) for n, (a, b) in enumerate(pairwise(run.bounds))
     }
 
 
@@ -228,11 +227,11 @@ async def test_a_replica_below_the_floor_is_emptied_only_where_the_archive_has_i
 
 def files(c: Cell, folder: str) -> dict[str, bytes]:
     disk = c.storages["s2"].disk
-    return {name: disk.content(f"{folder}/{name}") for name in disk.names(folder) if name.endswith(".seg")}
+    return {name: bytes(disk.content(f"{folder}/{name}")) for name in disk.names(folder) if name.endswith(".seg")}
 
 
 @story
-async def test_a_segment_that_is_not_what_the_manifest_says_stays() -> None:
+async def test_a_segment_that_is_not_what_the_manifest_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive holds another log under the ids of this one, as after the disks of two clusters were mixed up."""
     store = FaultyStore()
     async with archiving(store) as c:
@@ -243,7 +242,9 @@ async def test_a_segment_that_is_not_what_the_manifest_says_stays() -> None:
         for name in c.storages:
             calls = c.storages[name].calls
             assert calls is not None
-            calls.archiver._is_same = lambda archive, partition, session, piece, *_: piece.first < 200
+            monkeypatch.setattr(
+                calls.archiver, "_is_same", lambda archive, partition, session, piece, *_: piece.first < 200
+            )
         await keeping(c, "5KB")
         await under_load(c, owned, 40)
         await c.until(lambda: bool(owned.describe().archive_trouble), seconds=120)
@@ -266,3 +267,58 @@ async def test_a_timeline_begins_with_what_it_shares() -> None:
             await asyncio.sleep(1)
             found = await reached(c, 150)
         assert found.last <= 199, "it begins with what both timelines share"
+
+
+@story
+async def test_a_rescue_brings_back_what_the_archive_proves() -> None:
+    """The same scene, and nothing that is archived is given up."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await c.own(settings=SMALL)
+        await under_load(c, owned, 10)
+        await c.all_hold(199)
+        c.storages["s0"].kill()
+        await under_load(c, owned, 30)
+        last = (await reached(c, 600)).last
+        acknowledged = c.storages["s1"].records()[: last + 1]
+        for n, name in enumerate(("s1", "s2")):
+            c.storages[name].kill()
+            c.storages[name].lose_disk(seed=91 + n)
+        await c.storages["s0"].start()
+        hands = Hands(c)
+        scene = await hands.scene(without_archive=False)
+        assert (scene.mark, scene.end, scene.taker) == (199, last, "s0")
+        assert f"the archive proves ids 200 to {last}: they are brought back, to s0 first" in scene.steps
+        done = await hands.rescue(without_archive=False)
+        assert done.mark == last
+        pipeline = await c.opened(owned, above=done.session - 1)
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        await pipeline.committed(pipeline.append(20))
+        await c.all_hold(last + 20)
+        assert c.check_equal()[: last + 1] == acknowledged
+        assert (await c.meta()).lineage.fork == last
+        assert flaws(store) == []
+
+
+@story
+async def test_a_rescue_brings_back_the_tail_and_what_it_is_not_certain_of_has_to_be_the_same() -> None:
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await own(c)
+        pipeline = await c.opened(owned)
+        await pipeline.committed(pipeline.append(20))
+        await c.all_hold(19)
+        c.storages["s0"].kill()
+        await pipeline.committed(pipeline.append(30))
+        await pipeline.committed(pipeline.append(1))
+        await asyncio.sleep(40)
+        acknowledged = c.storages["s1"].records()
+        for name in ("s1", "s2"):
+            c.storages[name].kill()
+            c.storages[name].lose_disk(seed=91)
+        await c.storages["s0"].start()
+        done = await Hands(c).rescue(without_archive=False)
+        assert done.mark == 50
+        await c.opened(owned, above=done.session - 1)
+        assert c.storages["s0"].records() == acknowledged

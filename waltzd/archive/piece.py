@@ -16,12 +16,14 @@ import numpy as np
 from waltzd.archive.manifest import Entry
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, HeaderDamaged, UnfitSegment
+from waltzd.format.batch import parse_batches
 from waltzd.format.checksum import crc32
 from waltzd.format.footer import END_BYTES, Footer, footer_at, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader, check_header
-from waltzd.format.record import Run
+from waltzd.format.record import Run, walk
 from waltzd.format.scan import scan
 from waltzd.format.stretch import Stretch
+from waltzd.protocol.peers import Content
 
 
 class Held:
@@ -94,6 +96,13 @@ def footer_in(data: Buffer, piece: Entry) -> Footer | None:
     raw = memoryview(data).cast("B")[: piece.size - piece.index_bytes]
     size = footer_bytes(raw[-END_BYTES:])
     return None if size is None else Footer.decode(raw[-size:])
+
+
+def content_of(data: Buffer, piece: Entry) -> Content:
+    """All records in the bytes of a piece whose hash was compared."""
+    footer = footer_in(data, piece)
+    raw = memoryview(data).cast("B")[HEADER_BYTES : piece.size - piece.index_bytes if footer is None else footer.offset]
+    return Run(piece.first, raw, walk(raw)) if footer is None else parse_batches(raw)
 
 
 def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where: str) -> str:

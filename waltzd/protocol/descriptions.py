@@ -309,6 +309,11 @@ class RestoreOrder:
     """Timelines of the restored log behind the first one."""
     source: UUID = FIRST
     """Identity of the timeline whose manifest it is."""
+    completes: bool = False
+    """A replica is there and has promised itself to `session`: it takes what the archive of its storage proves behind what
+    it is certain of. `timelines` are its own; of the archive nothing is named."""
+    looks: bool = False
+    """With `completes`: take nothing, and answer up to which id the archive proves the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +327,8 @@ class Restoring:
     """Segments that an earlier attempt had left."""
     status: ReplicaStatus | None = None
     """Where it stands, once it is there."""
+    proven_to: int | None = None
+    """Up to which id the archive proves the log, where that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol, TypeVar
 from uuid import UUID
@@ -21,9 +22,9 @@ from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.contents import highest_numbers
 from waltzd.archive.manifest import Entry, Label, Manifest, folder_of, sha256_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
-from waltzd.archive.piece import footer_in, index_to_keep, piece_of, records_hash
+from waltzd.archive.piece import content_of, footer_in, index_to_keep, piece_of, records_hash
 from waltzd.archive.store import Store
-from waltzd.archive.tail import Tail
+from waltzd.archive.tail import Part, Tail, tail_of
 from waltzd.archive.tailing import PartitionTail
 from waltzd.archive.verification import check_from, check_piece, pieces_from
 from waltzd.disk.seam import Disk, join, opened
@@ -32,6 +33,7 @@ from waltzd.errors import (
     BadFrame,
     ForeignArchive,
     NoArchive,
+    ObjectAbsent,
     OtherTimeline,
     PartitionDamaged,
     TooLarge,
@@ -309,6 +311,23 @@ class Archiver:
             raise ArchiveDamaged(f"{archive.store.place}: {archive.name_at(number)} was listed, and is not in the store")
         return archive.newest_after(found)
 
+    # -- what a replica takes back
+
+    async def source(self, partition: Partition) -> ArchivedSource:
+        """All that the archive of this storage proves of the log of this replica's timeline."""
+        store = self._open()
+
+        def find() -> ArchivedSource:
+            self._label = None
+            archive = self._archive(store, partition, None, partition.lineage.current)
+            if archive.begin() is None:
+                return ArchivedSource(archive, None, ())
+            manifest, _, parts = tail_of(archive, self._newest(archive))
+            return ArchivedSource(archive, manifest, tuple(parts))
+
+        async with self._turn:
+            return await self._run(find)
+
     # -- what may leave the disk
 
     async def proven(
@@ -412,6 +431,42 @@ class Archiver:
         if index is not None:
             index.close()
         return (whole, size) if got == size else (whole[:got], got)
+
+
+@dataclass(frozen=True)
+class ArchivedSource:
+    """The log of one timeline in the store: its segments, and the tail behind them."""
+
+    archive: PartitionArchive
+    manifest: Manifest | None
+    """None where the store has nothing of this timeline."""
+    parts: tuple[Part, ...]
+
+    @property
+    def last(self) -> int:
+        """The last id that the store proves; -1 where it proves none."""
+        known = -1 if self.manifest is None else self.manifest.last
+        return max(known, self.parts[-1].slot.last) if self.parts else known
+
+    def bytes_behind(self, last_id: int) -> int:
+        entries = () if self.manifest is None else self.manifest.entries
+        pieces = sum(piece.size for piece in pieces_from(self.archive, entries, last_id + 1))
+        return pieces + sum(len(part.data) for part in self.parts if part.slot.last > last_id)
+
+    def content(self, id_: int) -> Content:
+        """The records of the segment or slot with this id, proven by the hash of the object."""
+        assert self.manifest is not None
+        if id_ > self.manifest.last:
+            return next(part for part in self.parts if part.slot.last >= id_).content()
+        piece = next(pieces_from(self.archive, self.manifest.entries, id_))
+        where = self.archive.where(piece)
+        try:
+            data = self.archive.bytes_of(piece, 0, piece.size + 1)
+        except ObjectAbsent as error:
+            raise ArchiveDamaged(f"{where}, which holds the ids {piece.first} to {piece.last}, is not there") from error
+        if sha256_of(data) != piece.sha256:
+            raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
+        return content_of(data, piece)
 
 
 def _check(known: Archived, partition: Partition, lineage: Lineage) -> None:

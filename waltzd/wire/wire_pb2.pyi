@@ -1507,6 +1507,8 @@ class RestoreOrder(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     TIMELINES_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    COMPLETES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
     store: _builtins.str
     """The store, as storages name it."""
     archive: _builtins.bytes
@@ -1522,6 +1524,12 @@ class RestoreOrder(_message.Message):
     """The replica stands as at the end of this session."""
     source: _builtins.bytes
     """Identity of the timeline whose log is fetched. Absent: the first one."""
+    completes: _builtins.bool
+    """A replica is there, and has promised itself to `session`: it takes what the archive of the storage proves behind what
+    it is certain of, up to `mark`. Only `partition`, `mark`, `session` and `timelines`, which are its own, count.
+    """
+    looks: _builtins.bool
+    """With `completes`: nothing is taken, and the answer says up to which id the archive proves the log."""
     @_builtins.property
     def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]: ...
     def __init__(
@@ -1537,10 +1545,12 @@ class RestoreOrder(_message.Message):
         session: _builtins.int = ...,
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
         source: _builtins.bytes | None = ...,
+        completes: _builtins.bool = ...,
+        looks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "archive", b"archive", "cluster", b"cluster", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "source", b"source", "store", b"store", "timelines", b"timelines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "archive", b"archive", "cluster", b"cluster", "completes", b"completes", "looks", b"looks", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "source", b"source", "store", b"store", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
     _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
@@ -1556,10 +1566,13 @@ class Restoring(_message.Message):
     BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    PROVEN_TO_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     bytes_total: _builtins.int
     kept: _builtins.int
     """Segments that an earlier attempt had left."""
+    proven_to: _builtins.int
+    """Up to which id the archive proves the log, where that was asked for."""
     @_builtins.property
     def status(self) -> Global___ReplicaStatus: ...
     def __init__(
@@ -1569,13 +1582,19 @@ class Restoring(_message.Message):
         bytes_total: _builtins.int = ...,
         kept: _builtins.int = ...,
         status: Global___ReplicaStatus | None = ...,
+        proven_to: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_proven_to", b"_proven_to", "_status", b"_status", "proven_to", b"proven_to", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "bytes", b"bytes", "bytes_total", b"bytes_total", "kept", b"kept", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_proven_to", b"_proven_to", "_status", b"_status", "bytes", b"bytes", "bytes_total", b"bytes_total", "kept", b"kept", "proven_to", b"proven_to", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__proven_to: _TypeAlias = _typing.Literal["proven_to"]  # noqa: Y015
+    _WhichOneofArgType__proven_to: _TypeAlias = _typing.Literal["_proven_to", b"_proven_to"]  # noqa: Y015
     _WhichOneofReturnType__status: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
     _WhichOneofArgType__status: _TypeAlias = _typing.Literal["_status", b"_status"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__proven_to) -> _WhichOneofReturnType__proven_to | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__status) -> _WhichOneofReturnType__status | None: ...
 
 Global___Restoring: _TypeAlias = Restoring  # noqa: Y015

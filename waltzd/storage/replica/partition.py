@@ -281,6 +281,16 @@ class Partition:
             self.committed = known
         return self.last_id
 
+    def note_archived(self, session: int, mark: int) -> ReplicaStatus:
+        """Know durably that ids up to this one are committed: what was taken from the archive is, because only committed
+        records get there."""
+        self.check_session(session)
+        self.committed = max(self.committed, min(mark, self.last_id))
+        self.note_committed()
+        with self._fatal():
+            self._promise.change(durable=self.last_id, committed=self.committed)
+        return self.status()
+
     @property
     def wants_noting(self) -> bool:
         return self.committed > self._noted
