@@ -6,27 +6,30 @@ import asyncio
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 import tests.simulation.cell as cells
-from tests.simulation.cell import Appender, Cell, story
+from tests.simulation.cell import KEY, Appender, Cell, story
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.test_archive import archiving, document, reached
 from tests.simulation.test_backup import own
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, floors, keeping, trimmed, under_load
+from waltzctl.placement.restore import SESSIONS_AHEAD
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import branches_in, label_of, newest_manifests
+from waltzd.archive.cutting import logs_in
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
 from waltzd.archive.piece import footer_in
 from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import branch_flaws, check_piece, check_tail, survey
-from waltzd.cluster.documents import ClusterMeta
+from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaState
 from waltzd.format.batch import End, encode_batch, parse_batches
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import encode_payloads, walk
-from waltzd.protocol.descriptions import SetAside
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, SetAside
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.session.owned import OwnedLog
@@ -322,3 +325,75 @@ async def test_a_rescue_brings_back_the_tail_and_what_it_is_not_certain_of_has_t
         assert done.mark == 50
         await c.opened(owned, above=done.session - 1)
         assert c.storages["s0"].records() == acknowledged
+
+
+async def restored(c: Cell, store: FaultyStore, mark: int) -> int:
+    """All storages are new ones, under the same key: orders as `waltzctl cluster restore` gives them, and its documents."""
+    label = label_of(store, not_done="")
+    log = logs_in(store, label, 1)[0]
+    point, session = log.at_mark(mark), log.session + SESSIONS_AHEAD
+    lineage = log.tree.forked(
+        identity=UUID(int=session), fork=point.mark, session=session, cause="cluster restore", began="now", who="me",
+        parent=log.archive.timeline,
+    )  # fmt: skip
+    order = RestoreOrder(
+        store="there", archive=label.archive, cluster=KEY, partition=0, number=log.manifest.number,
+        sha256=log.manifest.sha256 if log.manifest.number else "", mark=point.mark, session=session,
+        timelines=lineage.later, source=log.archive.timeline,
+    )  # fmt: skip
+    found: dict[str, ReplicaStatus] = {}
+    for number, (name, storage) in enumerate(c.storages.items()):
+        storage.kill()
+        storage.lose_disk(seed=500 + session + number)
+        await storage.start()
+        assert storage.calls is not None
+        storage.calls.restorer._open_store = lambda place: store
+        async for state in storage.calls.restorer.restore(order):
+            if state.status is not None:
+                found[name] = state.status
+    meta, version = await c.cluster.partition(0)
+    assert meta is not None
+    meta = PartitionMeta(
+        generation=meta.generation, session=session, opened=session, low_mark=point.mark, members=tuple(sorted(found)),
+        replicas={
+            name: ReplicaState(session=session, closing=None, incarnation=status.incarnation, acknowledged=point.mark)
+            for name, status in found.items()
+        },
+        decision=Decision(mark=point.mark, session=session), timelines=lineage.later,
+    )  # fmt: skip
+    await c.cluster.save_partition(0, meta, version)
+    return point.mark
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@story
+async def test_the_backup_after_restores_under_the_same_key_is_that_of_the_new_log(is_sealed: bool) -> None:
+    """Twice: the second one from what the first one has backed up. The cut is within the tail, and within segments."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await own(c)
+        for _ in range(12 if is_sealed else 2):
+            pipeline = await c.opened(owned)
+            await pipeline.committed(pipeline.append(30))
+            await asyncio.sleep(15)
+        await pipeline.committed(pipeline.append(1))
+        await asyncio.sleep(30)
+        before, shared = stored(store), 50
+        for generation, mark in ((6, 50), (7, 35)):
+            await owned.close(hand_over=False)
+            cut = await restored(c, store, mark)
+            assert 29 <= cut <= mark + 1
+            shared = min(shared, cut)
+            owned = await own(c, generation)
+            pipeline = await c.opened(owned)
+            await pipeline.committed(pipeline.append(8))
+            await asyncio.sleep(120)
+            said, log = owned.describe(), dict(enumerate(c.storages["s0"].records()))
+            assert (said.backup_trouble, said.archive_trouble, said.backup_lag_ms) == ("", "", 0)
+            assert stored(store) == log
+            assert len(log) == cut + 9
+            assert {n: log[n] for n in range(shared + 1)} == {n: before[n] for n in range(shared + 1)}
+        assert flaws(store) == []
+        label = label_of(store, not_done="")
+        assert [one.lineage.number for one in branches_in(store, label, [0])][-2:] == [2, 3]
+        assert logs_in(store, label, 1, {0: 1})[0].last >= 60, "the first life can still be restored"

@@ -271,8 +271,8 @@ def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
     from waltzctl.placement.backup import moment_of, source_at, told
     from waltzctl.show import restore
 
-    source = source_at(store)
-    cut = end.cut(source.logs, datetime.now(UTC))
+    source = source_at(store, end.chosen)
+    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
     put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
     return EXIT_OK
 
