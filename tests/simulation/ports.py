@@ -28,7 +28,7 @@ from waltzd.protocol.descriptions import (
 )
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
-from waltzd.protocol.timelines import Lineage
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
@@ -223,18 +223,31 @@ class SimReplicaPort(_Port[StorageCalls]):
         contact = self._contact(partition, session)
         return await self._ask(lambda calls: calls.find_time(partition, session, time, contact=contact))
 
-    async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
+    async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
         contact = self._contact(partition, session)
-        return await self._ask(lambda calls: calls.archiver.add(partition, session, known, contact=contact))
+        return await self._ask(lambda calls: calls.archiver.add(partition, session, known, lineage, contact=contact))
 
-    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
-        contact = self._contact(partition, session)
-        return await self._ask(lambda calls: calls.trim(partition, session, floor, contact=contact))
-
-    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+    async def trim(
+        self, partition: int, session: int, floor: int, archived: Archived | None = None, *, needs_none: bool = False
+    ) -> ReplicaStatus:
         contact = self._contact(partition, session)
         return await self._ask(
-            lambda calls: calls.archiver.back_up(partition, session, known, committed, moment, contact=contact)
+            lambda calls: calls.trim(partition, session, floor, archived, needs_none=needs_none, contact=contact)
+        )
+
+    async def back_up(
+        self,
+        partition: int,
+        known: Archived,
+        *,
+        session: int,
+        committed: int,
+        moment: int,
+        lineage: Lineage = NEVER_FORKED,
+    ) -> BackedUp:
+        contact = self._contact(partition, session)
+        return await self._ask(
+            lambda calls: calls.archiver.back_up(partition, session, known, committed, moment, lineage, contact=contact)
         )
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,15 @@ import pytest
 
 from tests.simulation.cell import KEY, Cell, cell, story
 from waltzctl.picture.picture import PartitionView, Picture, StorageView
+from waltzctl.placement.moving import completion
 from waltzctl.placement.rescue import Scene
-from waltzctl.placement.rescuing import carry_out, seen
+from waltzctl.placement.rescuing import carry_out, seen, with_archive
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, StorageMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, StaleSession
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
+from waltzd.protocol.timelines import Lineage
 
 ABSURD = (1 << 63) - 1
 
@@ -50,12 +53,35 @@ class Hands:
         assert calls is not None
         return await calls.fence(partition, session)
 
-    async def scene(self) -> Scene:
-        found, _ = await seen(self.cell.cluster, await self.look(), 0)
-        return found
+    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
+        found = [state.proven_to async for state in self._restored(storage, completion(partition, lineage, looks=True))]
+        assert found[-1] is not None
+        return found[-1]
 
-    async def rescue(self) -> Scene:
-        scene = await self.scene()
+    async def take_archived(
+        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
+    ) -> ReplicaStatus:
+        order = completion(partition, lineage, session=session, mark=mark)
+        found = [state.status async for state in self._restored(storage, order)]
+        assert found[-1] is not None
+        return found[-1]
+
+    def _restored(self, storage: StorageMeta, order: RestoreOrder) -> AsyncIterator[Restoring]:
+        calls = self.cell.storages[storage.name].calls
+        assert calls is not None
+        return calls.restorer.restore(order)
+
+    async def scene(self, *, without_archive: bool = True) -> Scene:
+        picture = await self.look()
+        found, _ = await seen(self.cell.cluster, picture, 0)
+        return (
+            found
+            if without_archive
+            else await with_archive(self, found, {one.meta.name: one.meta for one in picture.storages})
+        )
+
+    async def rescue(self, *, without_archive: bool = True) -> Scene:
+        scene = await self.scene(without_archive=without_archive)
         assert not scene.by_itself, scene.by_itself
         return await self.carry_out(scene)
 

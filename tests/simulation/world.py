@@ -35,11 +35,12 @@ from tests.simulation.server_machine import FIRST_SECOND, ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
 from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.contents import newest_manifests
 from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
 from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import check_piece
 from waltzd.cluster import group_log
-from waltzd.cluster.archives import archive_path, archived
+from waltzd.cluster.archives import archive_path, archived, said
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets, decode
 from waltzd.errors import (
@@ -58,9 +59,9 @@ from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.retention import Keep, keep_of
+from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.core.clock import AHEAD_MAX
-from waltzd.server.session.archiving import said
 from waltzd.storage.offline.verify import Options, Target, verify
 
 PATIENCE_SECONDS = 60.0
@@ -637,7 +638,8 @@ class Simulation:
         if known is None or self.store is None:
             return []
         store = FaultyStore(objects=self.store.objects)
-        archive = PartitionArchive(store, Label(archive=known.archive, cluster=self.meta.key), partition)
+        label = Label(archive=known.archive, cluster=self.meta.key)
+        archive = PartitionArchive(store, label, partition, known.timeline)
         return list(pieces_of(archive.newest(said(known)).entries, archive.chunk))
 
     async def _check_floor(self, partition: int) -> int:
@@ -734,8 +736,9 @@ class Simulation:
             return
         store = FaultyStore(objects=self.store.objects)
         label = Label.decode(store.objects[LABEL].data, "the store")
-        archive = PartitionArchive(store, label, partition)
-        manifest, tail, parts = tail_of(archive, archive.manifest(0, ""))
+        newest = newest_manifests(store, label, [partition]).get(partition)
+        archive = PartitionArchive(store, label, partition, FIRST if newest is None else newest.timeline)
+        manifest, tail, parts = tail_of(archive, archive.start())
         reached, log = manifest.last, join_runs(runs) if runs else None
         for part in parts:
             slot = part.slot

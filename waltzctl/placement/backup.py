@@ -22,6 +22,7 @@ from waltzd.cluster.metadata import Saved, read
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, ForeignArchive, ObjectAbsent
 from waltzd.format.layout import ID_MAX, NO_MARK
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,16 @@ class End:
         ),
     ] = False
 
+    timelines: Annotated[
+        tuple[str, ...],
+        Option(
+            "--timeline",
+            metavar="PARTITION=NUMBER",
+            help="Take an older timeline of a partition, which a rescue or a restore ended; the newest one by default. "
+            "Once for each partition; `waltzctl archive timelines` lists them.",
+        ),
+    ] = ()
+
     def __post_init__(self) -> None:
         if (self.to_time is not None) + (self.to_marks is not None) + self.latest != 1:
             raise Misused("Say where it ends, with one of --to-time, --to-marks and --latest.")
@@ -60,9 +71,23 @@ class End:
     @property
     def words(self) -> str:
         """As they were typed."""
+        chosen = "".join(f" --timeline {one}" for one in self.timelines)
         if self.to_time is not None:
-            return f"--to-time {self.to_time}"
-        return "--latest" if self.latest else f"--to-marks {self.to_marks}"
+            return f"--to-time {self.to_time}{chosen}"
+        return ("--latest" if self.latest else f"--to-marks {self.to_marks}") + chosen
+
+    @property
+    def chosen(self) -> dict[int, int]:
+        """Partition → number of the timeline that was asked for."""
+        found = dict[int, int]()
+        for text in self.timelines:
+            partition, _, number = text.partition("=")
+            if not partition.isdecimal() or not number.isdecimal() or int(number) < 1:
+                raise BadArgument(
+                    f"--timeline {text} names no timeline", next_step="name partition and number, as in --timeline 3=1"
+                )
+            found[int(partition)] = int(number)
+        return found
 
     def cut(self, logs: Mapping[int, ArchivedLog], now: datetime) -> Cut:
         if self.to_marks is not None:
@@ -110,6 +135,25 @@ class Source:
     newest: Saved | None
     """The documents as they were saved last."""
     store: Store
+    chosen: frozenset[int] = frozenset()
+    """Partitions of which a person chose the timeline."""
+
+    def lineage(self, partition: int) -> Lineage:
+        """All timelines of a partition that the store knows of: by its archive, or by the saved documents, which know of a
+        rescue before the first upload behind it."""
+        log, saved = self.logs.get(partition), None if self.newest is None else self.newest.partition(partition)
+        known = [NEVER_FORKED if log is None else log.tree, NEVER_FORKED if saved is None else saved.lineage]
+        return max(known, key=lambda lineage: lineage.number)
+
+    def within_newest(self, cut: Cut) -> Cut:
+        """The cut, with no partition above the fork of a newer timeline of which the archive has nothing yet."""
+        points = dict(cut.points)
+        for partition, point in cut.points.items():
+            log = self.logs[partition]
+            shared = self.lineage(partition).shared_to(log.archive.timeline)
+            if partition not in self.chosen and shared is not None and point.mark > shared:
+                points[partition] = log.at_mark(shared)
+        return replace(cut, points=points)
 
     def completed(self, partitions: int) -> Source:
         """With a log for each partition, also for one of which the store has nothing."""
@@ -137,8 +181,9 @@ class Source:
         return 0 if found is None else found[0]
 
 
-def source_at(place: str) -> Source:
-    """All but the segments. Blocks until the store has answered."""
+def source_at(place: str, chosen: Mapping[int, int] | None = None) -> Source:
+    """All but the segments. Blocks until the store has answered. `chosen`: partitions of which an older timeline is taken,
+    and its number."""
     store = open_archive(place)
     label = label_of(store)
     found = newest_metadata(store)
@@ -149,8 +194,8 @@ def source_at(place: str) -> Source:
             not_done="nothing was changed",
             next_step="find out what was put into this store by hand",
         )
-    logs = logs_in(store, label, None if newest is None else newest.logs)
-    return Source(place=place, label=label, logs=logs, newest=newest, store=store)
+    logs = logs_in(store, label, None if newest is None else newest.logs, chosen)
+    return Source(place=place, label=label, logs=logs, newest=newest, store=store, chosen=frozenset(chosen or ()))
 
 
 def _saved(text: bytes, number: int) -> Saved:
@@ -178,6 +223,7 @@ def told(cut: Cut, logs: Mapping[int, ArchivedLog]) -> list[dict[str, Any]]:
             "last_id": point.mark,
             "time": None if point.time is None else moment.iso(point.time),
             "stored_to": logs[number].last,
+            "timeline": logs[number].tree.number_of(logs[number].archive.timeline),
             "given_up": logs[number].last - point.mark,
         }
         for number, point in sorted(cut.points.items())

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
+from uuid import UUID
 
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture, StorageView
@@ -25,8 +26,10 @@ from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta
 from waltzd.daemon.settings import parse_size
-from waltzd.errors import BadArgument, ChangedMeanwhile, Unfinished, WaltzError
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, Unfinished, WaltzError
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder
+from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import Lineage
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
@@ -93,6 +96,17 @@ class Daemons(Protocol):
         ...
 
 
+def completion(
+    partition: int, lineage: Lineage, *, session: int = 0, mark: int = EMPTY, looks: bool = False
+) -> RestoreOrder:
+    """The order for a replica that is there to take what the archive proves."""
+    nothing = UUID(int=0)
+    return RestoreOrder(
+        store="", archive=nothing, cluster=nothing, partition=partition, number=0, sha256="", mark=mark, session=session,
+        timelines=lineage.later, completes=True, looks=looks,
+    )  # fmt: skip
+
+
 class RealDaemons:
     def __init__(self, cluster: Cluster, tls: Tls | None) -> None:
         self._cluster = cluster
@@ -114,6 +128,22 @@ class RealDaemons:
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         async with await self._admin(storage) as admin:
             return await admin.fence(partition, session)
+
+    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
+        async with await self._admin(storage) as admin:
+            async for state in admin.restore(completion(partition, lineage, looks=True)):
+                if state.proven_to is not None:
+                    return state.proven_to
+        return EMPTY
+
+    async def take_archived(
+        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
+    ) -> ReplicaStatus:
+        async with await self._admin(storage) as admin:
+            async for state in admin.restore(completion(partition, lineage, session=session, mark=mark)):
+                if state.status is not None:
+                    return state.status
+        raise CannotConnect(f"{storage.name} ended before partition {partition} had what the archive has")
 
     async def pause(self) -> None:
         await asyncio.sleep(POLL_SECONDS)

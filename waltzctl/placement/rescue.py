@@ -14,7 +14,7 @@ with the decision: what such a storage holds above the fork is set aside before 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
@@ -45,6 +45,8 @@ class Scene:
     """Those that answer and hold nothing of it: their owner makes an empty replica there."""
     fenced: int | None = None
     """The session to which those that answer have promised themselves for this rescue."""
+    archived: Mapping[str, int] = field(default_factory=dict)
+    """Storage → up to which id its archive proves the log of the timeline that is ended."""
 
     @property
     def begun(self) -> int:
@@ -138,6 +140,23 @@ class Scene:
     def mark(self) -> int:
         """The last id that any copy at hand is proven to hold."""
         return max((self.proven(name) for name in self.statuses), default=EMPTY)
+
+    @property
+    def taker(self) -> str | None:
+        """The storage whose replica can take from the archive what no copy at hand is proven to hold: the best copy. None
+        where the archive proves no more than the copies do, or no sound copy of the timeline is at hand."""
+        able = [
+            name
+            for name, last_id in self.archived.items()
+            if last_id > self.mark and name in self.usable and self.statuses[name].is_sound
+            and self.statuses[name].timeline == self.lineage.current
+        ]  # fmt: skip
+        return max(able, key=lambda name: (self.archived[name], self.proven(name), name), default=None)
+
+    @property
+    def end(self) -> int:
+        """The last id of the log that goes on: what copies at hand and the archive prove together."""
+        return self.mark if self.taker is None else self.archived[self.taker]
 
     @property
     def committed(self) -> int:
@@ -244,7 +263,12 @@ class Scene:
         said = [self._copy(name) for name in sorted(self.statuses, key=lambda name: (-self.proven(name), name))]
         said += [f"{name} answers and holds nothing of it" for name in sorted(self.blank & self.roles.keys())]
         said += [f"{name} does not answer; what it holds is not known" for name in self.silent]
-        said.append(f"the log goes on behind id {self.mark}, which is the last that a copy at hand is proven to hold")
+        if self.taker is not None:
+            said.append(
+                f"the archive proves ids {self.mark + 1} to {self.end}: they are brought back, to {self.taker} first"
+            )
+        by = "a copy at hand is proven to hold" if self.taker is None else "the archive proves"
+        said.append(f"the log goes on behind id {self.end}, which is the last that {by}")
         said.append(f"given up: {self.given_up}")
         learners = [
             name for name, role in self.roles_after.items() if role is Membership.LEARNER and self.roles.get(name) != role
@@ -252,7 +276,7 @@ class Scene:
         if learners:
             said.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
         number = self.lineage.number + 1
-        said.append(f"it goes on under timeline {number}: what a storage holds above id {self.mark} is set aside there")
+        said.append(f"it goes on under timeline {number}: what a storage holds above id {self.end} is set aside there")
         said.append(f"write down the decision under session {self.session}, above every session before it")
         return tuple(said)
 
@@ -266,7 +290,7 @@ class Scene:
     @property
     def given_up(self) -> str:
         """What will never be read again."""
-        mark, known = self.mark, self.committed
+        mark, known = self.end, self.committed
         if known > mark:
             lost = f"ids {mark + 1} to {known}, which are known to be committed"
             return f"{lost}, and whatever was committed above" if self.silent else lost

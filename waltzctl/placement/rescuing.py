@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
@@ -25,8 +26,9 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
-from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe
+from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.timelines import Lineage
 
 VERB = "partition rescue"
 ATTEMPTS_MAX = 20
@@ -39,6 +41,15 @@ class Storages(Protocol):
 
     async def look(self) -> Picture: ...
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
+    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
+        """Up to which id the archive of this storage proves the log of this timeline; -1 where it proves nothing."""
+        ...
+
+    async def take_archived(
+        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
+    ) -> ReplicaStatus:
+        """Have its fenced replica take from the archive what it lacks up to this id."""
+        ...
 
 
 def rescue(
@@ -47,12 +58,18 @@ def rescue(
     seconds: Annotated[
         float, Option("--timeout", min=0, metavar="SECONDS", help="How long to wait until they are open again.")
     ] = OPEN_SECONDS,
+    without_archive: Annotated[
+        bool,
+        Option("--without-archive", help="Do not bring back from the archive what no copy at hand is proven to hold."),
+    ] = False,
     request: Changing,
 ) -> int:
     """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that no owner
     can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
     storage was promised to a session that no owner can reach. What is committed and only on storages that do not answer
     is GIVEN UP: bring back first whatever can be brought back.
+
+    What the archive proves beyond the best copy at hand is brought back first; only what is above that is given up.
 
     The plan shows what each storage that answers holds, what of it is proven, where the log will go on, and what is given
     up. It is refused while a partition takes transactions, or its owner can open it without this.
@@ -76,6 +93,12 @@ def rescue(
                 next_step="`waltzctl status` shows how it is",
             )
         scenes = {number: (await seen(cluster, now.found, number))[0] for number in closed}
+        if not without_archive:
+            daemons, there = (
+                RealDaemons(cluster, request.reach.tls),
+                {one.meta.name: one.meta for one in now.found.storages},
+            )
+            scenes = {number: await with_archive(daemons, scene, there) for number, scene in scenes.items()}
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             storages = RealDaemons(cluster, request.reach.tls)
@@ -150,6 +173,8 @@ async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene, who: st
         answers = await asyncio.gather(*(storages.fence(there[name], number, scene.session) for name in names))
         scene = replace(scene, statuses=dict(zip(names, answers, strict=True)), fenced=scene.session)
         _check(agreed, scene)
+        if agreed.taker is not None:
+            scene = await _completed(storages, await with_archive(storages, scene, there), agreed, there)
         replicas = (scene.roles_after, roles_version) if scene.roles_after != roles else None
         try:
             document = scene.forked(
@@ -160,6 +185,38 @@ async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene, who: st
             continue
         return scene
     raise ChangedMeanwhile(f"the document of partition {number} was changed by its owner {ATTEMPTS_MAX} times in a row")
+
+
+async def with_archive(storages: Storages, scene: Scene, there: Mapping[str, StorageMeta]) -> Scene:
+    """The scene, with what the archive proves, as each storage sees it that has one and answers."""
+    found = dict[str, int]()
+    for name, status in sorted(scene.statuses.items()):
+        if status.archives and status.timeline == scene.lineage.current:
+            with suppress(WaltzError):  # its store is away, or is none of this cluster: another storage may reach it
+                found[name] = await storages.archived_to(there[name], scene.partition, Lineage(status.timelines))
+    return replace(scene, archived=found)
+
+
+async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Mapping[str, StorageMeta]) -> Scene:
+    """The scene, once one replica holds what the archive proves."""
+    name = scene.taker
+    if scene.end < agreed.end:
+        raise ChangedMeanwhile(
+            f"{VERB} {scene.partition}: the archive was to give ids up to {agreed.end}; it proves them up to {scene.end}",
+            not_done="the document was not written",
+            next_step="bring the archive back and look at the plan again; --without-archive gives up what it has",
+        )
+    if name is None:
+        return scene
+    lineage = Lineage(scene.statuses[name].timelines)
+    status = await storages.take_archived(there[name], scene.partition, scene.session, scene.end, lineage)
+    scene = replace(scene, statuses={**scene.statuses, name: status}, archived={})
+    if scene.mark < agreed.end:
+        raise ChangedMeanwhile(
+            f"{VERB} {scene.partition}: {name} took ids from the archive up to {scene.mark}, of {agreed.end}",
+            not_done="the document was not written",
+        )
+    return scene
 
 
 def _check(agreed: Scene, scene: Scene) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 from typer import Argument, Option
 
@@ -52,6 +52,7 @@ from waltzd.cluster.cluster import (
     put,
 )
 from waltzd.cluster.documents import (
+    LEASE_MS_MAX,
     NO_SECRET,
     ArchiveMeta,
     ClusterMeta,
@@ -80,6 +81,7 @@ from waltzd.errors import (
 )
 from waltzd.format.layout import BATCHES, NO_MARK
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, StorageDescription
+from waltzd.protocol.timelines import Lineage
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
@@ -140,7 +142,7 @@ def restore(
         raise BadArgument("two storages have the same name")
 
     async def prepare(cluster: Cluster) -> Change:
-        source = await asyncio.to_thread(source_at, store)
+        source = await asyncio.to_thread(source_at, store, end.chosen)
         descriptions = await _descriptions(storages, tls)
         wish = _wish(source, storages, descriptions, end, name=name, replicas=replicas, same_key=same_key)
         living = await _living(wish, tls)
@@ -169,6 +171,9 @@ class Wish:
     storages: Mapping[str, StorageMeta]
     planned: Mapping[int, tuple[str, ...]]
     """Partition → storages."""
+    began: str = ""
+    """When the command began that makes the cluster, as its root says: the same command goes on with what it began."""
+    who: str | None = None
 
     @property
     def is_same_key(self) -> bool:
@@ -178,7 +183,20 @@ class Wish:
         """Above every one that is known of."""
         saved = self.source.newest.partition(partition) if self.source.newest is not None else None
         known = self.source.logs[partition].session if partition in self.source.logs else 0
-        return max(known, 0 if saved is None else saved.session) + SESSIONS_AHEAD
+        later = self.source.lineage(partition).later
+        ended = later[-1].session if later else 0
+        return max(known, ended, 0 if saved is None else saved.session) + SESSIONS_AHEAD
+
+    def lineage(self, partition: int) -> Lineage:
+        """Timelines of the restored log: it goes on under one that begins at the cut. Its identity is the same in each run
+        of one command, and another one in each command."""
+        log, before = self.source.logs[partition], self.source.lineage(partition)
+        mark, session = self.cut.points[partition].mark, self.session(partition)
+        name = f"{self.meta.key} {partition} {session} {mark} {log.archive.timeline} {self.began}"
+        return before.forked(
+            identity=uuid5(self.source.label.archive, name), fork=mark, session=session, parent=log.archive.timeline,
+            cause=VERB, began=self.began or _now(), who=self.who,
+        )  # fmt: skip
 
     def generation(self, partition: int) -> int:
         newest = self.source.newest
@@ -190,11 +208,13 @@ class Wish:
         return max(given, 0 if meta is None else meta.generation)
 
     def order(self, partition: int) -> RestoreOrder:
-        manifest = self.source.logs[partition].manifest
+        log = self.source.logs[partition]
+        manifest = log.manifest
         return RestoreOrder(
             store=self.source.place, archive=self.source.label.archive, cluster=self.source.label.cluster,
             partition=partition, number=manifest.number, sha256=manifest.sha256 if manifest.number else "",
-            mark=self.cut.points[partition].mark, session=self.session(partition),
+            mark=self.cut.points[partition].mark, session=self.session(partition), source=log.archive.timeline,
+            timelines=tuple(one.bare for one in self.lineage(partition).later),
         )  # fmt: skip
 
     def bytes_for(self, storage: str) -> int:
@@ -205,10 +225,8 @@ class Wish:
 
     @property
     def goes_on_archiving(self) -> bool:
-        """Nothing that the archive has is given up, and it is the archive of this cluster."""
-        return self.is_same_key and all(
-            self.cut.points[number].mark >= log.manifest.last for number, log in self.source.logs.items()
-        )
+        """It is the archive of this cluster: each log goes on there under its new timeline."""
+        return self.is_same_key
 
 
 async def _descriptions(storages: Mapping[str, StorageMeta], tls: Tls | None) -> dict[str, StorageDescription]:
@@ -236,7 +254,7 @@ def _wish(
     key, partitions = _common(descriptions)
     _check_key(source, key, same_key=same_key)
     source = of_size(source, partitions)
-    cut = end.cut(source.logs, datetime.now(UTC))
+    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
     saved = source.documents_at(cut)
     name = name or (saved.meta.name if saved is not None else None)
     if name is None:
@@ -390,16 +408,17 @@ def _change(
         started, began = time.monotonic(), _now()
         there = await look_at(cluster, wish.meta)
         _check_target(there, wish)
+        begun = replace(wish, began=began if there.begun is None else there.begun.began, who=whose)
         if there.begun is None:
             mark = Unfinished(key=wish.meta.key, unfinished=f"waltzctl {VERB}", began=began)
             await cluster.coordinator.commit([put(ROOT, encode(mark), NO_VERSION)])
-        statuses = await _fetch(wish, tls, say)
+        statuses = await _fetch(begun, tls, say)
         there = await look_at(cluster, wish.meta)
         entry = HistoryEntry(
             began=began, ended=_now(), who=whose, verb=VERB, subject=wish.meta.name, reason=None, steps=tuple(steps),
             outcome="done",
         )  # fmt: skip
-        await put_back(cluster, RealDaemons(tls), restoration(wish, statuses), there, entry, say)
+        await put_back(cluster, RealDaemons(tls), restoration(begun, statuses), there, entry, say)
         return {
             "key": str(wish.meta.key),
             "moment": moment_of(wish.cut),
@@ -424,6 +443,7 @@ def _steps(wish: Wish, descriptions: Mapping[str, StorageDescription], target: T
             f"partition {number}: "
             + ("empty" if point.mark == NO_MARK else f"up to id {point.mark}")
             + (f", of {spelled(point.time)}" if point.time is not None else "")
+            + f"; it goes on under timeline {wish.lineage(number).number}"
             + (f"; {count(left, 'transaction')} behind it that the store has are left out" if left else "")
             + (f"; in front of the batch that goes on behind id {cut.given[number]}" if number in cut.given else "")
         )
@@ -495,8 +515,9 @@ def restoration(wish: Wish, statuses: Mapping[int, Mapping[str, ReplicaStatus]])
             manifest = log.manifest
             if manifest.number:
                 documents[archive_path(number)] = ArchiveMeta(
-                    archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last=manifest.last
-                )
+                    archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last=manifest.last,
+                    timeline=manifest.timeline,
+                )  # fmt: skip
     return Restoration(
         meta=wish.meta,
         verdicts=tuple(
@@ -528,6 +549,8 @@ def partition_meta(wish: Wish, partition: int, statuses: Mapping[str, ReplicaSta
             for name, status in sorted(statuses.items())
         },
         decision=Decision(mark=mark, session=session),
+        lease_ms=LEASE_MS_MAX,
+        timelines=wish.lineage(partition).later,
     )
 
 

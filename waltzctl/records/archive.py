@@ -118,7 +118,7 @@ def verify(
     """
     from waltzctl.show import archive
     from waltzd.archive.place import open_archive
-    from waltzd.archive.verification import check_tail, survey
+    from waltzd.archive.verification import branch_flaws, check_tail, survey
 
     opened, started = open_archive(store), time.monotonic()
     found = survey(opened)
@@ -129,9 +129,12 @@ def verify(
     flaws = [flaw for flaw in found.flaws if partitions is None or flaw.partition in found.manifests]
     pieces = [(number, piece) for number in sorted(found.manifests) for piece in found.pieces[number]]
     flaws += [flaw for *_, flaw in _flawed(opened, found.label, pieces, is_quick=quick, progress=progress)]
-    for number in found.tails if not quick else ():
+    for one in (*found.manifests.values(), *found.older):
+        if one.partition in found.manifests:
+            flaws += branch_flaws(opened, found.label, one)
+    for number, timeline in found.tails if not quick else ():
         if partitions is None or number in found.manifests:
-            flaw = check_tail(opened, found, number)
+            flaw = check_tail(opened, found, number, timeline)
             flaws += [flaw] if flaw is not None else []
     if not quick and partitions is None:
         flaws += metadata_flaws(opened, found.label)
@@ -268,8 +271,8 @@ def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
     from waltzctl.placement.backup import moment_of, source_at, told
     from waltzctl.show import restore
 
-    source = source_at(store)
-    cut = end.cut(source.logs, datetime.now(UTC))
+    source = source_at(store, end.chosen)
+    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
     put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
     return EXIT_OK
 

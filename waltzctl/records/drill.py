@@ -68,8 +68,8 @@ def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int
     from waltzd.disk.real import RealDisk
     from waltzd.storage.offline.verify import Options, Target, verify
 
-    source = source_at(store)
-    cut = end.cut(source.logs, datetime.now(UTC))
+    source = source_at(store, end.chosen)
+    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
     total = sum(bytes_up_to(log, cut.points[number].mark) for number, log in source.logs.items())
     disk = RealDisk()
     free = disk.free_bytes(str(scratch))

@@ -8,7 +8,7 @@ over where it proves the same log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 import numpy as np
@@ -20,14 +20,18 @@ from waltzd.archive.manifest import (
     Entry,
     Label,
     Manifest,
+    begin_name,
     manifest_name,
     opened,
     sha256_of,
 )
+from waltzd.archive.piece import footer_in, footer_of
 from waltzd.archive.store import Store, read_object
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
+from waltzd.format.footer import NO_HASH, Footer
 from waltzd.protocol.descriptions import Archived
+from waltzd.protocol.timelines import FIRST, Lineage
 
 STEP_BYTES = 1 << 20
 READ_BYTES = 256 << 20
@@ -59,30 +63,61 @@ def label_in(store: Store, cluster: UUID, fresh_id: Callable[[], UUID], wanted: 
 
 
 class PartitionArchive:
-    """What one archive has of one partition."""
+    """What one archive has of one timeline of one partition."""
 
-    def __init__(self, store: Store, label: Label, partition: int) -> None:
+    def __init__(self, store: Store, label: Label, partition: int, timeline: UUID = FIRST) -> None:
         self.store = store
         self.label = label
         self.partition = partition
+        self.timeline = timeline
         self._newest: Manifest | None = None
         """The one that was read or made last."""
+        self._begin: Manifest | None = None
+        """The one with which the timeline begins, once it was read or made."""
+        self._last_footer: tuple[str, bytes] | None = None
+        """SHA-256 of a piece, and the hash of its footer, for the piece behind it."""
 
     # -- reading
 
+    def begin(self) -> Manifest | None:
+        """The manifest with which this timeline begins: the empty one for the first timeline; None where the store has
+        nothing of this timeline."""
+        if self._begin is None and self.timeline == FIRST:
+            self._begin = Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition)
+        elif self._begin is None:
+            name = begin_name(self.partition, self.timeline)
+            try:
+                text = read_object(self.store, name, MANIFEST_BYTES_MAX)
+            except ObjectAbsent:
+                return None
+            found = self._checked(Manifest.decode(text, self._where(name)), name)
+            if not found.is_begin:
+                raise ArchiveDamaged(f"{self._where(name)} is not the manifest with which a timeline begins")
+            self._begin = found
+        return self._begin
+
+    def start(self) -> Manifest:
+        """The manifest with which this timeline begins. Raises `ArchiveDamaged` where the store does not have it."""
+        found = self.begin()
+        if found is None:
+            raise ArchiveDamaged(f"{self._where(begin_name(self.partition, self.timeline))} is not in the store")
+        return found
+
     def manifest(self, number: int, sha256: str) -> Manifest:
-        """By its number and hash; the empty one has the number 0."""
-        if number == 0:
-            return Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition)
-        newest = self._newest
-        if newest is not None and (newest.number, newest.sha256) == (number, sha256):
-            return newest
-        name = manifest_name(self.partition, number)
-        text = read_object(self.store, name, MANIFEST_BYTES_MAX)
-        if sha256_of(text) != sha256:
-            raise ArchiveDamaged(f"{self._where(name)} is not the manifest that the cluster knows")
-        self._newest = self._decoded(text, number)
-        return self._newest
+        """By its number and hash. Number 0 of the first timeline is the empty one."""
+        begin = self.start()
+        if number == 0 and self.timeline == FIRST:
+            return begin
+        for known in (self._newest, begin):
+            if known is not None and (known.number, known.sha256) == (number, sha256):
+                return known
+        found = self.manifest_at(number)
+        if found is None:
+            raise ObjectAbsent(f"{self._where(self.name_at(number))} is not in the store")
+        if found.sha256 != sha256:
+            raise ArchiveDamaged(f"{self._where(found.name)} is not the manifest that the cluster knows")
+        self._newest = found
+        return found
 
     def known(self, wanted: Archived) -> Manifest | None:
         """The manifest that is wanted, where it is the one that was read last."""
@@ -91,23 +126,32 @@ class PartitionArchive:
         return newest if is_it else None
 
     def name_at(self, number: int) -> str:
-        return manifest_name(self.partition, number)
+        begin = self._begin
+        if begin is not None and begin.is_begin and begin.number == number:
+            return begin.name
+        return manifest_name(self.partition, number, self.timeline)
 
     def manifest_at(self, number: int) -> Manifest | None:
         """What stands under this number, proven by itself only; None where nothing does."""
+        if self.timeline != FIRST and (begin := self.begin()) is not None and begin.number == number:
+            return begin
+        name = manifest_name(self.partition, number, self.timeline)
         try:
-            text = read_object(self.store, manifest_name(self.partition, number), MANIFEST_BYTES_MAX)
+            text = read_object(self.store, name, MANIFEST_BYTES_MAX)
         except ObjectAbsent:
             return None
-        return self._decoded(text, number)
+        return self._checked(Manifest.decode(text, self._where(name)), name, number)
 
-    def _decoded(self, text: bytes, number: int) -> Manifest:
-        where = self._where(manifest_name(self.partition, number))
-        found = Manifest.decode(text, where)
+    def _checked(self, found: Manifest, name: str, number: int | None = None) -> Manifest:
+        """A manifest, once it is of this archive, partition and timeline and has the number that its name says."""
+        where = self._where(name)
         if (found.archive, found.cluster) != (self.label.archive, self.label.cluster):
             raise ForeignArchive(f"{where} belongs to the archive {found.archive} of the cluster {found.cluster}")
-        if (found.partition, found.number) != (self.partition, number):
-            raise ArchiveDamaged(f"{where} is the manifest {found.number} of partition {found.partition}")
+        expected = self.partition, found.number if number is None else number, self.timeline
+        if (found.partition, found.number, found.timeline) != expected:
+            raise ArchiveDamaged(
+                f"{where} is the manifest {found.number} of partition {found.partition} on timeline {found.timeline}"
+            )
         return found
 
     def newest(self, known: Archived) -> Manifest:
@@ -133,21 +177,46 @@ class PartitionArchive:
     def where(self, piece: Entry) -> str:
         return self._where(piece.name(self.partition))
 
+    def footer(self, piece: Entry) -> Footer | None:
+        """The footer of a piece in the store; None where it is of format 0. Raises `ArchiveDamaged` where it has neither
+        a sound footer nor a header of format 0."""
+        return footer_of(lambda offset, size: self.bytes_of(piece, offset, size), piece, self.where(piece))
+
     def _where(self, name: str) -> str:
         return f"{self.store.place}: {name}"
 
     # -- writing
 
+    def begin_timeline(self, lineage: Lineage, ancestors: Iterable[Manifest]) -> Manifest:
+        """Have the store name what this timeline, the current one of `lineage`, takes over from its ancestors: the most
+        segments that one of these manifests has up to where it is the same log. What another storage made first counts."""
+        assert lineage.current == self.timeline != FIRST
+        found = self.begin()
+        if found is not None:
+            return found
+        empty = Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition, lineage=lineage)
+        made = max(
+            (one.begun(lineage, self.chunk) for one in ancestors), key=lambda manifest: manifest.number, default=empty
+        )
+        assert made.last <= lineage.fork
+        try:
+            self.store.put_new(made.name, made.text)
+        except ObjectExists:
+            return self.start()
+        self._begin = made
+        return made
+
     def add(self, known: Archived, piece: Entry, data: Buffer) -> Manifest:
         """The manifest that has this piece behind all that `known` has, once all of it is in the store. `data`: of the
         whole object."""
         assert piece.size == len(data)
-        before = self.manifest(known.number, known.sha256)
+        before = self.manifest(known.number, known.sha256) if known.number else self.start()
         if not before.last == known.last_id == piece.first - 1:
             raise ArchiveDamaged(
                 f"{self._where(before.name)} ends at id {before.last}; the cluster says {known.last_id}, and the next "
                 f"segment begins at id {piece.first}"
             )
+        self._check_chain(before, piece, data)
         following, chunks = before.extended(piece)
         self._put(piece.name(self.partition), data)
         for chunk in chunks:
@@ -159,6 +228,24 @@ class PartitionArchive:
         self._newest = following
         return following
 
+    def _check_chain(self, before: Manifest, piece: Entry, data: Buffer) -> None:
+        """The footer of the new piece has to name that of the last one: else the two are not of one log."""
+        mine = footer_in(data, piece)
+        if mine is None or not before.entries:
+            return
+        last = self.last_piece(before)
+        if self._last_footer is None or self._last_footer[0] != last.sha256:
+            theirs = self.footer(last)
+            self._last_footer = last.sha256, NO_HASH if theirs is None else theirs.hash
+        if mine.before != self._last_footer[1]:
+            raise ArchiveDamaged(
+                f"{self.where(last)} is not what the segment of the ids {piece.first} to {piece.last} of this replica "
+                "names as the one in front of it: they are not of one log",
+                not_done="nothing was uploaded",
+                next_step="find out which is the log: `waltzctl partition compare` holds replicas against each other",
+            )
+        self._last_footer = piece.sha256, mine.hash
+
     def put_back(self, entry: Entry, data: Buffer) -> None:
         """What a manifest names, where the store has lost it, or has other bytes under its name."""
         assert sha256_of(data) == entry.sha256, "only what is proven to be the object"
@@ -169,7 +256,7 @@ class PartitionArchive:
         where it adds the records of this piece."""
         found = self.manifest_at(before.number + 1)
         if found is None or not found.follows(before):
-            raise ArchiveDamaged(f"{self._where(manifest_name(self.partition, before.number + 1))} does not follow upon "
+            raise ArchiveDamaged(f"{self._where(self.name_at(before.number + 1))} does not follow upon "
                                  "the manifest before it")  # fmt: skip
         theirs = self.last_piece(found)
         if (theirs.first, theirs.last) != (piece.first, piece.last):

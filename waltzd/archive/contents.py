@@ -10,13 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID
 
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, folder_of
 from waltzd.archive.store import Listed, Store, read_object
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent
+from waltzd.protocol.timelines import FIRST
 
-_MANIFEST = re.compile(r"partition-(0|[1-9][0-9]{0,4})/manifest/([0-9]{10})\.json")
+TIMELINE = r"(?:timeline/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/)?"
+"""In a name: the folder of a later timeline; nothing for the first one."""
+_MANIFEST = re.compile(rf"partition-(0|[1-9][0-9]{{0,4}})/{TIMELINE}(?:manifest/([0-9]{{10}})|begin)\.json")
 CALLS_MAX = 16
 """Objects that are fetched at once: each is a few KiB, and what takes time is the way to the store."""
 
@@ -42,32 +46,55 @@ def label_of(store: Store, *, not_done: str) -> Label:
     return found
 
 
-def highest_numbers(listed: Iterable[Listed]) -> dict[int, int]:
-    """By partition, the highest number of a manifest among these objects."""
-    found: dict[int, int] = {}
+Branch = tuple[int, UUID]
+"""A partition, and one of its timelines."""
+
+
+def highest_numbers(listed: Iterable[Listed]) -> dict[Branch, int]:
+    """For each timeline of each partition that has a manifest, the highest number of one; 0 for a later timeline that has
+    only begun."""
+    found: dict[Branch, int] = {}
     for one in listed:
         if match := _MANIFEST.fullmatch(one.name):
-            partition, number = int(match[1]), int(match[2])
-            found[partition] = max(number, found.get(partition, 0))
+            branch, number = branch_of(match), int(match[3] or 0)
+            found[branch] = max(number, found.get(branch, 0))
     return found
+
+
+def branch_of(match: re.Match[str]) -> Branch:
+    """What the first two groups of a name say."""
+    return int(match[1]), FIRST if match[2] is None else UUID(match[2])
 
 
 def is_manifest(name: str) -> bool:
     return _MANIFEST.fullmatch(name) is not None
 
 
-def newest_manifests(store: Store, label: Label, partitions: Collection[int] | None = None) -> dict[int, Manifest]:
-    """Of these partitions, as far as they are in the archive, or of all. A list may lag, so the numbers behind the highest
-    one are asked for by name."""
-    folders = [""] if partitions is None else [f"{folder_of(number)}/manifest" for number in sorted(set(partitions))]
+def branches_in(store: Store, label: Label, partitions: Collection[int] | None = None) -> list[Manifest]:
+    """The newest manifest of each timeline of these partitions, or of all, the current timeline last; of a timeline without
+    one the manifest with which it begins. A list may lag, so the numbers behind the highest one are asked for by name."""
+    folders = [""]
+    if partitions is not None:  # not its segments and chunks, which may be many
+        folders = [f"{folder_of(number)}/{kind}" for number in sorted(set(partitions)) for kind in ("manifest", "timeline")]
     numbers = highest_numbers(one for folder in folders for one in store.list(folder))
     with ThreadPoolExecutor(CALLS_MAX) as pool:
-        found = pool.map(lambda each: _last(PartitionArchive(store, label, each[0]), each[1]), sorted(numbers.items()))
-        return {manifest.partition: manifest for manifest in found}
+        found = pool.map(lambda each: _last(PartitionArchive(store, label, *each[0]), each[1]), sorted(numbers.items()))
+        return sorted(found, key=rank)
+
+
+def rank(manifest: Manifest) -> tuple[int, int, int]:
+    """Partitions in their order, and of each the timelines; of two that have one number, the one with the later session."""
+    later = manifest.lineage.later
+    return manifest.partition, manifest.lineage.number, later[-1].session if later else 0
+
+
+def newest_manifests(store: Store, label: Label, partitions: Collection[int] | None = None) -> dict[int, Manifest]:
+    """Of these partitions, as far as they are in the archive, or of all: the newest manifest of the current timeline."""
+    return {one.partition: one for one in branches_in(store, label, partitions)}
 
 
 def _last(archive: PartitionArchive, number: int) -> Manifest:
-    found = archive.manifest_at(number)
+    found = archive.start() if number == 0 else archive.manifest_at(number)
     if found is None:
         raise ArchiveDamaged(f"{archive.name_at(number)} was listed, and is not in the store")
     while (following := archive.manifest_at(found.number + 1)) is not None:

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.contents import highest_numbers, rank
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, pieces_of
 from waltzd.archive.store import Store, read_object
 from waltzd.archive.tail import tail_of
@@ -32,11 +33,12 @@ from waltzd.format.batch import HEAD_BYTES, Head
 from waltzd.format.footer import END_BYTES, Footer, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, NO_MARK, VERSION, FileHeader
 from waltzd.format.record import OVERHEAD_BYTES, Run, id_and_length
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 
 APART = 1_000_000
 """So many microseconds may the clocks of servers differ. What was committed after the moment of a backup may have a time
 before it, which its owner gave it; but what it caused has a later one, by a clock that may be so much behind."""
-_OBJECT = re.compile(r"partition-(0|[1-9][0-9]{0,4})/(?:manifest/([0-9]{10})\.json|tail\.json)")
+_TAIL = re.compile(r"partition-(0|[1-9][0-9]{0,4})/tail\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +178,11 @@ class ArchivedLog:
         *,
         complete_to: int | None = None,
         session: int = 0,
+        tree: Lineage = NEVER_FORKED,
     ) -> None:
         """`rest`: what stands behind the manifest. `complete_to`: no batch of this time or an earlier one is missing.
-        `session`: the highest that is known of."""
+        `session`: the highest that is known of. `tree`: all timelines that the store knows of, the log's own among them."""
+        self.tree = tree
         self.archive = archive
         self.manifest = manifest
         self.pieces: tuple[Entry, ...] = tuple(pieces_of(manifest.entries, archive.chunk))
@@ -267,8 +271,9 @@ class ArchivedLog:
         return self._parts[at - 2].end if at > 1 else Point()
 
 
-def log_of(archive: PartitionArchive, known: Manifest) -> ArchivedLog:
+def log_of(archive: PartitionArchive, known: Manifest, tree: Lineage | None = None) -> ArchivedLog:
     """All that the store has of it, from a manifest that is known on."""
+    tree = known.lineage if tree is None else tree
     manifest, tail, parts = tail_of(archive, known)
     rest = list[Unsealed]()
     for part in parts:
@@ -284,24 +289,43 @@ def log_of(archive: PartitionArchive, known: Manifest) -> ArchivedLog:
             found = replace(found, first=rest[-1].first, data=rest.pop().data + found.data)
         rest.append(found)
     if tail is None:
-        return ArchivedLog(archive, manifest)
-    return ArchivedLog(archive, manifest, rest, complete_to=tail.moment - APART, session=tail.session)
+        return ArchivedLog(archive, manifest, tree=tree)
+    return ArchivedLog(archive, manifest, rest, complete_to=tail.moment - APART, session=tail.session, tree=tree)
 
 
-def logs_in(store: Store, label: Label, partitions: int | None) -> dict[int, ArchivedLog]:
-    """Of all partitions that the store has something of, and of so many where their number is known."""
-    newest: dict[int, int] = dict.fromkeys(range(partitions or 0), 0)
-    for one in store.list(""):
-        if match := _OBJECT.fullmatch(one.name):
-            newest[int(match[1])] = max(int(match[2] or 0), newest.get(int(match[1]), 0))
+def logs_in(
+    store: Store, label: Label, partitions: int | None, chosen: Mapping[int, int] | None = None
+) -> dict[int, ArchivedLog]:
+    """Of all partitions that the store has something of, and of so many where their number is known: the log of the newest
+    timeline, or of the one with the number that is `chosen` for the partition."""
+    listed = store.list("")
+    numbers = {(number, FIRST): 0 for number in range(partitions or 0)}
+    numbers |= {(int(match[1]), FIRST): 0 for one in listed if (match := _TAIL.fullmatch(one.name))}
+    numbers |= highest_numbers(listed)
     found = dict[int, ArchivedLog]()
-    for number, highest in sorted(newest.items()):
-        archive = PartitionArchive(store, label, number)
-        manifest = archive.manifest_at(highest) if highest else archive.manifest(0, "")
+    for partition in sorted({partition for partition, _ in numbers}):
+        archives = [PartitionArchive(store, label, *branch) for branch in numbers if branch[0] == partition]
+        newest = max(archives, key=lambda archive: rank(archive.start()))
+        tree, wanted = newest.start().lineage, (chosen or {}).get(partition)
+        archive = newest
+        if wanted is not None:
+            archive = _with_number(archives, tree, partition, wanted)
+        number = numbers[partition, archive.timeline]
+        manifest = archive.manifest_at(number) if number else archive.start()
         if manifest is None:
-            raise ArchiveDamaged(f"{store.place}: {archive.name_at(highest)} was listed, and is not there")
-        found[number] = log_of(archive, archive.newest_after(manifest))
+            raise ArchiveDamaged(f"{store.place}: {archive.name_at(number)} was listed, and is not there")
+        found[partition] = log_of(archive, archive.newest_after(manifest), tree)
     return found
+
+
+def _with_number(archives: Sequence[PartitionArchive], tree: Lineage, partition: int, wanted: int) -> PartitionArchive:
+    for archive in archives:
+        if tree.number_of(archive.timeline) == wanted:
+            return archive
+    there = sorted(number for archive in archives if (number := tree.number_of(archive.timeline)) is not None)
+    raise CutImpossible(
+        f"the store has nothing of timeline {wanted} of partition {partition}; it has {', '.join(map(str, there))}"
+    )
 
 
 def empty_log(store: Store, label: Label, partition: int) -> ArchivedLog:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from uuid import UUID
 
 from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.contents import Branch, highest_numbers
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, folder_of, manifest_name
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store, read_object
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists, UnfitSegment
 from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader
+from waltzd.protocol.timelines import FIRST
 
-_MANIFEST = re.compile(r"partition-(0|[1-9][0-9]{0,4})/manifest/([0-9]{10})\.json")
 _SEGMENT = re.compile(r"([0-9]{19})-([0-9]{19})-([0-9a-f]{16})")
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent)
 
@@ -28,26 +30,25 @@ _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent)
 def made_again(store: Store) -> dict[str, bytes]:
     """What each of these objects has to be that is not what it was, by name; what cannot be made again is left out."""
     listed = store.list("")
-    numbers: dict[int, int] = {}
-    for one in listed:
-        if match := _MANIFEST.fullmatch(one.name):
-            numbers[int(match[1])] = max(int(match[2]), numbers.get(int(match[1]), 0))
+    numbers = highest_numbers(listed)
+    for branch in [branch for branch in numbers if branch[1] != FIRST]:  # what it began with may have been the first one's
+        numbers.setdefault((branch[0], FIRST), 0)
     found: dict[str, bytes] = {}
     label = _label(store, numbers, found)
     if label is not None:
-        for partition, number in sorted(numbers.items()):
-            _Partition(store, label, partition, listed, found).run(number)
+        for (partition, timeline), number in sorted(numbers.items()):
+            _Partition(store, label, partition, timeline, listed, found).run(number)
     return found
 
 
-def _label(store: Store, numbers: Mapping[int, int], found: dict[str, bytes]) -> Label | None:
+def _label(store: Store, numbers: Mapping[Branch, int], found: dict[str, bytes]) -> Label | None:
     with suppress(*_WRONG):
         return Label.decode(read_object(store, LABEL, MANIFEST_BYTES_MAX), LABEL)
     said = set()
-    for partition, highest in numbers.items():
+    for (partition, timeline), highest in numbers.items():
         for number in range(highest, 0, -1):
             with suppress(*_WRONG):
-                name = manifest_name(partition, number)
+                name = manifest_name(partition, number, timeline)
                 manifest = Manifest.decode(read_object(store, name, MANIFEST_BYTES_MAX), name)
                 said.add((manifest.archive, manifest.cluster))
                 break
@@ -60,15 +61,42 @@ def _label(store: Store, numbers: Mapping[int, int], found: dict[str, bytes]) ->
 
 
 class _Partition:
-    """One partition of an archive whose label is known."""
+    """One timeline of one partition of an archive whose label is known."""
 
     def __init__(
-        self, store: Store, label: Label, partition: int, listed: Sequence[Listed], found: dict[str, bytes]
+        self,
+        store: Store,
+        label: Label,
+        partition: int,
+        timeline: UUID,
+        listed: Sequence[Listed],
+        found: dict[str, bytes],
     ) -> None:
-        self._archive = PartitionArchive(store, label, partition)
+        self._archive = PartitionArchive(store, label, partition, timeline)
+        self._begin = self._begin_again(store, found)
         self._store, self._label, self._partition, self._found = store, label, partition, found
         folder = f"{folder_of(partition)}/segment/"
         self._segments = [one.name for one in listed if one.name.startswith(folder)]
+
+    def _begin_again(self, store: Store, found: dict[str, bytes]) -> Manifest | None:
+        """The manifest with which the timeline begins. One that has rotted is made again: the manifest behind it has its
+        hash, and those of the timelines before have its entries. None where it cannot be."""
+        archive = self._archive
+        with suppress(*_WRONG):
+            return archive.start()
+        folder = f"{folder_of(archive.partition, archive.timeline)}/manifest"
+        for one in store.list(folder):
+            with suppress(*_WRONG):
+                behind = Manifest.decode(read_object(store, one.name, MANIFEST_BYTES_MAX), one.name)
+                if behind.number != behind.shared + 1 or behind.timeline != archive.timeline:
+                    continue
+                for identity in (FIRST, *(each.identity for each in behind.lineage.later[:-1])):
+                    before = PartitionArchive(store, archive.label, archive.partition, identity).manifest_at(behind.shared)
+                    made = None if before is None else before.begun(behind.lineage, archive.chunk)
+                    if made is not None and made.sha256 == behind.before:
+                        found[made.name] = made.text
+                        return made
+        return None
 
     def run(self, highest: int) -> None:
         newest = self._manifest(highest)
@@ -76,8 +104,8 @@ class _Partition:
             self._walk(newest.entries, 0)
 
     def _manifest(self, number: int) -> Manifest | None:
-        if number == 0:
-            return Manifest(archive=self._label.archive, cluster=self._label.cluster, partition=self._partition)
+        if self._begin is None or number <= self._begin.number:
+            return self._begin
         with suppress(*_WRONG):
             found = self._archive.manifest_at(number)
             if found is not None:

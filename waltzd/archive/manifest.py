@@ -12,7 +12,15 @@ its records, which joins to that of the whole partition, the same as that of an 
     <store>/partition-<n>/manifest/<number>.json                              from 1 on
     <store>/partition-<n>/tail/<slot>                                         what no segment above has yet, see `tail`
     <store>/partition-<n>/tail.json                                           which slots count
+    <store>/partition-<n>/timeline/<identity>/begin.json                      what a later timeline takes over
+    <store>/partition-<n>/timeline/<identity>/manifest/<number>.json          its manifests from there on
+    <store>/partition-<n>/timeline/<identity>/tail.json, tail/<slot>          its tail
     <store>/metadata/<number>.json                                            the documents of the cluster, see `metadata`
+
+The first timeline of a log has its manifests and its tail in the folder of the partition, each later one in a folder of
+its own (`waltzd.protocol.timelines`). Segments and chunks have their names from their bytes, so timelines share them.
+`begin.json` is a manifest: the whole segments up to the fork, which the timeline takes over from its ancestors. All
+manifests and the tail of a later timeline name the whole lineage, so the store alone tells the tree.
 
 What lies there besides is no part of the archive.
 """
@@ -33,6 +41,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, UnknownVersion
 from waltzd.format.checksum import joined_crc
 from waltzd.format.layout import ID_MAX
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, TIMELINES_MAX, Fork, Lineage, Timeline
 
 MARK, VERSION = "waltz-archive", 1
 LABEL = "archive.json"
@@ -173,6 +182,20 @@ class Manifest:
     """SHA-256 of the manifest before."""
     entries: tuple[Entry, ...] = field(default=())
     """Large chunks first: levels never rise, and ids follow each other."""
+    lineage: Lineage = NEVER_FORKED
+    """Timelines of the log; the manifest is of the last one."""
+    shared: int = 0
+    """Number of the manifest with which this timeline begins (`begin.json`), which is the number of segments that it takes
+    over from its ancestors. 0 for the first timeline."""
+
+    @property
+    def timeline(self) -> UUID:
+        return self.lineage.current
+
+    @property
+    def is_begin(self) -> bool:
+        """Whether it is the one with which a later timeline begins."""
+        return self.timeline != FIRST and self.number == self.shared
 
     @cached_property
     def total(self) -> Total:
@@ -184,15 +207,18 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        return manifest_name(self.partition, self.number)
+        if self.is_begin:
+            return begin_name(self.partition, self.timeline)
+        return manifest_name(self.partition, self.number, self.timeline)
 
     @cached_property
     def text(self) -> bytes:
         total = self.total
+        forked = {} if self.timeline == FIRST else {"shared": self.shared, "timelines": lineage_rows(self.lineage)}
         return sealed(
             {
                 "kind": "manifest", "archive": str(self.archive), "cluster": str(self.cluster),
-                "partition": self.partition, "number": self.number, "before": self.before,
+                "partition": self.partition, **forked, "number": self.number, "before": self.before,
                 "first": total.first, "last": total.last, "record_bytes": total.record_bytes,
                 "crc": f"{total.crc:08x}", "segments": total.segments, "stored_bytes": total.stored_bytes,
                 **_table(self.entries),
@@ -214,9 +240,23 @@ class Manifest:
                 partition=whole_number(value["partition"]),
                 number=whole_number(value["number"]),
                 before=checked_hash(value["before"]) if value["before"] else "",
-                entries=_entries(value["entries"]),
+                entries=_entries(value["entries"]) if value["entries"] or "timelines" not in value else (),
+                lineage=lineage_in(value),
+                shared=whole_number(value.get("shared", 0)),
             )
+            if not found.entries and not found.is_begin:
+                raise ValueError("there is no entry")
+            if found.shared > found.number or (found.is_begin and found.last > found.lineage.fork):
+                raise ValueError("it takes over more than its timeline shares with its ancestors")
         return same(found, text, where)
+
+    def begun(self, lineage: Lineage, fetch: Callable[[Entry], Chunk]) -> Manifest:
+        """The manifest with which the newest timeline of `lineage` begins: of the segments here those that are whole up to
+        where both are the same log. `fetch` gives the chunk that an entry names."""
+        shared = lineage.shared_to(self.timeline)
+        entries = self.entries if shared is None else tuple(_up_to(self.entries, shared, fetch))
+        count = total_of(entries).segments
+        return replace(self, number=count, before="", entries=entries, lineage=lineage, shared=count)
 
     def extended(self, piece: Entry) -> tuple[Manifest, tuple[Chunk, ...]]:
         """The next manifest, with this piece behind all others, and the chunks that have to be in the store before it."""
@@ -227,22 +267,75 @@ class Manifest:
             chunk = Chunk(partition=self.partition, entries=tuple(entries[-FAN_OUT:]))
             chunks.append(chunk)
             entries[-FAN_OUT:] = [chunk.entry()]
-        before = self.sha256 if self.number else ""
-        return replace(self, number=self.number + 1, before=before, entries=tuple(entries)), tuple(chunks)
+        return replace(self, number=self.number + 1, before=self._hash, entries=tuple(entries)), tuple(chunks)
+
+    @property
+    def _hash(self) -> str:
+        """What the next manifest calls the one before; nothing for the empty one that is in no store."""
+        return self.sha256 if self.number or self.is_begin else ""
 
     def follows(self, before: Manifest) -> bool:
         """Whether it can be what `before` became by more pieces."""
-        is_next = self.number == before.number + 1 and self.before == (before.sha256 if before.number else "")
-        is_same = (self.archive, self.cluster, self.partition) == (before.archive, before.cluster, before.partition)
+        is_next = self.number == before.number + 1 and self.before == before._hash
+        is_same = self._place == before._place
         return is_next and is_same and self.last > before.last
 
+    @property
+    def _place(self) -> tuple[object, ...]:
+        return self.archive, self.cluster, self.partition, self.lineage, self.shared
 
-def folder_of(partition: int) -> str:
-    return f"partition-{partition}"
+
+def _up_to(entries: Sequence[Entry], last_id: int, fetch: Callable[[Entry], Chunk]) -> Iterator[Entry]:
+    """Those whose ids all are up to this one; of a chunk that goes on behind it, its entries. This is how the entries stood
+    when they were as many."""
+    for entry in entries:
+        if entry.last <= last_id:
+            yield entry
+        elif entry.first <= last_id and entry.level:
+            yield from _up_to(fetch(entry).entries, last_id, fetch)
 
 
-def manifest_name(partition: int, number: int) -> str:
-    return f"{folder_of(partition)}/manifest/{number:010d}.json"
+def folder_of(partition: int, timeline: UUID = FIRST) -> str:
+    folder = f"partition-{partition}"
+    return folder if timeline == FIRST else f"{folder}/timeline/{timeline}"
+
+
+def manifest_name(partition: int, number: int, timeline: UUID = FIRST) -> str:
+    return f"{folder_of(partition, timeline)}/manifest/{number:010d}.json"
+
+
+def begin_name(partition: int, timeline: UUID) -> str:
+    return f"{folder_of(partition, timeline)}/begin.json"
+
+
+# -- timelines as text -------------------------------------------------------------------------------------------------
+
+
+def lineage_rows(lineage: Lineage) -> list[list[Any]]:
+    return [
+        [str(one.identity), one.number, one.parent, one.fork, one.session, one.cause, one.began, one.who]
+        for one in lineage.later
+    ]
+
+
+def lineage_in(value: Mapping[str, Any]) -> Lineage:
+    """What the object says of its timelines. Raises what `strictly` takes for damage."""
+    rows = value.get("timelines", [])
+    if len(rows) > TIMELINES_MAX or ("timelines" in value and not rows):
+        raise ValueError(f"it names {len(rows)} timelines")
+    return Lineage(map(_timeline, rows))
+
+
+def _timeline(row: Any) -> Timeline:
+    identity, number, parent, fork, session, *texts = row
+    if type(fork) is not int or not -1 <= fork <= ID_MAX or len(texts) != 3:
+        raise ValueError(f"{row!r} is no timeline")
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise ValueError(f"{row!r} is no timeline")
+    return Timeline(
+        identity=UUID(identity), number=whole_number(number), parent=whole_number(parent), fork=Fork(fork),
+        session=whole_number(session), cause=texts[0], began=texts[1], who=texts[2],
+    )  # fmt: skip
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------

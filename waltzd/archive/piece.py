@@ -8,19 +8,22 @@ is taken as it is, because it can always be made again.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from hashlib import sha256
 
 import numpy as np
 
 from waltzd.archive.manifest import Entry
 from waltzd.disk.seam import Buffer
-from waltzd.errors import HeaderDamaged, UnfitSegment
+from waltzd.errors import ArchiveDamaged, HeaderDamaged, UnfitSegment
+from waltzd.format.batch import parse_batches
 from waltzd.format.checksum import crc32
-from waltzd.format.footer import footer_at, footer_bytes
+from waltzd.format.footer import END_BYTES, Footer, footer_at, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader, check_header
-from waltzd.format.record import Run
+from waltzd.format.record import Run, walk
 from waltzd.format.scan import scan
 from waltzd.format.stretch import Stretch
+from waltzd.protocol.peers import Content
 
 
 class Held:
@@ -65,6 +68,65 @@ def piece_of(data: Buffer, index: Buffer, *, expected: FileHeader, last_id: int,
         level=0, first=expected.first_id, last=last_id, record_bytes=record_bytes, crc=crc, segments=1, stored_bytes=size,
         size=size, index_bytes=len(kept), sha256=hashing.hexdigest(),
     )  # fmt: skip
+
+
+FOOTER_BYTES = 64 << 10
+"""Of the end of a segment, read at once for its footer: most footers are smaller."""
+
+
+def footer_of(read: Callable[[int, int], bytes], piece: Entry, where: str) -> Footer | None:
+    """The footer of a piece by `read(offset, size)` of its object; None where the segment is of format 0."""
+    end = piece.size - piece.index_bytes
+    start = max(0, end - FOOTER_BYTES)
+    raw = read(start, end - start)
+    size = footer_bytes(raw[-END_BYTES:]) if len(raw) == end - start else None
+    if size is not None and len(raw) < size <= end:
+        raw = read(end - size, size)
+    found = None if size is None else Footer.decode(raw[len(raw) - size :])
+    if found is not None and (found.first_id, found.last_id) == (piece.first, piece.last):
+        return found
+    header = read(0, HEADER_BYTES)
+    if len(header) == HEADER_BYTES and FileHeader.decode(header, where).version != BATCHES:
+        return None
+    raise ArchiveDamaged(f"{where} has no sound footer of the ids {piece.first} to {piece.last}")
+
+
+def footer_in(data: Buffer, piece: Entry) -> Footer | None:
+    """The footer in the bytes of a piece that was proven; None where the segment is of format 0."""
+    raw = memoryview(data).cast("B")[: piece.size - piece.index_bytes]
+    size = footer_bytes(raw[-END_BYTES:])
+    return None if size is None else Footer.decode(raw[-size:])
+
+
+def content_of(data: Buffer, piece: Entry) -> Content:
+    """All records in the bytes of a piece whose hash was compared."""
+    footer = footer_in(data, piece)
+    raw = memoryview(data).cast("B")[HEADER_BYTES : piece.size - piece.index_bytes if footer is None else footer.offset]
+    return Run(piece.first, raw, walk(raw)) if footer is None else parse_batches(raw)
+
+
+def records_hash(data: Buffer, piece: Entry, first_id: int, last_id: int, where: str) -> str:
+    """SHA-256 of the records of these ids in the bytes of a piece."""
+    raw = memoryview(data).cast("B")[: piece.size - piece.index_bytes]
+    version = FileHeader.decode(bytes(raw[:HEADER_BYTES]), where).version
+    size = footer_bytes(raw[-END_BYTES:]) if version == BATCHES else None
+    hashing = sha256()
+
+    def add(_offset: int, run: Run) -> None:
+        low, high = max(first_id, run.first_id), min(last_id, run.last_id)
+        if low <= high:
+            hashing.update(run.data[run.bounds[low - run.first_id] : run.bounds[high + 1 - run.first_id]])
+
+    scan(
+        Held(where, raw),  # type: ignore[arg-type]
+        segment_first_id=piece.first,
+        next_id=piece.first,
+        offset=HEADER_BYTES,
+        end=len(raw) - (size or 0),
+        version=version,
+        on_run=add,
+    )
+    return hashing.hexdigest()
 
 
 def index_to_keep(index: Buffer, *, records: int) -> memoryview:

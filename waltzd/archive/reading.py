@@ -24,11 +24,12 @@ from uuid import UUID, uuid4
 
 from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import Chunk, Entry, Label
+from waltzd.archive.piece import footer_of
 from waltzd.archive.store import Store
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent, WaltzError
 from waltzd.format.batch import HEAD_BYTES, Batch, End, Head, batch_at, records_of, why_wrong
-from waltzd.format.footer import END_BYTES, Footer, footer_bytes, read_footer
+from waltzd.format.footer import Footer, read_footer
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, check_header, index_offset
 from waltzd.format.record import NO_TIME, OVERHEAD_BYTES, Run, first_bad, id_and_length, walk
 from waltzd.format.scan import is_sound_record, scan, survey
@@ -36,8 +37,6 @@ from waltzd.protocol.descriptions import Archived
 
 STEP_BYTES = 8 << 20
 """Of one request: as much of a piece is in memory at a time."""
-FOOTER_BYTES = 64 << 10
-"""Of the end of a segment, read for its times: most footers are smaller."""
 ATTEMPTS = 3
 """A piece that came with wrong bytes is fetched again: the fault may have been on the way."""
 PARTITIONS_MAX, CHUNKS_MAX, TIMES_MAX = 256, 256, 4096
@@ -302,7 +301,7 @@ class ArchiveReader:
         self._store = store
         self._cluster = cluster
         self._labels: dict[UUID | None, Label] = {}
-        self._archives: OrderedDict[int, PartitionArchive] = OrderedDict()
+        self._archives: OrderedDict[tuple[int, UUID], PartitionArchive] = OrderedDict()
         self._chunks: OrderedDict[str, Chunk] = OrderedDict()
         self._times: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -337,7 +336,7 @@ class ArchiveReader:
 
     def at_hand(self, partition: int, known: Archived, id_: int) -> Piece | None:
         """The piece that holds this id, where it takes no question to the store."""
-        archive = self._archives.get(partition)
+        archive = self._archives.get((partition, known.timeline))
         manifest = None if archive is None else archive.known(known)
         if manifest is None:
             return None
@@ -442,21 +441,13 @@ class ArchiveReader:
         return self.times_of(archive.partition, entry)[1]
 
     def _read_times(self, partition: int, piece: Entry) -> tuple[int, int]:
-        name, end = piece.name(partition), piece.size - piece.index_bytes
-        size = FOOTER_BYTES
-        for _ in range(2 * ATTEMPTS):
-            start = max(0, end - size)
-            raw = self._store.get_range(name, start, end - start)
-            claimed = footer_bytes(raw[-END_BYTES:]) if len(raw) == end - start else None
-            if claimed is not None and claimed > len(raw) and claimed <= end:
-                size = claimed
+        name = piece.name(partition)
+        for _ in range(ATTEMPTS):
+            try:
+                footer = footer_of(lambda offset, size: self._store.get_range(name, offset, size), piece, name)
+            except ArchiveDamaged:
                 continue
-            footer = None if claimed is None else _footer_in(raw, start, claimed, end, name)
-            if footer is not None:
-                return footer.first_time, footer.last_time
-            header = self._store.get_range(name, 0, HEADER_BYTES)
-            if len(header) == HEADER_BYTES and FileHeader.decode(header, name).version != BATCHES:
-                return NO_TIME, NO_TIME
+            return (NO_TIME, NO_TIME) if footer is None else (footer.first_time, footer.last_time)
         raise self.rotten(partition, piece, "its footer is not sound")
 
     # -- what is kept in memory
@@ -465,10 +456,10 @@ class ArchiveReader:
         label = self._labels.get(known.archive)
         if label is None:
             label = self._labels[known.archive] = label_in(self._store, self._cluster, uuid4, known.archive)
-        found = self._archives.get(partition)
+        found = self._archives.get((partition, known.timeline))
         if found is None or found.label != label:
-            found = PartitionArchive(self._store, label, partition)
-            self._keep(self._archives, partition, found, PARTITIONS_MAX)
+            found = PartitionArchive(self._store, label, partition, known.timeline)
+            self._keep(self._archives, (partition, known.timeline), found, PARTITIONS_MAX)
         return found
 
     def _chunk(self, archive: PartitionArchive, entry: Entry) -> Chunk:
@@ -490,14 +481,6 @@ def _holder(entries: Sequence[Entry], id_: int) -> Entry:
     found = entries[bisect_left(entries, id_, key=lambda entry: entry.last)]
     assert found.first <= id_ <= found.last, "a manifest has no gap"
     return found
-
-
-def _footer_in(raw: bytes, start: int, size: int, end: int, name: str) -> Footer | None:
-    """Of the last bytes of a segment."""
-    if size > len(raw):
-        return None
-    found = Footer.decode(raw[len(raw) - size :])
-    return found if found is not None and found.offset == end - size else None
 
 
 def _bad_ids(file: _Spool, entry: Entry, header: FileHeader) -> list[tuple[int, int, int, int]]:

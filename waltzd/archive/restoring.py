@@ -31,6 +31,7 @@ import numpy as np
 from waltzd.archive.cutting import ArchivedLog, Unsealed, batch_places, place_of
 from waltzd.archive.manifest import Entry
 from waltzd.archive.piece import Held, piece_of
+from waltzd.archive.verification import chain_flaws
 from waltzd.disk.seam import Buffer, Disk, join, opened
 from waltzd.errors import ArchiveDamaged, FlushFailed, HeaderDamaged, ObjectAbsent, WaltzError
 from waltzd.format.batch import Head
@@ -96,6 +97,7 @@ async def build(
     disk: Disk, log: ArchivedLog, mark: int, *, key: UUID, folder: str, run: Running, on_bytes: OnBytes = lambda _: None
 ) -> Built:
     """All segments of the log up to the mark, at which it can be cut; durably, but for the name of the folder."""
+    await run(check_chain, log, mark)
     if not disk.exists(folder):
         disk.make_directory(folder)
     pieces = [piece for piece in log.pieces if piece.first <= mark]
@@ -141,6 +143,18 @@ async def build(
         segments = 1
     await run(disk.flush_directory, folder)
     return Built(last_id=last_id, newest=newest, segments=segments, kept=kept)
+
+
+def check_chain(log: ArchivedLog, mark: int) -> None:
+    """Raise `ArchiveDamaged` where the segments up to the mark are not of one log: a footer does not name the one in front
+    of it."""
+    pieces = [piece for piece in log.pieces if piece.first <= mark]
+    for flaw in chain_flaws(log.archive, pieces):
+        raise ArchiveDamaged(
+            f"{flaw.name} {flaw.detail}",
+            not_done="nothing was restored",
+            next_step="`waltzctl archive verify` names all such segments; restore to an id in front of the first one",
+        )
 
 
 def _clear(disk: Disk, folder: str, pieces: Sequence[Entry], mark: int) -> None:

@@ -29,6 +29,8 @@ from waltzd.archive.manifest import (
     Manifest,
     checked_hash,
     folder_of,
+    lineage_in,
+    lineage_rows,
     same,
     sealed,
     sha256_of,
@@ -43,6 +45,7 @@ from waltzd.format.checksum import crc32
 from waltzd.format.layout import BATCHES, VERSIONS
 from waltzd.format.record import Run, first_bad, walk
 from waltzd.protocol.peers import Content, runs_of
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 
 SLOTS_MAX = 64
 UNIQUE_BYTES = 16
@@ -53,12 +56,12 @@ COLUMNS = ("slot", "first", "last", "format", "record_bytes", "size", "time", "c
 """Of a slot that counts, as they stand in `tail.json`."""
 
 
-def tail_name(partition: int) -> str:
-    return f"{folder_of(partition)}/tail.json"
+def tail_name(partition: int, timeline: UUID = FIRST) -> str:
+    return f"{folder_of(partition, timeline)}/tail.json"
 
 
-def slot_name(partition: int, slot: int) -> str:
-    return f"{folder_of(partition)}/tail/{slot}"
+def slot_name(partition: int, slot: int, timeline: UUID = FIRST) -> str:
+    return f"{folder_of(partition, timeline)}/tail/{slot}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,8 @@ class Tail:
     slots: tuple[Slot, ...] = ()
     tags: Mapping[int, str] = field(default_factory=dict)
     """The tag of each slot that was ever written, as far as it is known."""
+    lineage: Lineage = NEVER_FORKED
+    """Timelines of the log; the tail is of the last one."""
 
     @property
     def last(self) -> int:
@@ -110,10 +115,11 @@ class Tail:
 
     @cached_property
     def text(self) -> bytes:
+        forked = {"timelines": lineage_rows(self.lineage)} if self.lineage.later else {}
         return sealed(
             {
                 "kind": "tail", "archive": str(self.archive), "cluster": str(self.cluster), "partition": self.partition,
-                "number": self.number, "session": self.session, "since": self.since, "moment": self.moment,
+                **forked, "number": self.number, "session": self.session, "since": self.since, "moment": self.moment,
                 "tags": {str(slot): tag for slot, tag in sorted(self.tags.items())},
                 "columns": list(COLUMNS), "slots": [slot.row() for slot in self.slots],
             }
@@ -134,6 +140,7 @@ class Tail:
                 moment=whole_number(value["moment"]),
                 slots=tuple(map(_slot, value["slots"])),
                 tags={whole_number(int(slot)): str(tag) for slot, tag in value["tags"].items()},
+                lineage=lineage_in(value),
             )
             _check_order(found)
         return same(found, text, where)
@@ -206,9 +213,9 @@ class Part:
         return found
 
 
-def tail_at(store: Store, label: Label, partition: int) -> Tail | None:
-    """What `tail.json` says; None where there is none."""
-    name = tail_name(partition)
+def tail_at(store: Store, label: Label, partition: int, timeline: UUID = FIRST) -> Tail | None:
+    """What `tail.json` of this timeline says; None where there is none."""
+    name = tail_name(partition, timeline)
     where = f"{store.place}: {name}"
     try:
         found = Tail.decode(read_object(store, name, MANIFEST_BYTES_MAX), where)
@@ -216,8 +223,8 @@ def tail_at(store: Store, label: Label, partition: int) -> Tail | None:
         return None
     if (found.archive, found.cluster) != (label.archive, label.cluster):
         raise ForeignArchive(f"{where} belongs to the archive {found.archive} of the cluster {found.cluster}")
-    if found.partition != partition:
-        raise ArchiveDamaged(f"{where} is that of partition {found.partition}")
+    if (found.partition, found.lineage.current) != (partition, timeline):
+        raise ArchiveDamaged(f"{where} is that of partition {found.partition} on timeline {found.lineage.current}")
     return found
 
 
@@ -226,7 +233,7 @@ def tail_of(archive: PartitionArchive, known: Manifest) -> tuple[Manifest, Tail 
     slots that it names. The first part may begin within the manifest; nothing is missing between the two. The tail is None
     where there is none, and it has no part where the manifest holds all of it."""
     for _ in range(READS_MAX):
-        tail = tail_at(archive.store, archive.label, archive.partition)
+        tail = tail_at(archive.store, archive.label, archive.partition, archive.timeline)
         known = archive.newest_after(known)
         if tail is None:
             return known, None, []
@@ -242,18 +249,19 @@ def tail_of(archive: PartitionArchive, known: Manifest) -> tuple[Manifest, Tail 
         if not wrong:
             return known, tail, parts
         again = archive.newest_after(known)
-        if again.number == known.number and tail_at(archive.store, archive.label, archive.partition) == tail:
+        newest = tail_at(archive.store, archive.label, archive.partition, archive.timeline)
+        if again.number == known.number and newest == tail:
             raise ArchiveDamaged(wrong)
         known = again
     raise ArchiveDamaged(
-        f"{archive.store.place}: {tail_name(archive.partition)} and the manifests of partition {archive.partition} do not "
+        f"{archive.store.place}: {tail_name(archive.partition, archive.timeline)} and manifests of that timeline do not "
         f"fit together: the newest manifest ends at id {known.last}"
     )
 
 
 def _part(archive: PartitionArchive, slot: Slot) -> tuple[Part | None, str]:
     """Or what is wrong with it."""
-    name = slot_name(archive.partition, slot.slot)
+    name = slot_name(archive.partition, slot.slot, archive.timeline)
     where = f"{archive.store.place}: {name}"
     try:
         data = archive.store.get_range(name, 0, slot.size + 1)

@@ -22,6 +22,7 @@ from waltzd.format.checksum import crc32, joined_crc
 from waltzd.format.layout import BATCHES
 from waltzd.format.record import Run
 from waltzd.protocol.peers import Content, runs_of
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 SLOT_BYTES = 8 << 20
 """A slot of more is not uploaded again."""
@@ -64,10 +65,18 @@ class _Piece:
 
 
 class PartitionTail:
-    """What one archive has of the tail of one partition."""
+    """What one archive has of the tail of one partition, on its current timeline. Another timeline has another tail."""
 
-    def __init__(self, store: Store, label: Label, partition: int, fresh_id: Callable[[], UUID]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        label: Label,
+        partition: int,
+        fresh_id: Callable[[], UUID],
+        lineage: Lineage = NEVER_FORKED,
+    ) -> None:
         self.store = store
+        self.lineage = lineage
         self._fresh_id = fresh_id
         self.label = label
         self.partition = partition
@@ -87,12 +96,12 @@ class PartitionTail:
             self._known = found
             return found
         raise ObjectExists(
-            f"{self._where(tail_name(self.partition))} was changed by another writer again and again",
+            f"{self._where(self._tail_name)} was changed by another writer again and again",
             next_step="nothing, if two owners were at it; otherwise find out who else writes to this store",
         )
 
     def _load(self) -> Tail:
-        name = tail_name(self.partition)
+        name = self._tail_name
         try:
             self._tag = self.store.head(name).tag  # first: what is written then is written over nothing newer
         except ObjectAbsent:
@@ -100,7 +109,7 @@ class PartitionTail:
             self._check_label()
             return self._empty()
         try:
-            return tail_at(self.store, self.label, self.partition) or self._empty()
+            return tail_at(self.store, self.label, self.partition, self.lineage.current) or self._empty()
         except ArchiveDamaged:
             text = read_object(self.store, name, MANIFEST_BYTES_MAX)
             if text != read_object(self.store, name, MANIFEST_BYTES_MAX):
@@ -119,7 +128,8 @@ class PartitionTail:
     def _empty(self) -> Tail:
         archive, cluster = self.label.archive, self.label.cluster
         return Tail(
-            archive=archive, cluster=cluster, partition=self.partition, number=0, session=0, since=0, moment=0
+            archive=archive, cluster=cluster, partition=self.partition, number=0, session=0, since=0, moment=0,
+            lineage=self.lineage,
         )  # fmt: skip
 
     def _add(self, stored: Tail, session: int, since: int, last: int, moment: int, read: Read) -> Tail:
@@ -168,7 +178,7 @@ class PartitionTail:
         again = _collected(read, slot.first, slot.last, slot.size)
         if again is None or (again.last, again.crc) != (slot.last, slot.crc):
             raise ArchiveDamaged(
-                f"{self._where(slot_name(self.partition, slot.slot))} has other records from id {slot.first} to "
+                f"{self._where(self._slot_name(slot.slot))} has other records from id {slot.first} to "
                 f"{slot.last} than this replica",
                 next_step="find out which is the log: `waltzctl partition compare` holds replicas against each other",
             )
@@ -178,7 +188,7 @@ class PartitionTail:
 
     def _put(self, stored: Tail, slot: int, data: bytes) -> str:
         """Its new tag, once the bytes were seen there."""
-        name = slot_name(self.partition, slot)
+        name = self._slot_name(slot)
         try:
             if slot in stored.tags:
                 tag = self.store.put_if(name, data, stored.tags[slot])
@@ -196,11 +206,11 @@ class PartitionTail:
         as it would write over what it has not read."""
         tags = {known: tag for known, tag in stored.tags.items() if known != slot}
         with suppress(ObjectAbsent):
-            tags[slot] = self.store.head(slot_name(self.partition, slot)).tag
+            tags[slot] = self.store.head(self._slot_name(slot)).tag
         self._publish(replace(stored, number=stored.number + 1, tags=tags))
 
     def _publish(self, tail: Tail) -> None:
-        name = tail_name(self.partition)
+        name = self._tail_name
         try:
             if self._tag is None:
                 self._tag = self.store.put_new(name, tail.text)
@@ -208,6 +218,13 @@ class PartitionTail:
                 self._tag = self.store.put_if(name, tail.text, self._tag)
         except (ObjectExists, ObjectAbsent):
             raise _Moved from None
+
+    @property
+    def _tail_name(self) -> str:
+        return tail_name(self.partition, self.lineage.current)
+
+    def _slot_name(self, slot: int) -> str:
+        return slot_name(self.partition, slot, self.lineage.current)
 
     def _where(self, name: str) -> str:
         return f"{self.store.place}: {name}"

@@ -8,25 +8,28 @@ an upload that is under way, or was cut short and is gone on with.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from uuid import UUID
 
 from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.contents import highest_numbers, is_manifest, label_of
-from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, sha256_of
+from waltzd.archive.contents import TIMELINE, Branch, branch_of, highest_numbers, is_manifest, label_of, rank
+from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name, sha256_of
 from waltzd.archive.metadata import number_of
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store
 from waltzd.archive.tail import tail_name, tail_of
-from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, UnfitSegment, UnknownVersion
+from waltzd.errors import ArchiveDamaged, ForeignArchive, HeaderDamaged, ObjectAbsent, UnfitSegment, UnknownVersion
+from waltzd.format.footer import NO_HASH, Footer
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
+from waltzd.protocol.timelines import FIRST
 
 _OBJECT = re.compile(
     r"partition-(0|[1-9][0-9]{0,4})/(segment|chunk)/(?:[0-9]-)?([0-9]{19})-([0-9]{19})-[0-9a-f]{16}(?:\.json)?"
 )
-_TAIL = re.compile(r"partition-(0|[1-9][0-9]{0,4})/tail(\.json|/(?:0|[1-9][0-9]{0,2}))")
+_TAIL = re.compile(rf"partition-(0|[1-9][0-9]{{0,4}})/{TIMELINE}tail(\.json|/(?:0|[1-9][0-9]{{0,2}}))")
 CHECK_PIECES = 32
 """Looked for at once, as uploads wait meanwhile."""
 _WRONG = (ArchiveDamaged, ForeignArchive, ObjectAbsent, UnknownVersion)
@@ -52,13 +55,16 @@ class Flaw:
 class Survey:
     label: Label
     manifests: dict[int, Manifest] = field(default_factory=dict)
-    """The newest of each partition that can be read."""
+    """The newest of the current timeline of each partition, as far as it can be read."""
+    older: list[Manifest] = field(default_factory=list)
+    """The newest of each timeline that is not the current one of its partition."""
     pieces: dict[int, list[Entry]] = field(default_factory=dict)
+    """All segments that a timeline of the partition names, each once, in the order of ids."""
     flaws: list[Flaw] = field(default_factory=list)
     orphans: list[Listed] = field(default_factory=list)
     pending: list[Listed] = field(default_factory=list)
-    tails: list[int] = field(default_factory=list)
-    """Partitions that have one."""
+    tails: list[Branch] = field(default_factory=list)
+    """Timelines that have one."""
     metadata: list[int] = field(default_factory=list)
     """Numbers of the objects that hold the documents of the cluster."""
     strange: list[Listed] = field(default_factory=list)
@@ -70,15 +76,19 @@ def survey(store: Store) -> Survey:
     listed = store.list("")  # before any manifest: what is written meanwhile is no orphan
     found = Survey(label=label_of(store, not_done="nothing was checked"))
     named: set[str] = {LABEL}
-    for partition, number in sorted(highest_numbers(listed).items()):
-        archive = PartitionArchive(store, found.label, partition)
+    for (partition, timeline), number in sorted(highest_numbers(listed).items()):
+        archive = PartitionArchive(store, found.label, partition, timeline)
         manifest = _newest(archive, partition, number, found.flaws)
-        if manifest is not None:
-            found.manifests[partition] = manifest
-            found.pieces[partition] = list(_walk(archive, partition, manifest.entries, named, found.flaws))
+        if manifest is None:
+            continue
+        before = found.manifests.get(partition, manifest)
+        older, found.manifests[partition] = sorted((before, manifest), key=rank)
+        found.older += [older] if before is not manifest else []
+        pieces = [*found.pieces.get(partition, ()), *_walk(archive, partition, manifest.entries, named, found.flaws)]
+        found.pieces[partition] = sorted(set(pieces), key=lambda piece: (piece.first, piece.sha256))
     for one in listed:
         if tail := _TAIL.fullmatch(one.name):
-            found.tails += [int(tail[1])] if tail[2] == ".json" else []
+            found.tails += [branch_of(tail)] if tail[3] == ".json" else []
         elif saved := number_of(one.name):
             found.metadata.append(saved)
         elif one.name not in named and not is_manifest(one.name):
@@ -90,6 +100,15 @@ def _newest(archive: PartitionArchive, partition: int, number: int, flaws: list[
     """From the highest one that is listed: up, as a list may lag, and down to one that is sound."""
     found: Manifest | None = None
     highest = number
+    if archive.timeline != FIRST:
+        try:
+            found = archive.start()
+        except _WRONG as error:
+            flaws.append(Flaw(name=begin_name(partition, archive.timeline), partition=partition, detail=error.message))
+            return None
+        if number == 0:
+            return found
+        found = None
     while number > 0 and found is None:
         try:
             found = archive.manifest_at(number)
@@ -129,11 +148,35 @@ def _sort(one: Listed, found: Survey) -> None:
     if match is None:
         found.strange.append(one)
         return
-    manifest = found.manifests.get(int(match[1]))
-    is_behind = manifest is None or int(match[4]) > manifest.last
+    known = [one.last for one in (*found.manifests.values(), *found.older) if one.partition == int(match[1])]
+    is_behind = int(match[4]) > max(known, default=-1)
     # Where a chunk cannot be read, nobody knows what it names.
     is_unknown = any(flaw.partition == int(match[1]) for flaw in found.flaws)
     (found.pending if is_behind or is_unknown else found.orphans).append(one)
+
+
+def chain_flaws(archive: PartitionArchive, pieces: Sequence[Entry]) -> Iterator[Flaw]:
+    """Pieces whose footer does not name that of the piece in front. What cannot be read is another check's finding."""
+    front: Footer | None = None
+    before: Entry | None = None
+    for piece in pieces:
+        try:
+            footer = archive.footer(piece)
+        except (*_WRONG, HeaderDamaged):
+            before = None
+            continue
+        named = NO_HASH if front is None else front.hash
+        if footer is not None and footer.before != named and (before is not None or piece.first == 0):
+            where = "nothing" if before is None else before.name(archive.partition)
+            yield Flaw.of(piece, archive.partition, f"does not go on from {where}: its footer names another one in front")
+        front, before = footer, piece
+
+
+def branch_flaws(store: Store, label: Label, manifest: Manifest) -> list[Flaw]:
+    """What is wrong with the order of the segments of one timeline, as far as they can be read."""
+    archive = PartitionArchive(store, label, manifest.partition, manifest.timeline)
+    pieces = list(_walk(archive, manifest.partition, manifest.entries, set(), []))
+    return list(chain_flaws(archive, pieces))
 
 
 def check_from(store: Store, archive: PartitionArchive, known: Archived, first_id: int) -> ArchiveCheck:
@@ -161,15 +204,17 @@ def pieces_from(archive: PartitionArchive, entries: tuple[Entry, ...], first_id:
             yield from pieces_from(archive, archive.chunk(entry).entries, first_id)
 
 
-def check_tail(store: Store, found: Survey, partition: int) -> Flaw | None:
+def check_tail(store: Store, found: Survey, partition: int, timeline: UUID = FIRST) -> Flaw | None:
     """Whether all that the tail of this partition counts is there, record for record."""
-    archive = PartitionArchive(store, found.label, partition)
+    archive = PartitionArchive(store, found.label, partition, timeline)
+    known = [one for one in (found.manifests.get(partition), *found.older) if one is not None]
     try:
-        _, _, parts = tail_of(archive, found.manifests.get(partition) or archive.manifest(0, ""))
+        newest = next((one for one in known if (one.partition, one.timeline) == (partition, timeline)), None)
+        _, _, parts = tail_of(archive, newest or archive.start())
         for part in parts:
             part.content()
     except _WRONG as error:
-        return Flaw(name=tail_name(partition), partition=partition, detail=error.message)
+        return Flaw(name=tail_name(partition, timeline), partition=partition, detail=error.message)
     return None
 
 

@@ -13,6 +13,8 @@ from waltzd.cluster.cluster import ARCHIVES, NO_VERSION, ROOT, put
 from waltzd.cluster.coordinator import Change, Coordinator, Create, Set
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, decode, decode_root, encode
 from waltzd.errors import BadMetadata, ChangedMeanwhile
+from waltzd.protocol.descriptions import Archived
+from waltzd.protocol.timelines import Lineage
 
 
 def archive_path(partition: int) -> str:
@@ -32,8 +34,34 @@ async def all_archived(coordinator: Coordinator) -> Mapping[int, ArchiveMeta]:
     return {partition: meta for partition, meta in sorted(found.items()) if meta is not None}
 
 
+def said(meta: ArchiveMeta) -> Archived:
+    return Archived(
+        archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last, timeline=meta.timeline
+    )  # fmt: skip
+
+
+def shared_with(meta: ArchiveMeta | None, lineage: Lineage) -> Archived | None:
+    """How far the archive of which the document speaks is one of the log of this lineage: all of it where both are of one
+    timeline, else up to the fork. None where it has nothing of the log. For reading and comparing; what counts as archived
+    is what the current timeline names: `of_timeline`."""
+    if meta is None or meta.timeline not in lineage:
+        return None
+    shared = lineage.shared_to(meta.timeline)
+    last_id = meta.last if shared is None else min(meta.last, shared)
+    if last_id < 0:
+        return None
+    return replace(said(meta), last_id=last_id)
+
+
+def of_timeline(meta: ArchiveMeta | None, lineage: Lineage) -> ArchiveMeta | None:
+    """The document, where it is of the current timeline of the log."""
+    return meta if meta is not None and meta.timeline == lineage.current else None
+
+
 def _goes_on(meta: ArchiveMeta, before: ArchiveMeta) -> bool:
-    """More is archived, or the same by the same manifest with a higher floor."""
+    """More is archived, or the same by the same manifest with a higher floor; or another timeline begins."""
+    if meta.timeline != before.timeline:
+        return meta.archive == before.archive
     if meta.archive != before.archive or meta.floor < before.floor:
         return False
     if meta.number == before.number:

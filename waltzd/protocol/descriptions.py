@@ -81,6 +81,8 @@ class ReplicaStatus:
     """The first id that it has; 0: all. What is below is only in the archive."""
     timelines: tuple[Timeline, ...] = ()
     """Timelines of its log behind the first one, as it remembers them; what it holds is the log of the last one."""
+    untrimmed: str = ""
+    """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
 
     @property
     def timeline(self) -> UUID:
@@ -282,6 +284,8 @@ class Archived:
     """Of the manifest, which proves everything that it names."""
     last_id: int = -1
     """All ids up to this one are in the archive."""
+    timeline: UUID = FIRST
+    """Identity of the timeline whose log the manifest names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +307,13 @@ class RestoreOrder:
     """The replica stands as at its end."""
     timelines: tuple[Timeline, ...] = ()
     """Timelines of the restored log behind the first one."""
+    source: UUID = FIRST
+    """Identity of the timeline whose manifest it is."""
+    completes: bool = False
+    """A replica is there and has promised itself to `session`: it takes what the archive of its storage proves behind what
+    it is certain of. `timelines` are its own; of the archive nothing is named."""
+    looks: bool = False
+    """With `completes`: take nothing, and answer up to which id the archive proves the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +327,8 @@ class Restoring:
     """Segments that an earlier attempt had left."""
     status: ReplicaStatus | None = None
     """Where it stands, once it is there."""
+    proven_to: int | None = None
+    """Up to which id the archive proves the log, where that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
-from waltzd.protocol.timelines import Lineage
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 Content: TypeAlias = Run | tuple[Batch, ...]
 """One run of format 0, or whole batches."""
@@ -210,16 +210,28 @@ class ReplicaPort(Protocol):
         """A whole segment file, to stand behind the last id or in the place of a damaged segment."""
         ...
 
-    async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
+    async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
         """Have the sealed segment behind `known` uploaded, and the manifest that names it. What comes back is `known`
         again where there is none yet."""
         ...
 
-    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
-        """The log may begin at this floor: what is below is in the archive."""
+    async def trim(
+        self, partition: int, session: int, floor: int, archived: Archived | None = None, *, needs_none: bool = False
+    ) -> ReplicaStatus:
+        """The log may begin at this floor: what is below is in this archive, or needs none. The replica begins no higher
+        than that is proven."""
         ...
 
-    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+    async def back_up(
+        self,
+        partition: int,
+        known: Archived,
+        *,
+        session: int,
+        committed: int,
+        moment: int,
+        lineage: Lineage = NEVER_FORKED,
+    ) -> BackedUp:
         """Have what is committed and in no archived segment uploaded. `known`: how far the archive reaches. `moment`: all
         that was committed then is not behind `committed`."""
         ...

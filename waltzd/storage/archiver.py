@@ -12,23 +12,38 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Protocol, TypeVar
 from uuid import UUID
 
 from waltzd.archive.archiving import PartitionArchive, label_in
-from waltzd.archive.contents import newest_manifests
-from waltzd.archive.manifest import Entry, Label, Manifest
+from waltzd.archive.contents import highest_numbers
+from waltzd.archive.manifest import Entry, Label, Manifest, folder_of, sha256_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
-from waltzd.archive.piece import index_to_keep, piece_of
+from waltzd.archive.piece import content_of, footer_in, index_to_keep, piece_of, records_hash
 from waltzd.archive.store import Store
-from waltzd.archive.tail import Tail
+from waltzd.archive.tail import Part, Tail, tail_of
 from waltzd.archive.tailing import PartitionTail
-from waltzd.archive.verification import check_from, pieces_from
+from waltzd.archive.verification import check_from, check_piece, pieces_from
 from waltzd.disk.seam import Disk, join, opened
-from waltzd.errors import BadFrame, ForeignArchive, NoArchive, PartitionDamaged, TooLarge, UnfitSegment
+from waltzd.errors import (
+    ArchiveDamaged,
+    BadFrame,
+    ForeignArchive,
+    NoArchive,
+    ObjectAbsent,
+    OtherTimeline,
+    PartitionDamaged,
+    TooLarge,
+    UnfitSegment,
+    WaltzError,
+)
 from waltzd.format.layout import FileHeader, index_name
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp
 from waltzd.protocol.peers import NOBODY, Contact, Content
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.segment import Suspect
@@ -36,11 +51,14 @@ from waltzd.storage.replica.segment import Suspect
 T = TypeVar("T")
 ARCHIVES_MAX = 256
 """Partitions whose newest manifest and tail are kept in memory."""
+READ_BYTES = 1 << 20
+"""Bytes of records that are compared at once."""
 
 
 def _said(manifest: Manifest) -> Archived:
     return Archived(
-        archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last
+        archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last_id=manifest.last,
+        timeline=manifest.timeline,
     )  # fmt: skip
 
 
@@ -64,15 +82,23 @@ class Archiver:
         self._archives: OrderedDict[int, PartitionArchive] = OrderedDict()
         self._tails: OrderedDict[int, PartitionTail] = OrderedDict()
 
-    async def add(self, number: int, session: int, known: Archived, *, contact: Contact = NOBODY) -> Archived:
-        """For the owner. `known` again where no segment behind it is sealed and committed."""
+    async def add(
+        self, number: int, session: int, known: Archived, lineage: Lineage = NEVER_FORKED, *, contact: Contact = NOBODY
+    ) -> Archived:
+        """For the owner. `known` again where no segment behind it is sealed and committed. Where nothing of the current
+        timeline is known, what it takes over from its ancestors."""
         lane, store = self._replicas.readable(number, session, contact), self._open()
-        _check(known)
-        partition = lane.partition
+        partition, asked = lane.partition, known
+        _check(known, partition, lineage)
+        if lineage.later and not (known.timeline == lineage.current and known.number):
+            async with self._turn:
+                known = await self._run(self._begun, store, partition, known, lineage)
+            if known.number:
+                return known
         is_forgotten = known.number == 0 and partition.first_id > 0
         found = self._sealed(partition, partition.first_id if is_forgotten else known.last_id + 1)
         if found is None:
-            return known
+            return asked
         async with self._turn:
             try:
                 if is_forgotten:
@@ -87,12 +113,26 @@ class Archiver:
                 ) from error
 
     async def back_up(
-        self, number: int, session: int, known: Archived, committed: int, moment: int, *, contact: Contact = NOBODY
+        self,
+        number: int,
+        session: int,
+        known: Archived,
+        committed: int,
+        moment: int,
+        lineage: Lineage = NEVER_FORKED,
+        *,
+        contact: Contact = NOBODY,
     ) -> BackedUp:
         """For the owner: what is behind `known`, up to `committed`."""
         lane, store = self._replicas.readable(number, session, contact), self._open()
-        _check(known)
         partition = lane.partition
+        _check(known, partition, lineage)
+        if lineage.later and not (known.timeline == lineage.current and known.number):
+            async with self._turn:
+                begin = await self._run(self._begin_of, store, partition, known.archive)
+            if begin is None or begin.number:  # the archive says first what the timeline takes over
+                return BackedUp(last_id=-1, archives_first=True)
+            known = Archived(timeline=lineage.current)
         first_id = known.last_id + 1
         if any(first == first_id and last <= partition.visible_mark for first, last in partition.sealed_segments()):
             return BackedUp(last_id=known.last_id, archives_first=True)
@@ -100,7 +140,8 @@ class Archiver:
         async with self._turn:
             try:
                 tail = await self._run(
-                    self._back_up, store, partition, known, session, last_id, moment if last_id >= committed else 0
+                    self._back_up, store, partition, known, session, last_id, moment if last_id >= committed else 0,
+                    lineage,
                 )  # fmt: skip
             except Suspect as question:
                 await self._replicas.examine(lane, question.first_id)
@@ -112,13 +153,20 @@ class Archiver:
         return BackedUp(last_id=max(tail.last, known.last_id), moment=tail.moment)
 
     def _back_up(
-        self, store: Store, partition: Partition, known: Archived, session: int, last_id: int, moment: int
+        self,
+        store: Store,
+        partition: Partition,
+        known: Archived,
+        session: int,
+        last_id: int,
+        moment: int,
+        lineage: Lineage,
     ) -> Tail:
         """On the thread."""
         label = self._labelled(store, partition.key, known.archive)
         tail = self._tails.pop(partition.number, None)
-        if tail is None or tail.label != label:
-            tail = PartitionTail(store, label, partition.number, self._disk.fresh_id)
+        if tail is None or (tail.label, tail.lineage) != (label, partition.lineage):
+            tail = PartitionTail(store, label, partition.number, self._disk.fresh_id, lineage)
         _keep(self._tails, partition.number, tail)
 
         def read(first_id: int, last_id: int, bytes_max: int) -> Content:
@@ -162,7 +210,7 @@ class Archiver:
             self._label = None
             self._archives.pop(partition.number, None)
         try:
-            return check_from(store, self._archive(store, partition, known.archive), known, first_id)
+            return check_from(store, self._archive(store, partition, known.archive, known.timeline), known, first_id)
         except ForeignArchive as error:
             return ArchiveCheck(last_id=first_id - 1, missing=error.message)
 
@@ -188,7 +236,7 @@ class Archiver:
 
     def _add(self, store: Store, partition: Partition, first_id: int, last_id: int, known: Archived) -> Archived:
         """On the thread."""
-        archive = self._archive(store, partition, known.archive)
+        archive = self._archive(store, partition, known.archive, partition.lineage.current)
         manifest = archive.add(known, *self._piece(partition, first_id, last_id))
         return _said(manifest)
 
@@ -196,22 +244,159 @@ class Archiver:
         """On the thread. What this replica has trimmed was archived, and the coordinator has forgotten where: its documents
         were made anew. The newest manifest counts when the first segment here is a piece of it."""
         archive, number = self._archive(store, partition, None), partition.number
-        newest = newest_manifests(store, archive.label, [number]).get(number)
-        if newest is None or newest.last < last_id:
+        newest = self._newest(archive)
+        if newest.last < last_id:
             raise ForeignArchive(
                 f"partition {number} begins at id {first_id} here, and the archive in {store.place} "
-                f"{'has nothing of it' if newest is None else f'ends at id {newest.last}'}",
+                f"{'has nothing of it' if not newest.entries else f'ends at id {newest.last}'}",
                 not_done="nothing was uploaded",
             )
+        self._compare_first(archive, newest, partition, first_id, last_id)
+        return _said(newest)
+
+    def _compare_first(
+        self, archive: PartitionArchive, newest: Manifest, partition: Partition, first_id: int, last_id: int
+    ) -> None:
         mine, _ = self._piece(partition, first_id, last_id)
         theirs = next(pieces_from(archive, newest.entries, first_id))
         if (theirs.first, theirs.last, theirs.crc) != (mine.first, mine.last, mine.crc):
             raise ForeignArchive(
-                f"the archive in {store.place} has other records of partition {number} than the segment of the ids "
-                f"{first_id} to {last_id} here",
+                f"the archive in {archive.store.place} has other records of partition {partition.number} than the segment "
+                f"of the ids {first_id} to {last_id} here",
                 not_done="nothing was uploaded",
             )
-        return _said(newest)
+
+    # -- a timeline that begins
+
+    def _begin_of(self, store: Store, partition: Partition, wanted: UUID | None) -> Manifest | None:
+        """On the thread."""
+        return self._archive(store, partition, wanted, partition.lineage.current).begin()
+
+    def _begun(self, store: Store, partition: Partition, known: Archived, lineage: Lineage) -> Archived:
+        """On the thread. How far the archive of the current timeline reaches, of which the coordinator knows nothing: what
+        it takes over from its ancestors; and where this replica was trimmed meanwhile, all that it has."""
+        archive = self._archive(store, partition, known.archive, lineage.current)
+        begin = archive.begin()
+        if begin is None:
+            begin = archive.begin_timeline(lineage, self._ancestors(store, archive, known, lineage))
+        newest = archive.newest_after(begin)
+        if partition.first_id > newest.last + 1:
+            raise ForeignArchive(
+                f"partition {partition.number} begins at id {partition.first_id} here, and what the archive in "
+                f"{store.place} has of timeline {lineage.number} ends at id {newest.last}",
+                not_done="nothing was uploaded",
+                next_step="bring the store back: what was trimmed had been archived",
+            )
+        first = next(iter(partition.sealed_segments()), None)
+        if partition.first_id > begin.last + 1 and first is not None and first[1] <= newest.last:
+            self._compare_first(archive, newest, partition, *first)
+            return _said(newest)
+        return _said(begin) if begin.number else Archived(timeline=lineage.current)
+
+    def _ancestors(self, store: Store, archive: PartitionArchive, known: Archived, lineage: Lineage) -> Iterator[Manifest]:
+        """The newest manifest of each timeline that the log had before."""
+        for identity in (FIRST, *(one.identity for one in lineage.later[:-1])):
+            of_it = PartitionArchive(store, archive.label, archive.partition, identity)
+            if of_it.begin() is not None:
+                yield self._newest(of_it, known if known.timeline == identity else None)
+
+    def _newest(self, archive: PartitionArchive, known: Archived | None = None) -> Manifest:
+        """A list may lag, so what it says is only where to begin."""
+        home = folder_of(archive.partition, archive.timeline)
+        number = highest_numbers(archive.store.list(f"{home}/manifest")).get((archive.partition, archive.timeline), 0)
+        found = archive.manifest_at(number) if number else archive.start()
+        if known is not None and known.number > number:
+            found = archive.manifest(known.number, known.sha256)
+        if found is None:
+            raise ArchiveDamaged(f"{archive.store.place}: {archive.name_at(number)} was listed, and is not in the store")
+        return archive.newest_after(found)
+
+    # -- what a replica takes back
+
+    async def source(self, partition: Partition) -> ArchivedSource:
+        """All that the archive of this storage proves of the log of this replica's timeline."""
+        store = self._open()
+
+        def find() -> ArchivedSource:
+            self._label = None
+            archive = self._archive(store, partition, None, partition.lineage.current)
+            if archive.begin() is None:
+                return ArchivedSource(archive, None, ())
+            manifest, _, parts = tail_of(archive, self._newest(archive))
+            return ArchivedSource(archive, manifest, tuple(parts))
+
+        async with self._turn:
+            return await self._run(find)
+
+    # -- what may leave the disk
+
+    async def proven(
+        self, lane: Lane, session: int, floor: int, known: Archived | None
+    ) -> tuple[int, tuple[int, ...], str]:
+        """What the archive can stand in for below a floor: the first id for which that is not proven; the first ids of the
+        segments in front of it that are damaged here, so that they can be compared with nothing; and why it is not the
+        floor. Each segment here is compared with the manifest, and the objects have to be there."""
+        partition = lane.partition
+        first_id = partition.first_id
+        if known is None or known.number <= 0 or self._store is None:
+            return first_id, (), "nothing of this timeline is archived" if self._store else "this storage has no `archive`"
+        if not partition.lineage.covers(known.timeline, known.last_id):
+            return first_id, (), f"the archive is that of timeline {known.timeline}"
+        async with self._turn:
+            try:
+                return await self._run(self._proven, self._store, partition, session, floor, known)
+            except WaltzError as error:
+                return first_id, (), error.message
+
+    def _proven(
+        self, store: Store, partition: Partition, session: int, floor: int, known: Archived
+    ) -> tuple[int, tuple[int, ...], str]:
+        """On the thread."""
+        archive = self._archive(store, partition, known.archive, known.timeline)
+        manifest = archive.manifest(known.number, known.sha256)
+        at, end, damaged = partition.first_id, min(floor - 1, partition.last_id), list[int]()
+        for piece in pieces_from(archive, manifest.entries, at):
+            if at > end or piece.last > known.last_id:
+                break
+            flaw = check_piece(store, archive.label, archive.partition, piece, is_quick=True)
+            if flaw is not None:
+                return at, tuple(damaged), f"{flaw.name} {flaw.detail}"
+            last_id = min(piece.last, partition.last_id)
+            try:
+                is_same = self._is_same(archive, partition, session, piece, at, last_id)
+            except (Suspect, UnfitSegment, PartitionDamaged):
+                damaged.append(partition.segment_of(at))
+                is_same = True
+            if not is_same:
+                return at, tuple(damaged), f"{archive.where(piece)} has other records than this replica"
+            at = last_id + 1
+        return at, tuple(dict.fromkeys(damaged)), "" if at > end else f"the archive ends at id {at - 1}"
+
+    def _is_same(
+        self, archive: PartitionArchive, partition: Partition, session: int, piece: Entry, first_id: int, last_id: int
+    ) -> bool:
+        """Whether a piece has the bytes that this replica has of the ids from `first_id` to `last_id`."""
+        if (piece.first, piece.last) in partition.sealed_segments():
+            mine, data = self._piece(partition, piece.first, piece.last)
+            if mine.sha256 == piece.sha256:
+                return True
+            # An index may be left out, and the date in a header of format 0 is that of its storage.
+            footer = footer_in(data, mine)
+            theirs = archive.footer(piece)
+            if (footer is None) != (theirs is None) or (footer and theirs and footer.hash != theirs.hash):
+                return False
+            return (mine.crc, mine.record_bytes) == (piece.crc, piece.record_bytes)
+        # Segments of format 0 may end elsewhere on each storage, and the last one is not sealed.
+        hashing = sha256()
+        at = first_id
+        while at <= last_id:
+            run = partition.read(at, last_id, READ_BYTES, session=session)
+            hashing.update(run.data)
+            at = run.last_id + 1
+        whole = archive.bytes_of(piece, 0, piece.size)
+        if sha256_of(whole) != piece.sha256:
+            return False
+        return hashing.hexdigest() == records_hash(whole, piece, first_id, last_id, archive.where(piece))
 
     def _piece(self, partition: Partition, first_id: int, last_id: int) -> tuple[Entry, memoryview]:
         data, size = self._read(partition, first_id, last_id)
@@ -220,11 +405,11 @@ class Archiver:
         piece = piece_of(data[:size], data[size:], expected=expected, last_id=last_id, path=path)
         return piece, data[: piece.size]
 
-    def _archive(self, store: Store, partition: Partition, wanted: UUID | None) -> PartitionArchive:
+    def _archive(self, store: Store, partition: Partition, wanted: UUID | None, timeline: UUID = FIRST) -> PartitionArchive:
         label = self._labelled(store, partition.key, wanted)
         found = self._archives.pop(partition.number, None)
-        if found is None or found.label != label:
-            found = PartitionArchive(store, label, partition.number)
+        if found is None or (found.label, found.timeline) != (label, timeline):
+            found = PartitionArchive(store, label, partition.number, timeline)
         _keep(self._archives, partition.number, found)
         return found
 
@@ -248,9 +433,52 @@ class Archiver:
         return (whole, size) if got == size else (whole[:got], got)
 
 
-def _check(known: Archived) -> None:
+@dataclass(frozen=True)
+class ArchivedSource:
+    """The log of one timeline in the store: its segments, and the tail behind them."""
+
+    archive: PartitionArchive
+    manifest: Manifest | None
+    """None where the store has nothing of this timeline."""
+    parts: tuple[Part, ...]
+
+    @property
+    def last(self) -> int:
+        """The last id that the store proves; -1 where it proves none."""
+        known = -1 if self.manifest is None else self.manifest.last
+        return max(known, self.parts[-1].slot.last) if self.parts else known
+
+    def bytes_behind(self, last_id: int) -> int:
+        entries = () if self.manifest is None else self.manifest.entries
+        pieces = sum(piece.size for piece in pieces_from(self.archive, entries, last_id + 1))
+        return pieces + sum(len(part.data) for part in self.parts if part.slot.last > last_id)
+
+    def content(self, id_: int) -> Content:
+        """The records of the segment or slot with this id, proven by the hash of the object."""
+        assert self.manifest is not None
+        if id_ > self.manifest.last:
+            return next(part for part in self.parts if part.slot.last >= id_).content()
+        piece = next(pieces_from(self.archive, self.manifest.entries, id_))
+        where = self.archive.where(piece)
+        try:
+            data = self.archive.bytes_of(piece, 0, piece.size + 1)
+        except ObjectAbsent as error:
+            raise ArchiveDamaged(f"{where}, which holds the ids {piece.first} to {piece.last}, is not there") from error
+        if sha256_of(data) != piece.sha256:
+            raise ArchiveDamaged(f"{where} has other bytes than the manifest says")
+        return content_of(data, piece)
+
+
+def _check(known: Archived, partition: Partition, lineage: Lineage) -> None:
     if known.number < 0 or known.last_id < -1 or (known.archive is None) != (known.number == 0):
         raise BadFrame(f"{known} is nothing that an archive can reach to")
+    if partition.lineage != lineage or known.timeline not in lineage:
+        raise OtherTimeline(
+            f"partition {partition.number} holds the log of timeline {partition.lineage.current} here; the one of timeline "
+            f"{lineage.current} was to be archived behind that of timeline {known.timeline}",
+            not_done="nothing was uploaded",
+            next_step="nothing: the owner asks again, once the replica has gone over to the timeline of the log",
+        )
 
 
 def _keep(kept: OrderedDict[int, T], partition: int, one: T) -> None:

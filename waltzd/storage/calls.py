@@ -43,7 +43,14 @@ from waltzd.format.digest import Digest, Hashing
 from waltzd.format.finding import Finding
 from waltzd.format.layout import NO_SESSION, VERSIONS
 from waltzd.format.record import Run
-from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, SetAside, Statistics, StorageDescription
+from waltzd.protocol.descriptions import (
+    Archived,
+    PartitionDescription,
+    ReplicaStatus,
+    SetAside,
+    Statistics,
+    StorageDescription,
+)
 from waltzd.protocol.peers import NOBODY, Contact, Content, Link, LockHistory, runs_of
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.archiver import Archiver
@@ -290,10 +297,25 @@ class StorageCalls:
         lane = self._owned(number, session, contact)
         return await self._whole(lane.call(lambda: lane.partition.fork(session, lineage, contact.number)))
 
-    async def trim(self, number: int, session: int, floor: int, *, contact: Contact = NOBODY) -> ReplicaStatus:
-        """Readers that have a segment open go on; whoever comes later gets `Trimmed`."""
+    async def trim(
+        self,
+        number: int,
+        session: int,
+        floor: int,
+        archived: Archived | None = None,
+        *,
+        needs_none: bool = False,
+        contact: Contact = NOBODY,
+    ) -> ReplicaStatus:
+        """Let the log begin at this floor, as far as the archive is proven to have what is below, or the log needs no
+        archive. Readers that have a segment open go on; whoever comes later gets `Trimmed`."""
         lane = self._owned(number, session, contact)
-        status = await self._whole(lane.call(lambda: lane.partition.trim(session, floor, contact.number)))
+        partition, proven, damaged, why = lane.partition, floor, tuple[int, ...](), ""
+        if not needs_none and floor > partition.first_id:
+            proven, damaged, why = await self.archiver.proven(lane, session, floor, archived)
+        status = await self._whole(
+            lane.call(lambda: partition.trim(session, floor, contact.number, proven=proven, damaged=damaged, why=why))
+        )
         while await self._whole(lane.call(lane.partition.unlink_next)):
             continue
         return status

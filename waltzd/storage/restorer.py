@@ -8,7 +8,8 @@ was carried out is answered at once; one that was interrupted goes on behind wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -19,9 +20,24 @@ from waltzd.archive.restoring import build
 from waltzd.archive.store import Store
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Disk
-from waltzd.errors import BadArgument, DiskFull, FlushFailed, ForeignArchive, TargetNotEmpty, TooManyCallers
+from waltzd.errors import (
+    BadArgument,
+    DiskFull,
+    Diverged,
+    FlushFailed,
+    ForeignArchive,
+    OtherTimeline,
+    TargetNotEmpty,
+    TooManyCallers,
+)
+from waltzd.format.batch import Piece
+from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
-from waltzd.storage.lane import RunBlocking
+from waltzd.protocol.peers import NOBODY, Contact, Content
+from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import Lineage, lineage_mistake
+from waltzd.storage.archiver import Archiver
+from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.restored import folder_for, give_name
@@ -38,8 +54,18 @@ class Home(Protocol):
     def directory(self) -> Directory: ...
     @property
     def config(self) -> StorageConfig: ...
+    @property
+    def archiver(self) -> Archiver: ...
+    def readable(self, number: int, session: int | None, contact: Contact) -> Lane: ...
     def status(self, number: int) -> ReplicaStatus: ...
     async def make_replica(self, make: Callable[[int], Partition | None], number: int) -> None: ...
+
+
+def pieces_up_to(content: Content, last_id: int) -> list[Piece]:
+    """A run, or whole batches, as far as they do not go on behind this id."""
+    if isinstance(content, Run):
+        return [content if content.last_id <= last_id else content.part(0, last_id + 1 - content.first_id)]
+    return [batch for batch in content if batch.last_id <= last_id]
 
 
 class Restorer:
@@ -62,7 +88,13 @@ class Restorer:
     async def restore(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
         """How far it is, again and again; the last one has the status."""
         number, home = order.partition, self._home
-        if order.mark < -1 or order.session <= 0 or order.number < 0:
+        if order.completes:
+            async with aclosing(self._complete(order)) as states:
+                async for state in states:
+                    yield state
+            return
+        mistake = lineage_mistake(order.timelines)
+        if order.mark < -1 or order.session <= 0 or order.number < 0 or mistake is not None:
             raise BadArgument(f"{order} is no order that can be carried out")
         if number in self._underway:
             raise TooManyCallers(f"partition {number} is being restored on this storage already")
@@ -94,6 +126,42 @@ class Restorer:
             self._underway.discard(number)
         yield Restoring(bytes=done, bytes_total=total, kept=kept, status=home.status(number))
 
+    async def _complete(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
+        """Let a replica that an operator has fenced take what is behind its certain end from the archive of its timeline. A
+        part that it holds already has to be the same; what it is not certain of, and differs, is cut first."""
+        home, number, session = self._home, order.partition, order.session
+        lane = home.readable(number, None, NOBODY)
+        partition = lane.partition
+        if partition.lineage != Lineage(order.timelines):
+            raise OtherTimeline(f"partition {number} holds the log of timeline {partition.lineage.current} here")
+        source = await home.archiver.source(partition)
+        if order.looks:
+            yield Restoring(bytes=0, bytes_total=0, proven_to=source.last)
+            return
+        partition.check_session(session)
+        end, at, done = min(order.mark, source.last), max(0, partition.visible_mark), 0
+        total = source.bytes_behind(at)
+        async with self._turn:
+            while at <= end:
+                content = await self._run(source.content, at)
+                pieces = pieces_up_to(content, end)
+                if not pieces:
+                    break
+                await self._take(lane, session, pieces)
+                done += sum(len(piece.data) if isinstance(piece, Run) else piece.size for piece in pieces)
+                at = pieces[-1].last_id + 1
+                yield Restoring(bytes=min(done, total), bytes_total=total)
+            status = await lane.call(lambda: partition.note_archived(session, end))
+        yield Restoring(bytes=total, bytes_total=total, status=status)
+
+    async def _take(self, lane: Lane, session: int, pieces: Sequence[Piece]) -> None:
+        partition = lane.partition
+        try:
+            await lane.call(lambda: partition.write(session, pieces, EMPTY))
+        except Diverged:
+            await lane.call(lambda: partition.truncate(session, partition.visible_mark))
+            await lane.call(lambda: partition.write(session, pieces, EMPTY))
+
     async def _whole(self, function: Callable[..., T], /, *arguments: object) -> T:
         """To its end, also when the caller has gone: two attempts never write to the same files."""
         step, gone = asyncio.ensure_future(self._run(function, *arguments)), None
@@ -110,6 +178,7 @@ class Restorer:
         """Of the replica that is here, where it is the one that was ordered."""
         status = self._home.status(order.partition)
         is_it = (status.session, status.promised_session) == (order.session, order.session)
+        is_it = is_it and Lineage(status.timelines) == Lineage(order.timelines)
         if not is_it or not status.last_id == status.committed == order.mark or not status.is_sound:
             raise TargetNotEmpty(
                 f"partition {order.partition} has a replica here that ends at id {status.last_id} in session "
@@ -128,8 +197,8 @@ class Restorer:
                 not_done="nothing was restored",
                 next_step="name a store that is the same for all storages and this machine",
             )
-        archive = PartitionArchive(store, label, order.partition)
-        return log_of(archive, archive.manifest(order.number, order.sha256))
+        archive = PartitionArchive(store, label, order.partition, order.source)
+        return log_of(archive, archive.manifest(order.number, order.sha256) if order.number else archive.start())
 
     def _check_room(self, number: int, needed: int) -> None:
         home = self._home.directory.path
@@ -155,7 +224,7 @@ class Restorer:
             raise
         name = partial(
             give_name, self._disk, directory.path, directory.control, session=order.session, last_id=built.last_id,
-            newest=built.newest, segments=built.segments,
+            newest=built.newest, segments=built.segments, timelines=Lineage(order.timelines).encode(),
         )  # fmt: skip
 
         def stand(number: int) -> Partition:

@@ -234,9 +234,8 @@ class ReplicaService(_Service, ReplicaServicer):
     async def Archive(self, request: wire.ArchiveRequest, context: Context) -> wire.Archived:
         target = request.target
         self._check(target.cluster_key, context)
-        found = await self._calls.archiver.add(
-            target.partition, _session(target), to_value(Archived, request.known), contact=_contact(target)
-        )
+        known, lineage = to_value(Archived, request.known), lineage_of_messages(request.timelines)
+        found = await self._calls.archiver.add(target.partition, _session(target), known, lineage, contact=_contact(target))
         return to_message(wire.Archived, found)
 
     @_answered
@@ -251,15 +250,23 @@ class ReplicaService(_Service, ReplicaServicer):
 
     @_answered
     async def Trim(self, request: wire.MarkRequest, context: Context) -> wire.ReplicaStatus:
-        return await self._mark(self._calls.trim, request, context)
+        target = request.target
+        self._check(target.cluster_key, context)
+        known = to_value(Archived, request.archived) if request.HasField("archived") else None
+        status = await self._calls.trim(
+            target.partition, _session(target), request.mark, known, needs_none=request.needs_none,
+            contact=_contact(target),
+        )  # fmt: skip
+        return to_message(wire.ReplicaStatus, status)
 
     @_answered
     async def BackUp(self, request: wire.BackUpRequest, context: Context) -> wire.BackedUp:
         target, known = request.target, to_value(Archived, request.known)
         self._check(target.cluster_key, context)
         found = await self._calls.archiver.back_up(
-            target.partition, _session(target), known, request.committed, request.moment, contact=_contact(target)
-        )
+            target.partition, _session(target), known, request.committed, request.moment,
+            lineage_of_messages(request.timelines), contact=_contact(target),
+        )  # fmt: skip
         return to_message(wire.BackedUp, found)
 
     @_answered

@@ -18,7 +18,7 @@ from waltzd.format.batch import Piece
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
-from waltzd.protocol.timelines import Lineage
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
 
@@ -172,18 +172,32 @@ class StoragePort:
         calls, contact = await self._calls(), self._contact(partition, session)
         return await self._answer(await calls.find_time(partition, session, time, contact=contact))
 
-    async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
+    async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
         calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(await calls.archiver.add(partition, session, known, contact=contact))
+        return await self._answer(await calls.archiver.add(partition, session, known, lineage, contact=contact))
 
-    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
+    async def trim(
+        self, partition: int, session: int, floor: int, archived: Archived | None = None, *, needs_none: bool = False
+    ) -> ReplicaStatus:
         contact = self._contact(partition, session)
-        return await self._answer(await (await self._calls()).trim(partition, session, floor, contact=contact))
+        calls = await self._calls()
+        return await self._answer(
+            await calls.trim(partition, session, floor, archived, needs_none=needs_none, contact=contact)
+        )
 
-    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+    async def back_up(
+        self,
+        partition: int,
+        known: Archived,
+        *,
+        session: int,
+        committed: int,
+        moment: int,
+        lineage: Lineage = NEVER_FORKED,
+    ) -> BackedUp:
         calls, contact = await self._calls(), self._contact(partition, session)
         return await self._answer(
-            await calls.archiver.back_up(partition, session, known, committed, moment, contact=contact)
+            await calls.archiver.back_up(partition, session, known, committed, moment, lineage, contact=contact)
         )
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:

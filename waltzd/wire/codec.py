@@ -121,7 +121,9 @@ def to_message(kind: type[M], value: Any) -> M:
 
 
 def to_value(kind: type[T], message: Message) -> T:
-    return kind(**{field.attribute: field.take(message) for field in _plan(kind, type(message))})
+    """A value field by field; an `optional` scalar that is absent has the default of the value, or is None."""
+    plan = _plan(kind, type(message))
+    return kind(**{field.attribute: field.take(message) for field in plan if not field.is_left_out(message)})
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,10 @@ class _Field:
     unpack: Callable[[Any], Any]
     is_optional: bool
     has_presence: bool
+    is_scalar: bool
+
+    def is_left_out(self, message: Any) -> bool:
+        return self.has_presence and self.is_scalar and not self.is_optional and not message.HasField(self.name)
 
     def take(self, message: Any) -> Any:
         raw = getattr(message, self.name)
@@ -158,7 +164,8 @@ def _fields(kind: type[Any], message: type[Message]) -> Iterator[_Field]:
         name = attribute if attribute in known else attribute.removeprefix("is_")
         plain = [part for part in get_args(hint) if part is not NoneType] if NoneType in get_args(hint) else [hint]
         pack, unpack = _converters(plain[0], known[name])
-        yield _Field(attribute, name, pack, unpack, plain[0] is not hint, known[name].has_presence)
+        is_scalar = known[name].message_type is None
+        yield _Field(attribute, name, pack, unpack, plain[0] is not hint, known[name].has_presence, is_scalar)
 
 
 def _converters(hint: Any, field: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -200,6 +207,10 @@ def lineage_of_messages(messages: Sequence[wire.Timeline]) -> Lineage:
         return Lineage(to_value(Timeline, message) for message in messages)
     except ValueError as error:
         raise BadFrame(f"the timelines of a log are wrong: it {error}") from None
+
+
+def timelines_of(lineage: Lineage) -> list[wire.Timeline]:
+    return [to_message(wire.Timeline, one) for one in lineage.later]
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from waltzd.protocol.descriptions import (
 )
 from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
-from waltzd.protocol.timelines import Lineage
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.wire import frames
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
@@ -43,6 +43,7 @@ from waltzd.wire.codec import (
     checked_run,
     error_of_detail,
     lock_history_of,
+    timelines_of,
     to_message,
     to_value,
     unpacked_error,
@@ -139,7 +140,7 @@ class ReplicaClient(Caller):
         return to_value(ReplicaStatus, await self._call(self._stub.Truncate, request))
 
     async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
-        timelines = [to_message(wire.Timeline, one.bare) for one in lineage.later]
+        timelines = timelines_of(Lineage(one.bare for one in lineage.later))
         request = wire.ForkRequest(target=self._target(partition, session), timelines=timelines)
         return to_value(ReplicaStatus, await self._call(self._stub.Fork, request, TRIM_SECONDS))
 
@@ -200,18 +201,34 @@ class ReplicaClient(Caller):
         reply: wire.MarkReply = await self._call(self._stub.FindTime, request)
         return reply.mark
 
-    async def archive(self, partition: int, known: Archived, *, session: int) -> Archived:
-        request = wire.ArchiveRequest(target=self._target(partition, session), known=to_message(wire.Archived, known))
+    async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
+        request = wire.ArchiveRequest(
+            target=self._target(partition, session), known=to_message(wire.Archived, known), timelines=timelines_of(lineage)
+        )
         return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
 
-    async def trim(self, partition: int, session: int, floor: int) -> ReplicaStatus:
-        request = wire.MarkRequest(target=self._target(partition, session), mark=floor)
+    async def trim(
+        self, partition: int, session: int, floor: int, archived: Archived | None = None, *, needs_none: bool = False
+    ) -> ReplicaStatus:
+        known = None if archived is None else to_message(wire.Archived, archived)
+        request = wire.MarkRequest(
+            target=self._target(partition, session), mark=floor, archived=known, needs_none=needs_none
+        )
         return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, TRIM_SECONDS))
 
-    async def back_up(self, partition: int, known: Archived, *, session: int, committed: int, moment: int) -> BackedUp:
+    async def back_up(
+        self,
+        partition: int,
+        known: Archived,
+        *,
+        session: int,
+        committed: int,
+        moment: int,
+        lineage: Lineage = NEVER_FORKED,
+    ) -> BackedUp:
         request = wire.BackUpRequest(
             target=self._target(partition, session), known=to_message(wire.Archived, known), committed=committed,
-            moment=moment,
+            moment=moment, timelines=timelines_of(lineage),
         )  # fmt: skip
         return to_value(BackedUp, await self._call(self._stub.BackUp, request, ARCHIVE_SECONDS))
 

@@ -236,20 +236,32 @@ class MarkRequest(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     MARK_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
+    NEEDS_NONE_FIELD_NUMBER: _builtins.int
     mark: _builtins.int
+    needs_none: _builtins.bool
+    """Only of `Trim`: the log needs no archive. What is below the mark is needed by nobody."""
     @_builtins.property
     def target(self) -> Global___Target: ...
+    @_builtins.property
+    def archived(self) -> Global___Archived:
+        """Only of `Trim`: the archive that stands in for what goes, as the coordinator knows it. Absent: nothing is archived."""
+
     def __init__(
         self,
         *,
         target: Global___Target | None = ...,
         mark: _builtins.int = ...,
+        archived: Global___Archived | None = ...,
+        needs_none: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mark", b"mark", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived", "mark", b"mark", "needs_none", b"needs_none", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
+    _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
 
 Global___MarkRequest: _TypeAlias = MarkRequest  # noqa: Y015
 
@@ -348,11 +360,14 @@ class Archived(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     LAST_ID_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     archive: _builtins.bytes
     """Absent: none was ever begun."""
     number: _builtins.int
     sha256: _builtins.str
     last_id: _builtins.int
+    timeline: _builtins.bytes
+    """Identity of the timeline whose log it is. Absent: the first one."""
     def __init__(
         self,
         *,
@@ -360,14 +375,20 @@ class Archived(_message.Message):
         number: _builtins.int = ...,
         sha256: _builtins.str = ...,
         last_id: _builtins.int = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "_timeline", b"_timeline", "archive", b"archive", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "archive", b"archive", "last_id", b"last_id", "number", b"number", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive", b"_archive", "_timeline", b"_timeline", "archive", b"archive", "last_id", b"last_id", "number", b"number", "sha256", b"sha256", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__archive: _TypeAlias = _typing.Literal["archive"]  # noqa: Y015
     _WhichOneofArgType__archive: _TypeAlias = _typing.Literal["_archive", b"_archive"]  # noqa: Y015
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__archive) -> _WhichOneofReturnType__archive | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___Archived: _TypeAlias = Archived  # noqa: Y015
 
@@ -377,19 +398,27 @@ class ArchiveRequest(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def target(self) -> Global___Target: ...
     @_builtins.property
-    def known(self) -> Global___Archived: ...
+    def known(self) -> Global___Archived:
+        """Of the current timeline; or of an older one, where nothing of the current one is archived."""
+
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """Timelines of the log behind the first one."""
+
     def __init__(
         self,
         *,
         target: Global___Target | None = ...,
         known: Global___Archived | None = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -403,6 +432,7 @@ class BackUpRequest(_message.Message):
     KNOWN_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     MOMENT_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     committed: _builtins.int
     moment: _builtins.int
     """All that was committed at this time is not behind `committed`: microseconds since 1970."""
@@ -412,6 +442,10 @@ class BackUpRequest(_message.Message):
     def known(self) -> Global___Archived:
         """As the coordinator knows it."""
 
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """Timelines of the log behind the first one."""
+
     def __init__(
         self,
         *,
@@ -419,10 +453,11 @@ class BackUpRequest(_message.Message):
         known: Global___Archived | None = ...,
         committed: _builtins.int = ...,
         moment: _builtins.int = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "known", b"known", "moment", b"moment", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "known", b"known", "moment", b"moment", "target", b"target", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -649,6 +684,7 @@ class ReplicaStatus(_message.Message):
     ARCHIVES_FIELD_NUMBER: _builtins.int
     FLOOR_FIELD_NUMBER: _builtins.int
     TIMELINES_FIELD_NUMBER: _builtins.int
+    UNTRIMMED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -671,6 +707,8 @@ class ReplicaStatus(_message.Message):
     """It can be asked to upload sealed segments."""
     floor: _builtins.int
     """The first id that it has: what is below is only in the archive."""
+    untrimmed: _builtins.str
+    """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -710,10 +748,11 @@ class ReplicaStatus(_message.Message):
         archives: _builtins.bool = ...,
         floor: _builtins.int = ...,
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
+        untrimmed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail", "timelines", b"timelines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail", "timelines", b"timelines", "untrimmed", b"untrimmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1467,6 +1506,9 @@ class RestoreOrder(_message.Message):
     MARK_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     TIMELINES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    COMPLETES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
     store: _builtins.str
     """The store, as storages name it."""
     archive: _builtins.bytes
@@ -1480,6 +1522,14 @@ class RestoreOrder(_message.Message):
     """The last id."""
     session: _builtins.int
     """The replica stands as at the end of this session."""
+    source: _builtins.bytes
+    """Identity of the timeline whose log is fetched. Absent: the first one."""
+    completes: _builtins.bool
+    """A replica is there, and has promised itself to `session`: it takes what the archive of the storage proves behind what
+    it is certain of, up to `mark`. Only `partition`, `mark`, `session` and `timelines`, which are its own, count.
+    """
+    looks: _builtins.bool
+    """With `completes`: nothing is taken, and the answer says up to which id the archive proves the log."""
     @_builtins.property
     def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]: ...
     def __init__(
@@ -1494,12 +1544,17 @@ class RestoreOrder(_message.Message):
         mark: _builtins.int = ...,
         session: _builtins.int = ...,
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
+        source: _builtins.bytes | None = ...,
+        completes: _builtins.bool = ...,
+        looks: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "cluster", b"cluster", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "store", b"store", "timelines", b"timelines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source", b"_source", "archive", b"archive", "cluster", b"cluster", "completes", b"completes", "looks", b"looks", "mark", b"mark", "number", b"number", "partition", b"partition", "session", b"session", "sha256", b"sha256", "source", b"source", "store", b"store", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
+    _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source) -> _WhichOneofReturnType__source | None: ...
 
 Global___RestoreOrder: _TypeAlias = RestoreOrder  # noqa: Y015
 
@@ -1511,10 +1566,13 @@ class Restoring(_message.Message):
     BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    PROVEN_TO_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     bytes_total: _builtins.int
     kept: _builtins.int
     """Segments that an earlier attempt had left."""
+    proven_to: _builtins.int
+    """Up to which id the archive proves the log, where that was asked for."""
     @_builtins.property
     def status(self) -> Global___ReplicaStatus: ...
     def __init__(
@@ -1524,13 +1582,19 @@ class Restoring(_message.Message):
         bytes_total: _builtins.int = ...,
         kept: _builtins.int = ...,
         status: Global___ReplicaStatus | None = ...,
+        proven_to: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_proven_to", b"_proven_to", "_status", b"_status", "proven_to", b"proven_to", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_status", b"_status", "bytes", b"bytes", "bytes_total", b"bytes_total", "kept", b"kept", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_proven_to", b"_proven_to", "_status", b"_status", "bytes", b"bytes", "bytes_total", b"bytes_total", "kept", b"kept", "proven_to", b"proven_to", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__proven_to: _TypeAlias = _typing.Literal["proven_to"]  # noqa: Y015
+    _WhichOneofArgType__proven_to: _TypeAlias = _typing.Literal["_proven_to", b"_proven_to"]  # noqa: Y015
     _WhichOneofReturnType__status: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
     _WhichOneofArgType__status: _TypeAlias = _typing.Literal["_status", b"_status"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__proven_to) -> _WhichOneofReturnType__proven_to | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__status) -> _WhichOneofReturnType__status | None: ...
 
 Global___Restoring: _TypeAlias = Restoring  # noqa: Y015

@@ -250,7 +250,7 @@ class Recovery:
         progress = self.progress(name)
         progress.trimmed = max(progress.trimmed, floor)
         if progress.status is not None:
-            progress.status = replace(progress.status, floor=status.floor)
+            progress.status = replace(progress.status, floor=status.floor, untrimmed=status.untrimmed)
 
     def copied(self, name: str, last_id: int) -> None:
         """It now holds the log up to this id, on its disk: from us, behind what was trusted."""

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from waltzd.cluster.archives import archived, save_archived
+from waltzd.cluster.archives import archived, of_timeline, said, save_archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import BadFrame, ChangedMeanwhile, ForeignArchive, UnfitSegment, WaltzError
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
+from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, Rounds, Turns
 from waltzd.server.session.replica import Log
 from waltzd.server.session.trimming import Trimming
@@ -101,12 +102,16 @@ class Archiving:
         if name is None:
             return turns.pause
         meta, version = await archived(self._coordinator, owned.partition)
-        self.known = None if meta is None else said(meta)
-        known = self.known or Archived()
+        lineage = owned.core.meta.lineage
+        own = of_timeline(meta, lineage)
+        self.known = None if own is None else said(own)
+        known = Archived() if meta is None else said(meta)
+        if known.timeline not in lineage:  # of a timeline that the documents have lost: the store is asked
+            known = Archived()
         try:
-            found = await owned.port(name).archive(owned.partition, known, session=owned.session)
+            found = await owned.port(name).archive(owned.partition, known, session=owned.session, lineage=lineage)
             is_trimmed = any(status.floor for status in owned.core.statuses.values())
-            check(found, known, owned.committed, is_trimmed=is_trimmed)
+            check(found, known, owned.committed, lineage, is_trimmed=is_trimmed)
         except WaltzError as error:
             self.begins_late = self._begins_late(error)
             if self.begins_late:
@@ -117,7 +122,7 @@ class Archiving:
             if found == known:
                 turns.found_none(name, committed)
             else:
-                floor = 0 if meta is None else meta.floor
+                floor = 0 if own is None else own.floor
                 await save_archived(self._coordinator, owned.partition, meta_of(found, floor), meta, version)
                 self.known = found
                 turns.uploaded(name)
@@ -165,23 +170,23 @@ class Archiving:
         rounds.saw(found, known.last_id, asked)
 
 
-def said(meta: ArchiveMeta) -> Archived:
-    return Archived(archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last)
-
-
 def meta_of(found: Archived, floor: int) -> ArchiveMeta:
     assert found.archive is not None, "it was checked"
     return ArchiveMeta(
-        archive=found.archive, number=found.number, sha256=found.sha256, last=found.last_id, floor=floor
+        archive=found.archive, number=found.number, sha256=found.sha256, last=found.last_id, floor=floor,
+        timeline=found.timeline,
     )  # fmt: skip
 
 
-def check(found: Archived, known: Archived, committed: int, *, is_trimmed: bool) -> None:
+def check(found: Archived, known: Archived, committed: int, lineage: Lineage, *, is_trimmed: bool) -> None:
     """What a storage says: it goes on from what was known, by committed ids. Where nothing is known of the archive of a log
-    that was trimmed, the documents were made anew, and the storage has found the archive again."""
+    that was trimmed, the documents were made anew, and the storage has found the archive again. Where nothing is known of
+    the current timeline, it begins with what it takes over."""
     if found == known:
         return
+    is_beginning = known.timeline != lineage.current or (bool(lineage.later) and known.number == 0)
     is_found_again = is_trimmed and known.number == 0
-    is_next = (found.number == known.number + 1 or is_found_again) and known.last_id < found.last_id <= committed
+    is_next = (found.number == known.number + 1 or is_found_again) and known.last_id < found.last_id
+    is_next = (is_next or is_beginning) and found.timeline == lineage.current and found.last_id <= committed
     if not is_next or found.archive is None or known.archive not in (None, found.archive):
         raise BadFrame(f"the archive of a partition was {known}, and a storage made {found} of it")

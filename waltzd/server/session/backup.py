@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 
 from waltzd.archive.tailing import IDLE_MICROSECONDS
-from waltzd.cluster.archives import archived
+from waltzd.cluster.archives import archived, of_timeline, said
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import Archived, BackedUp
-from waltzd.server.session.archiving import Archiving, said
+from waltzd.server.session.archiving import Archiving
 from waltzd.server.session.confirming import Confirming
 from waltzd.server.session.replica import Log
 
@@ -100,14 +100,14 @@ class Backup:
         if self._is_idle(moment):
             self._since = began
             return seconds
-        known = self._archiving.known
+        known, lineage = self._archiving.known, owned.core.meta.lineage
         if known is None:
-            meta, _ = await archived(self._coordinator, owned.partition)
+            meta = of_timeline((await archived(self._coordinator, owned.partition))[0], lineage)
             known = Archived() if meta is None else said(meta)
         await self._confirming.confirm()
         committed = owned.committed
         found = await owned.port(self._asked).back_up(
-            owned.partition, known, session=owned.session, committed=committed, moment=moment
+            owned.partition, known, session=owned.session, committed=committed, moment=moment, lineage=lineage
         )
         self._failed.clear()
         if found.archives_first:

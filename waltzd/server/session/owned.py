@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from waltzd.cluster.archives import archived
+from waltzd.cluster.archives import archived, shared_with
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import (
@@ -29,7 +29,7 @@ from waltzd.protocol.descriptions import Archived, OwnedPartition, PartitionStat
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.membership import acknowledging
-from waltzd.server.session.archiving import Archiving, said
+from waltzd.server.session.archiving import Archiving
 from waltzd.server.session.backup import Backup
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
@@ -205,8 +205,10 @@ class OwnedLog(Generic[P]):
             await session.close()
 
     async def _ask_archived(self) -> Archived | None:
+        """How far the archive reaches in the log of the session, for readers and for replicas that trim."""
         meta, _ = await archived(self._cluster.coordinator, self.partition)
-        return None if meta is None else said(meta)
+        session = self._session
+        return None if session is None else shared_with(meta, session.log.core.meta.lineage)
 
     def _drop_pipeline(self, error: WaltzError) -> None:
         pipeline, self._pipeline = self._pipeline, None

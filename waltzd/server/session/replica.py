@@ -528,7 +528,9 @@ class ReplicaLink:
                     core.changed(self.name, await self.port.set_low_mark(log.partition, log.session, mark))
                 case Trim(floor):
                     self.story = f"beginning at the floor {floor}, as the other replicas do"
-                    status = await self.port.trim(log.partition, log.session, floor)
+                    needs_none = log.settings.needed_from is not None
+                    known = None if needs_none else await log.ask_archived()
+                    status = await self.port.trim(log.partition, log.session, floor, known, needs_none=needs_none)
                     core.changed(self.name, status)
                     core.trimmed(self.name, floor, status)
                 case Copy(last_id, sources):

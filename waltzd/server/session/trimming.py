@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from waltzd.cluster.archives import archived, save_archived
+from waltzd.cluster.archives import archived, of_timeline, said, save_archived
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import ChangedMeanwhile, ObjectAbsent, Trimmed, WaltzError
@@ -66,7 +66,8 @@ class Trimming:
             return
         if not any(status.archives or status.floor for status in core.statuses.values()):
             return  # there is no archive
-        meta, version = await archived(self._cluster.coordinator, log.partition)
+        found, version = await archived(self._cluster.coordinator, log.partition)
+        meta = of_timeline(found, core.meta.lineage)
         if meta is None:
             return
         floor, missing = max([meta.floor, *(status.floor for status in core.statuses.values())]), ""
@@ -75,7 +76,8 @@ class Trimming:
             floor, missing = await self._further(floor, meta, keep)
         if floor > meta.floor:
             await save_archived(self._cluster.coordinator, log.partition, replace(meta, floor=floor), meta, version)
-        await self._tell_storages(floor)
+        kept = await self._tell_storages(floor, said(meta))
+        missing = missing or kept
         if missing:
             raise ObjectAbsent(
                 f"the archive cannot stand in for what would go: {missing}",
@@ -126,7 +128,7 @@ class Trimming:
     async def _see(self, meta: ArchiveMeta, first_id: int, names: list[str]) -> ArchiveCheck:
         """Up to where the objects are in the store, as the first storage sees it that can look."""
         log, core = self._log, self._log.core
-        known = Archived(archive=meta.archive, number=meta.number, sha256=meta.sha256, last_id=meta.last)
+        known = said(meta)
         able = [name for name in names if (status := core.status(name)) is not None and status.archives]
         failed: WaltzError | None = None
         for name in able:
@@ -157,14 +159,19 @@ class Trimming:
             if found <= floor:
                 self._looked_at = looked_at
             floor = found
-        await self._tell_storages(floor)
+        await self._tell_storages(floor, None)
 
-    async def _tell_storages(self, floor: int) -> None:
-        """A planned new session may begin meanwhile, with new links: then some are told at the next look."""
-        log = self._log
+    async def _tell_storages(self, floor: int, known: Archived | None) -> str:
+        """Why a storage keeps what it was to let go; empty where none does. `known`: what stands in for it; None where it
+        needs no archive. A planned new session may begin meanwhile, with new links: then some are told at the next look."""
+        log, kept = self._log, ""
         for name, link in sorted(log.links.items()):
             core = log.core
             status, progress = core.status(name), core.progress(name)
-            if status is None or not link.is_readable or max(status.floor, progress.trimmed) >= floor:
+            is_told = status is not None and max(status.floor, progress.trimmed) >= floor and not status.untrimmed
+            if status is None or not link.is_readable or is_told:
                 continue
-            core.trimmed(name, floor, await log.port(name).trim(log.partition, log.session, floor))
+            status = await log.port(name).trim(log.partition, log.session, floor, known, needs_none=known is None)
+            core.trimmed(name, floor, status)
+            kept = kept or (f"{name}: {status.untrimmed}" if status.untrimmed else "")
+        return kept

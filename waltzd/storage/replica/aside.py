@@ -28,7 +28,7 @@ def set_aside(disk: Disk, home: str, number: int) -> str | None:
     return aside
 
 
-def set_segments_aside(site: Site, first_ids: Iterable[int]) -> str:
+def set_segments_aside(site: Site, first_ids: Iterable[int], why: str) -> str:
     """Copy the segments with these first ids into a directory of their own, durably, and return its path. They stay where
     they are, too: a crash at any point leaves the log whole."""
     disk = site.disk
@@ -40,7 +40,7 @@ def set_segments_aside(site: Site, first_ids: Iterable[int]) -> str:
             _copy(disk, site.path(first_id), join(aside, segment_name(first_id)))
     disk.flush_directory(aside)
     disk.flush_directory(home)
-    site.say(f"what it holds above the fork was copied to {aside}, and leaves the log")
+    site.say(f"{why}: its segments were copied to {aside}, and leave the log")
     return aside
 
 

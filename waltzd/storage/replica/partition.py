@@ -26,7 +26,7 @@ replica: the disk may hold less than the cache shows, and a second flush could s
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -50,6 +50,7 @@ from waltzd.errors import (
 from waltzd.format.batch import Batch, Head, Piece
 from waltzd.format.digest import TAIL_RECORDS, tail_hash
 from waltzd.format.finding import Finding
+from waltzd.format.layout import ID_MAX
 from waltzd.format.record import LockColumns, Run, join_locks
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Contact, Content, LockHistory
@@ -91,6 +92,8 @@ class Partition:
         """Timelines of the log; what this replica holds is the log of the last one."""
         self.cuts = 0
         self.committed = self._noted = promise.value.committed
+        self._untrimmed = ""
+        """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
         self._tail = NO_TAIL
         """A hash of the last records, and up to which id."""
 
@@ -154,6 +157,7 @@ class Partition:
             archives=self._site.settings.archives,
             floor=self.first_id,
             timelines=self.lineage.later,
+            untrimmed=self._untrimmed,
         )
 
     def _look_at_tail(self) -> None:
@@ -276,6 +280,16 @@ class Partition:
         if known > self.committed and self._site.info.session == session:
             self.committed = known
         return self.last_id
+
+    def note_archived(self, session: int, mark: int) -> ReplicaStatus:
+        """Know durably that ids up to this one are committed: what was taken from the archive is, because only committed
+        records get there."""
+        self.check_session(session)
+        self.committed = max(self.committed, min(mark, self.last_id))
+        self.note_committed()
+        with self._fatal():
+            self._promise.change(durable=self.last_id, committed=self.committed)
+        return self.status()
 
     @property
     def wants_noting(self) -> bool:
@@ -420,7 +434,8 @@ class Partition:
         with self._fatal():
             if self.last_id > fork or self._quarantine:
                 end = min([fork, *(first_id - 1 for first_id in self._healing.damaged_segments)])
-                set_segments_aside(self._site, self._shelf.first_ids[self._shelf.position_of(end + 1) :])
+                above = self._shelf.first_ids[self._shelf.position_of(end + 1) :]
+                set_segments_aside(self._site, above, f"it holds ids above the fork behind id {fork}")
                 self.committed = self._noted = min(self.committed, end)
                 self._site.control.lower_marks(self.number, end)
                 promise = self._promise.value
@@ -463,9 +478,18 @@ class Partition:
         self._healing.stand()
         self._site.say(f"cut above id {mark}")
 
-    def trim(self, session: int, floor: int, contact: int = 0) -> ReplicaStatus:
+    def trim(
+        self,
+        session: int,
+        floor: int,
+        contact: int = 0,
+        *,
+        proven: int = ID_MAX,
+        damaged: Sequence[int] = (),
+        why: str = "",
+    ) -> ReplicaStatus:
         """Let the log begin at this floor, or at the segment that holds it: what is below is in the archive. Files go by
-        `unlink_next`."""
+        `unlink_next`. `proven`, `damaged` and `why`: as `Archiver.proven` returns them."""
         self.check_session(session, contact)
         info = self._site.info
         if info.session == session and floor - 1 > info.low_mark:
@@ -475,8 +499,12 @@ class Partition:
                 not_done="nothing was trimmed",
             )
         before = self.last_id
+        untrimmed = f"ids from {proven} on are not let go: {why}" if why and floor <= before + 1 else ""
+        if untrimmed and untrimmed != self._untrimmed:
+            self._site.say(f"the floor is {floor}; {untrimmed}")
+        self._untrimmed = untrimmed
         with self._fatal():
-            self._trimming.begin(floor, committed=self.committed)
+            self._trimming.begin(floor, committed=self.committed, proven=proven, damaged=damaged)
             if self.last_id != before:
                 self.cuts += 1
                 self._tail = NO_TAIL
@@ -682,6 +710,11 @@ class Partition:
     def sealed_segments(self) -> list[tuple[int, int]]:
         """First and last id of each, damaged and missing ones too: all that this replica should have."""
         return self._shelf.sealed()
+
+    def segment_of(self, id_: int) -> int:
+        """The first id of the segment that holds this id."""
+        first_ids = self._shelf.first_ids
+        return first_ids[max(0, bisect_right(first_ids, id_) - 1)]
 
     def bytes_of(self, first_id: int) -> int:
         """How large the file of a segment is; 0 for one that is missing."""

@@ -5,16 +5,22 @@ that begins above id 0 is right where the promise says so, and damage everywhere
 id of one of its segments: segments go whole, and one that the owner's floor lies within stays.
 
 A replica whose whole log is below the floor, an empty one too, begins anew at the floor: it ends in front of it then, as if
-it had had everything and been trimmed. What it had is in the archive.
+it had had everything and been trimmed.
+
+The archiver proves first, segment by segment, that the archive has the bytes that are here (`Archiver.proven`). What is not
+proven stays, and the log begins there. A replica that begins anew cannot keep it: such segments are set aside, because they
+may be the last copy. So are damaged ones, which can be compared with nothing.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from waltzd.disk.seam import Disk, join
 from waltzd.errors import BadArgument
 from waltzd.format.layout import first_id_of, index_name, segment_name
+from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import Quarantine
 from waltzd.storage.replica.promise import PromiseFile
 from waltzd.storage.replica.segment import Segment
@@ -40,20 +46,25 @@ class Trimming:
         self._left: list[str] = []
         """Files below the floor that are still there, the oldest last."""
 
-    def begin(self, floor: int, *, committed: int) -> None:
-        """Let the log begin at this floor, or at the segment that holds it, durably. Never below where it begins."""
+    def begin(self, floor: int, *, committed: int, proven: int, damaged: Sequence[int]) -> None:
+        """Let the log begin at this floor, or at the segment that holds it, durably. Never below where it begins. `proven`:
+        ids in front of this one are in the archive, except for the damaged segments with the first ids `damaged`."""
         if floor < 0:
             raise BadArgument(f"a floor is never below 0: {floor}")
         shelf = self._shelf
         if floor <= self._promise.value.floor:
             return
         if floor > shelf.last_id + 1:
+            position = bisect_right(shelf.first_ids, proven) - 1
+            is_all = proven > shelf.last_id
+            self._keep_aside([*damaged, *(() if is_all else shelf.first_ids[max(0, position) :])])
             self._begin_anew(floor, committed)
             return
-        position = bisect_right(shelf.first_ids, floor) - 1
+        position = bisect_right(shelf.first_ids, min(floor, proven)) - 1
         kept = shelf.first_ids[position:]
-        if position == 0:
+        if position <= 0:
             return
+        self._keep_aside([first_id for first_id in damaged if first_id < kept[0]])
         self._promise.change(floor=kept[0], segments=len(kept), committed=committed)
         gone = shelf.first_ids[:position]
         shelf.first_ids = kept
@@ -72,7 +83,13 @@ class Trimming:
         for name in names_below(self._site.disk, self._site.directory, floor):
             self._site.disk.remove(join(self._site.directory, name))
         shelf.stand_last(Segment.create(self._site.disk, self._site.directory, self._site.header(floor)))
-        self._site.say(f"begins at the floor {floor}; it held ids up to {last_id}, which are in the archive")
+        self._site.say(f"begins at the floor {floor}; it held ids up to {last_id}")
+
+    def _keep_aside(self, first_ids: Sequence[int]) -> None:
+        """Before the promise says that they may go."""
+        if first_ids:
+            why = "nothing proves that the archive has what stands below the floor"
+            set_segments_aside(self._site, dict.fromkeys(sorted(first_ids)), why)
 
     def _forget(self, gone: list[int]) -> None:
         for first_id in gone:

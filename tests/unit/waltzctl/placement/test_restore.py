@@ -111,7 +111,7 @@ def test_what_says_where_things_were_is_left_out_and_the_rest_goes_on() -> None:
     assert roles == [dict.fromkeys("abc", Membership.MEMBER)] * 2
 
 
-def test_an_archive_is_gone_on_with_only_under_its_own_key_and_where_nothing_of_it_is_given_up() -> None:
+def test_an_archive_is_gone_on_with_only_under_its_own_key() -> None:
     same = wish(key=OLD)
     found = restoration(same, {number: statuses(same, number) for number in (0, 1)})
     assert {f"{ARCHIVES}/0", f"{ARCHIVES}/1"} <= set(found.documents)
@@ -126,7 +126,11 @@ def test_an_archive_is_gone_on_with_only_under_its_own_key_and_where_nothing_of_
     assert isinstance(made, Counter)
     assert made.secret not in (UUID(int=77), NO_SECRET), "an archive has none, so another one is made"
     shorter = replace(same, cut=replace(same.cut, points={**same.cut.points, 1: Point(mark=1)}))
-    assert not shorter.goes_on_archiving
+    assert shorter.goes_on_archiving, "the new timeline takes over what is whole in front of the cut"
+    assert [one.fork for one in shorter.lineage(1).later] == [1]
+    assert shorter.order(1).timelines == tuple(
+        one.bare for one in partition_meta(shorter, 1, statuses(shorter, 1)).timelines
+    )
     assert not wish().goes_on_archiving
 
 

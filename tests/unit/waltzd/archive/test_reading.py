@@ -14,6 +14,7 @@ import pytest
 from tests.batches import TIME, batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import Faults, FaultyStore
 from waltzd.archive import manifest as manifests
+from waltzd.archive import piece as pieces
 from waltzd.archive import reading
 from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import LABEL, Label
@@ -21,6 +22,7 @@ from waltzd.archive.piece import piece_of
 from waltzd.archive.reading import ArchiveReader, PieceCache
 from waltzd.errors import ArchiveDamaged, CacheFailed, ForeignArchive, StoreUnavailable
 from waltzd.format.batch import Batch
+from waltzd.format.footer import NO_HASH
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run, encode_payloads, join_runs
@@ -35,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels of chunks, and pieces of several steps."""
     monkeypatch.setattr(manifests, "FAN_OUT", 3)
     monkeypatch.setattr(reading, "STEP_BYTES", 200)
-    monkeypatch.setattr(reading, "FOOTER_BYTES", 150)
+    monkeypatch.setattr(pieces, "FOOTER_BYTES", 150)
 
 
 @dataclass
@@ -89,9 +91,10 @@ def archive(old: int = 4, new: int = 10, *, index: bool = True) -> Archive:
     locks = [[[(at, 2)]] * (1 + at % 4) for at in range(5 * new)]
     cuts = range(4, 5 * new, 5)
     log = batches_of(payloads, first_id=next_id, locks=locks, cuts=cuts)
+    front = NO_HASH
     for start in range(0, 5 * new, 5):
         batches: list[Batch] = log[start : start + 5]
-        data = segment_raw(batches, key=KEY)[0]
+        data, front = segment_raw(batches, key=KEY, footer_before=front)
         known = add(batches[0].first_id, batches[-1].last_id, data, index_raw(batches, key=KEY))
         runs += [batch.run_with_locks for batch in batches]
         times += [batch.head.time for batch in batches for _ in range(len(batch))]

@@ -157,7 +157,7 @@ def test_a_survey_knows_tails_and_documents_and_a_tail_is_checked() -> None:
     tail.add(session=1, since=6, last=7, moment=5, read=lambda first, last, bytes_max: run)
     assert save_metadata(store, b"documents") == 1
     found = survey(store)
-    assert (found.tails, found.metadata, found.strange, found.flaws) == ([0], [1], [], [])
+    assert (found.tails, found.metadata, found.strange, found.flaws) == ([(0, UUID(int=0))], [1], [], [])
     assert check_tail(store, found, 0) is None
     slot = store.objects[slot_name(0, 0)]
     slot.data = slot.data.replace(b"two", b"TWO")

@@ -96,7 +96,7 @@ def test_each_object_that_counts_is_named_when_a_bit_of_it_flips_or_it_goes() ->
 
 
 def test_what_an_upload_left_is_no_orphan_before_its_ids_are_archived() -> None:
-    store = FaultyStore(kill_at=8)
+    store = FaultyStore(kill_at=10)
     known = upload(store, Archived(), 0)
     with pytest.raises(Killed):
         upload(store, known, 1)

@@ -7,21 +7,23 @@ from uuid import UUID
 
 import pytest
 
+from waltzd.cluster.archives import said
 from waltzd.errors import BadFrame
 from waltzd.protocol.descriptions import Archived
-from waltzd.server.session.archiving import check, meta_of, said
+from waltzd.protocol.timelines import NEVER_FORKED
+from waltzd.server.session.archiving import check, meta_of
 
 KNOWN = Archived(archive=UUID(int=1), number=3, sha256=64 * "a", last_id=29)
 NEXT = Archived(archive=UUID(int=1), number=4, sha256=64 * "b", last_id=39)
 
 
 def test_an_archive_goes_on_by_one_manifest_of_committed_ids() -> None:
-    check(KNOWN, KNOWN, 50, is_trimmed=False)
-    check(NEXT, KNOWN, 39, is_trimmed=False)
-    check(replace(NEXT, number=1), Archived(), 39, is_trimmed=False)
-    check(NEXT, Archived(), 39, is_trimmed=True)
+    check(KNOWN, KNOWN, 50, NEVER_FORKED, is_trimmed=False)
+    check(NEXT, KNOWN, 39, NEVER_FORKED, is_trimmed=False)
+    check(replace(NEXT, number=1), Archived(), 39, NEVER_FORKED, is_trimmed=False)
+    check(NEXT, Archived(), 39, NEVER_FORKED, is_trimmed=True)
     with pytest.raises(BadFrame):
-        check(NEXT, Archived(), 39, is_trimmed=False)
+        check(NEXT, Archived(), 39, NEVER_FORKED, is_trimmed=False)
     assert said(meta_of(NEXT, 0)) == NEXT
     for wrong in (
         replace(NEXT, number=5),
@@ -32,4 +34,4 @@ def test_an_archive_goes_on_by_one_manifest_of_committed_ids() -> None:
         replace(NEXT, archive=None),
     ):
         with pytest.raises(BadFrame, match="a storage made"):
-            check(wrong, KNOWN, 39, is_trimmed=True)
+            check(wrong, KNOWN, 39, NEVER_FORKED, is_trimmed=True)

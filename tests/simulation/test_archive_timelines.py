@@ -1,0 +1,399 @@
+"""Archive and backup of a log that an operator ended: what the new timeline names is its log, and nothing else goes."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import tests.simulation.cell as cells
+from tests.simulation.cell import KEY, Appender, Cell, story
+from tests.simulation.faulty_store import FaultyStore
+from tests.simulation.test_archive import archiving, document, reached
+from tests.simulation.test_backup import own
+from tests.simulation.test_rescue import Hands
+from tests.simulation.test_retention import SMALL, floors, keeping, trimmed, under_load
+from waltzctl.placement.restore import SESSIONS_AHEAD
+from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive.contents import branches_in, label_of, newest_manifests
+from waltzd.archive.cutting import logs_in
+from waltzd.archive.manifest import Entry, Manifest, pieces_of
+from waltzd.archive.piece import footer_in
+from waltzd.archive.tail import tail_of
+from waltzd.archive.verification import branch_flaws, check_piece, check_tail, survey
+from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaState
+from waltzd.format.batch import End, encode_batch, parse_batches
+from waltzd.format.layout import HEADER_BYTES
+from waltzd.format.record import encode_payloads, walk
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, SetAside
+from waltzd.protocol.peers import runs_of
+from waltzd.protocol.timelines import FIRST
+from waltzd.server.session.owned import OwnedLog
+
+
+@pytest.fixture(params=[0, 1], autouse=True)
+def format_(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Logs of records, and of batches."""
+    if request.param:
+        monkeypatch.setattr(cells, "ClusterMeta", partial(ClusterMeta, format=1))
+        monkeypatch.setattr(Appender, "append", _append_batch)
+    return int(request.param)
+
+
+def _append_batch(self: Appender, count: int, *, size: int = 50) -> int:
+    session = self.session
+    first_id = session.tail.next_id
+    payloads = [f"{session.session}:{first_id + n}".encode().ljust(size, b".") for n in range(count)]
+    before = session.tail.end or End()
+    time = max(before.time, round(1e6 * asyncio.get_running_loop().time()) + 1)
+    session.append(
+        encode_batch(
+            encode_payloads(first_id, payloads), session=session.session, generation=session.generation,
+            committed=session.committed, time=time, before=before, segment_bytes_max=4000,
+        )
+    )  # fmt: skip
+    return first_id + count - 1
+
+
+def records_in(piece: Entry, data: bytes) -> dict[int, bytes]:
+    footer = footer_in(data, piece)
+    raw = memoryview(data)[HEADER_BYTES : piece.size - piece.index_bytes if footer is None else footer.offset]
+    if footer is None:
+        bounds = walk(raw)
+        return {piece.first + n: bytes(raw[a:b]) for n, (a, b) in enumerate(pairwise(bounds))}
+    return by_id(parse_batches(raw))
+
+
+def by_id(content: Any) -> dict[int, bytes]:
+    return {
+        run.first_id + n: bytes(run.data[a:b]) for run in runs_of(content) for n, (a, b) in enumerate(pairwise(run.bounds))
+    }
+
+
+def archived_records(store: FaultyStore, manifest: Manifest | None = None) -> dict[int, bytes]:
+    """All that a timeline has in the store, in segments; the current one by default."""
+    label, out = label_of(store, not_done=""), dict[int, bytes]()
+    manifest = newest_manifests(store, label, [0])[0] if manifest is None else manifest
+    archive = PartitionArchive(store, label, 0, manifest.timeline)
+    for piece in pieces_of(manifest.entries, archive.chunk):
+        out |= records_in(piece, store.objects[piece.name(0)].data)
+    return out
+
+
+def stored(store: FaultyStore) -> dict[int, bytes]:
+    """All that the current timeline has in the store, with its tail."""
+    label = label_of(store, not_done="")
+    manifest = newest_manifests(store, label, [0]).get(0)
+    archive = PartitionArchive(store, label, 0, FIRST if manifest is None else manifest.timeline)
+    manifest, _, parts = tail_of(archive, archive.start())
+    out = archived_records(store, manifest)
+    for part in parts:
+        out |= by_id(part.content())
+    return out
+
+
+def flaws(store: FaultyStore) -> list[str]:
+    """What `waltzctl archive verify` finds."""
+    found = survey(store)
+    checked = [check_piece(store, found.label, 0, piece, is_quick=False) for piece in found.pieces.get(0, ())]
+    checked += [check_tail(store, found, *branch) for branch in found.tails]
+    names = [flaw for flaw in (*found.flaws, *checked) if flaw is not None]
+    chains = [flaw for one in (*found.manifests.values(), *found.older) for flaw in branch_flaws(store, found.label, one)]
+    return [f"{flaw.name} {flaw.detail}" for flaw in (*names, *chains)]
+
+
+def check_nothing_lost(store: FaultyStore, c: Cell, acknowledged: list[bytes]) -> None:
+    """Each acknowledged transaction of the current timeline is on a storage, or is what the archive has of its id."""
+    there = archived_records(store)
+    lost = [n for n in range(min(floors(c))) if n < len(acknowledged) and there.get(n) != acknowledged[n]]
+    assert not lost, f"ids {lost[0]} to {lost[-1]}, {len(lost)} of them"
+
+
+async def rescued_with_less(c: Cell, *, archived_to: int = 600) -> tuple[OwnedLog[Appender], int]:
+    """A log that is archived far above what the only copy at hand holds; the first session of the new timeline."""
+    owned = await c.own(settings=SMALL)
+    await under_load(c, owned, 10)
+    await c.all_hold(199)
+    c.storages["s0"].kill()
+    await under_load(c, owned, 30)
+    await reached(c, archived_to)
+    for n, name in enumerate(("s1", "s2")):
+        c.storages[name].kill()
+        c.storages[name].lose_disk(seed=91 + n)
+    await c.storages["s0"].start()
+    done = await Hands(c).rescue()
+    for name in ("s1", "s2"):
+        await c.storages[name].start()
+    return owned, done.session
+
+
+@story
+async def test_nothing_is_trimmed_by_the_archive_of_the_timeline_before() -> None:
+    store = FaultyStore()
+    async with archiving(store) as c:
+        await keeping(c, "all")
+        owned, session = await rescued_with_less(c)
+        old = archived_records(store, branches_in(store, label_of(store, not_done=""), [0])[0])
+        for _ in range(60):
+            pipeline = await c.opened(owned, above=session - 1)
+            await pipeline.committed(pipeline.append(20))
+            await asyncio.sleep(0.2)
+        acknowledged = c.storages["s0"].records()
+        await keeping(c, "5KB")
+        await under_load(c, owned, 60)
+        await trimmed(c, above=1000)
+        found = await document(c)
+        assert found is not None
+        assert found.timeline == (await c.meta()).lineage.current != FIRST
+        check_nothing_lost(store, c, acknowledged)
+        assert flaws(store) == []
+        branches = branches_in(store, label_of(store, not_done=""), [0])
+        assert [one.timeline for one in branches] == [FIRST, found.timeline]
+        assert archived_records(store, branches[0]) == old, "the old future stays readable"
+        fork = branches[1].lineage.fork
+        whole = [piece.last for piece in survey(store).pieces[0] if piece.last <= fork]
+        assert branches[1].shared == len(dict.fromkeys(whole)) > 0, "what is whole below the fork is shared"
+
+
+@story
+async def test_the_backup_after_a_rescue_is_that_of_the_new_log() -> None:
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await own(c)
+        pipeline = await c.opened(owned)
+        await pipeline.committed(pipeline.append(20))
+        await c.all_hold(19)
+        c.storages["s0"].kill()
+        await pipeline.committed(pipeline.append(30))
+        await pipeline.committed(pipeline.append(1))
+        await asyncio.sleep(40)
+        assert len(stored(store)) == 51
+        for name in ("s1", "s2"):
+            c.storages[name].kill()
+            c.storages[name].lose_disk(seed=91)
+        await c.storages["s0"].start()
+        done = await Hands(c).rescue()
+        later = await c.opened(owned, above=done.session)
+        await later.committed(later.append(25))
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        for _ in range(6):
+            await asyncio.sleep(60)
+            log = dict(enumerate(c.storages["s0"].records()))
+            assert stored(store) == {n: log[n] for n in range(len(stored(store)))}
+            said = owned.describe()
+            assert (said.backup_trouble, said.archive_trouble, said.backup_lag_ms) == ("", "", 0)
+            assert len(stored(store)) == len(log)
+            await later.committed(later.append(40))
+        assert flaws(store) == []
+
+
+async def aside(c: Cell, name: str) -> list[SetAside]:
+    calls = c.storages[name].calls
+    assert calls is not None
+    return list((await calls.describe()).set_aside)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+@story
+async def test_a_replica_below_the_floor_is_emptied_only_where_the_archive_has_its_bytes(is_lost: bool) -> None:
+    """An old copy of a disk comes back. Where the archive has lost the segments, its bytes are the only ones."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        await keeping(c, "5KB")
+        owned = await c.own(settings=SMALL)
+        await under_load(c, owned, 5)
+        await c.all_hold(99)
+        await c.storages["s2"].stop()
+        copy = c.storages["s2"].disk.clone(77)
+        await c.storages["s2"].start()
+        await under_load(c, owned, 80)
+        floor = await trimmed(c, above=300)
+        if is_lost:
+            store.objects = {name: one for name, one in store.objects.items() if "/segment/" not in name}
+        c.storages["s2"].kill()
+        c.storages["s2"].disk = copy
+        before = files(c, "storage/0")
+        await c.storages["s2"].start()
+        await c.until(lambda: c.replica("s2").first_id >= floor)
+        kept = await aside(c, "s2")
+        if not is_lost:
+            assert kept == []
+            return
+        (one,) = kept
+        assert before.items() <= files(c, f"storage/{one.name}").items()
+
+
+def files(c: Cell, folder: str) -> dict[str, bytes]:
+    disk = c.storages["s2"].disk
+    return {name: bytes(disk.content(f"{folder}/{name}")) for name in disk.names(folder) if name.endswith(".seg")}
+
+
+@story
+async def test_a_segment_that_is_not_what_the_manifest_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive holds another log under the ids of this one, as after the disks of two clusters were mixed up."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        await keeping(c, "all")
+        owned = await c.own(settings=SMALL)
+        await under_load(c, owned, 30)
+        await reached(c, 400)
+        for name in c.storages:
+            calls = c.storages[name].calls
+            assert calls is not None
+            monkeypatch.setattr(
+                calls.archiver, "_is_same", lambda archive, partition, session, piece, *_: piece.first < 200
+            )
+        await keeping(c, "5KB")
+        await under_load(c, owned, 40)
+        await c.until(lambda: bool(owned.describe().archive_trouble), seconds=120)
+        await asyncio.sleep(60)
+        found = await document(c)
+        assert found is not None
+        assert found.floor > 300
+        assert all(100 < first < 250 for first in floors(c)), "each keeps what is from the first wrong segment on"
+        assert "has other records than this replica" in owned.describe().archive_trouble
+
+
+@story
+async def test_a_timeline_begins_with_what_it_shares() -> None:
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned, session = await rescued_with_less(c)
+        await c.opened(owned, above=session - 1)
+        found = await reached(c, 150)
+        while found.timeline == FIRST:
+            await asyncio.sleep(1)
+            found = await reached(c, 150)
+        assert found.last <= 199, "it begins with what both timelines share"
+
+
+@story
+async def test_a_rescue_brings_back_what_the_archive_proves() -> None:
+    """The same scene, and nothing that is archived is given up."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await c.own(settings=SMALL)
+        await under_load(c, owned, 10)
+        await c.all_hold(199)
+        c.storages["s0"].kill()
+        await under_load(c, owned, 30)
+        last = (await reached(c, 600)).last
+        acknowledged = c.storages["s1"].records()[: last + 1]
+        for n, name in enumerate(("s1", "s2")):
+            c.storages[name].kill()
+            c.storages[name].lose_disk(seed=91 + n)
+        await c.storages["s0"].start()
+        hands = Hands(c)
+        scene = await hands.scene(without_archive=False)
+        assert (scene.mark, scene.end, scene.taker) == (199, last, "s0")
+        assert f"the archive proves ids 200 to {last}: they are brought back, to s0 first" in scene.steps
+        done = await hands.rescue(without_archive=False)
+        assert done.mark == last
+        pipeline = await c.opened(owned, above=done.session - 1)
+        for name in ("s1", "s2"):
+            await c.storages[name].start()
+        await pipeline.committed(pipeline.append(20))
+        await c.all_hold(last + 20)
+        assert c.check_equal()[: last + 1] == acknowledged
+        assert (await c.meta()).lineage.fork == last
+        assert flaws(store) == []
+
+
+@story
+async def test_a_rescue_brings_back_the_tail_and_what_it_is_not_certain_of_has_to_be_the_same() -> None:
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await own(c)
+        pipeline = await c.opened(owned)
+        await pipeline.committed(pipeline.append(20))
+        await c.all_hold(19)
+        c.storages["s0"].kill()
+        await pipeline.committed(pipeline.append(30))
+        await pipeline.committed(pipeline.append(1))
+        await asyncio.sleep(40)
+        acknowledged = c.storages["s1"].records()
+        for name in ("s1", "s2"):
+            c.storages[name].kill()
+            c.storages[name].lose_disk(seed=91)
+        await c.storages["s0"].start()
+        done = await Hands(c).rescue(without_archive=False)
+        assert done.mark == 50
+        await c.opened(owned, above=done.session - 1)
+        assert c.storages["s0"].records() == acknowledged
+
+
+async def restored(c: Cell, store: FaultyStore, mark: int) -> int:
+    """All storages are new ones, under the same key: orders as `waltzctl cluster restore` gives them, and its documents."""
+    label = label_of(store, not_done="")
+    log = logs_in(store, label, 1)[0]
+    point, session = log.at_mark(mark), log.session + SESSIONS_AHEAD
+    lineage = log.tree.forked(
+        identity=UUID(int=session), fork=point.mark, session=session, cause="cluster restore", began="now", who="me",
+        parent=log.archive.timeline,
+    )  # fmt: skip
+    order = RestoreOrder(
+        store="there", archive=label.archive, cluster=KEY, partition=0, number=log.manifest.number,
+        sha256=log.manifest.sha256 if log.manifest.number else "", mark=point.mark, session=session,
+        timelines=lineage.later, source=log.archive.timeline,
+    )  # fmt: skip
+    found: dict[str, ReplicaStatus] = {}
+    for number, (name, storage) in enumerate(c.storages.items()):
+        storage.kill()
+        storage.lose_disk(seed=500 + session + number)
+        await storage.start()
+        assert storage.calls is not None
+        storage.calls.restorer._open_store = lambda place: store
+        async for state in storage.calls.restorer.restore(order):
+            if state.status is not None:
+                found[name] = state.status
+    meta, version = await c.cluster.partition(0)
+    assert meta is not None
+    meta = PartitionMeta(
+        generation=meta.generation, session=session, opened=session, low_mark=point.mark, members=tuple(sorted(found)),
+        replicas={
+            name: ReplicaState(session=session, closing=None, incarnation=status.incarnation, acknowledged=point.mark)
+            for name, status in found.items()
+        },
+        decision=Decision(mark=point.mark, session=session), timelines=lineage.later,
+    )  # fmt: skip
+    await c.cluster.save_partition(0, meta, version)
+    return point.mark
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@story
+async def test_the_backup_after_restores_under_the_same_key_is_that_of_the_new_log(is_sealed: bool) -> None:
+    """Twice: the second one from what the first one has backed up. The cut is within the tail, and within segments."""
+    store = FaultyStore()
+    async with archiving(store) as c:
+        owned = await own(c)
+        for _ in range(12 if is_sealed else 2):
+            pipeline = await c.opened(owned)
+            await pipeline.committed(pipeline.append(30))
+            await asyncio.sleep(15)
+        await pipeline.committed(pipeline.append(1))
+        await asyncio.sleep(30)
+        before, shared = stored(store), 50
+        for generation, mark in ((6, 50), (7, 35)):
+            await owned.close(hand_over=False)
+            cut = await restored(c, store, mark)
+            assert 29 <= cut <= mark + 1
+            shared = min(shared, cut)
+            owned = await own(c, generation)
+            pipeline = await c.opened(owned)
+            await pipeline.committed(pipeline.append(8))
+            await asyncio.sleep(120)
+            said, log = owned.describe(), dict(enumerate(c.storages["s0"].records()))
+            assert (said.backup_trouble, said.archive_trouble, said.backup_lag_ms) == ("", "", 0)
+            assert stored(store) == log
+            assert len(log) == cut + 9
+            assert {n: log[n] for n in range(shared + 1)} == {n: before[n] for n in range(shared + 1)}
+        assert flaws(store) == []
+        label = label_of(store, not_done="")
+        assert [one.lineage.number for one in branches_in(store, label, [0])][-2:] == [2, 3]
+        assert logs_in(store, label, 1, {0: 1})[0].last >= 60, "the first life can still be restored"
