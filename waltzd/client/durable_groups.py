@@ -130,7 +130,7 @@ class DurableGroups(Generic[E]):
         if start == "first":
             return ()
         if isinstance(start, Mapping):
-            return tuple(GroupStart(partition, checked_position(after)) for partition, after in sorted(start.items()))
+            return tuple(GroupStart(partition, int(checked_position(after))) for partition, after in sorted(start.items()))
         if isinstance(start, str):
             return tuple([GroupStart(each, await self._reader.end_position(each)) for each in partitions])
         return tuple([GroupStart(each, await self._reader.position_at(each, start)) for each in partitions])
