@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from waltzd.disk.seam import Buffer
 from waltzd.errors import WaltzError
 from waltzd.format.checksum import I64
+from waltzd.protocol.timelines import Timeline
 
 I32: TypeAlias = NDArray[np.int32]
 U32: TypeAlias = NDArray[np.uint32]
@@ -113,6 +114,8 @@ class Joined:
     ack_wait_ms: int
     room: int
     """So many deliveries it has at a time."""
+    timelines: tuple[Timeline, ...] = ()
+    """Timelines of the log behind the first one."""
 
 
 @dataclass(frozen=True, eq=False)

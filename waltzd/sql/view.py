@@ -461,8 +461,8 @@ class SqlView(Generic[E_contra]):
         return found
 
     def _lineage_of(self, part: Part) -> Lineage:
-        """The timelines that the position has to name before the part is applied: those with which it was fed, or newer ones
-        that the database names. Raises `OtherTimeline` where the part is not in the log any more."""
+        """The timelines that the position has to name before the part is applied: those with which it was fed, or newer
+        ones that the database names. Raises `OtherTimeline` where the part is not in the log any more."""
         fed, known = part[-1].lineage, self._lineages.get(part[0].partition, NEVER_FORKED)
         if fed is not None and known.current in fed:
             return fed

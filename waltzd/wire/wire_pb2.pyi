@@ -2399,19 +2399,25 @@ class GroupStart(_message.Message):
 
     PARTITION_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     after: _builtins.int
+    timeline: _builtins.bytes
+    """Identity of the timeline in which that is an id. Absent: the first one."""
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         after: _builtins.int = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "after", b"after", "partition", b"partition", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___GroupStart: _TypeAlias = GroupStart  # noqa: Y015
 
@@ -2664,11 +2670,16 @@ class Joined(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     ACK_WAIT_MS_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     made_at: _builtins.int
     epoch: _builtins.int
     mode: _builtins.str
     ack_wait_ms: _builtins.int
     room: _builtins.int
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """Timelines of the log behind the first one."""
+
     def __init__(
         self,
         *,
@@ -2677,10 +2688,11 @@ class Joined(_message.Message):
         mode: _builtins.str = ...,
         ack_wait_ms: _builtins.int = ...,
         room: _builtins.int = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "made_at", b"made_at", "mode", b"mode", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "made_at", b"made_at", "mode", b"mode", "room", b"room", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -180,6 +180,7 @@ class Attendance:
                     mode=place.meta.mode,
                     ack_wait_ms=place.meta.ack_wait_ms,
                     room=self._room,
+                    timelines=tuple(one.bare for one in place.pipeline.session.lineage.later),
                 )
             ]
         )
