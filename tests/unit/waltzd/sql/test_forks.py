@@ -18,7 +18,7 @@ from waltzd.client.view import Decision
 from waltzd.errors import BadArgument, NotApplied, OtherTimeline, ViewBehind
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
-from waltzd.sql import SqlView, sqlite
+from waltzd.sql import SqlInbox, SqlView, sqlite
 
 CLUSTER = UUID(int=7)
 TABLES = sa.MetaData()
@@ -194,3 +194,68 @@ def test_whatever_forks_a_view_is_the_log_or_is_refused(tmp_path: Path, seed: in
         if position >= 0 and log.lineage.covers(position.timeline, position):
             assert content(engine) == log.rows[: position + 1]
     engine.dispose()
+
+
+class Handed:
+    """A delivery, as far as an inbox looks at it."""
+
+    cluster, group, partition = CLUSTER, "mailer", 0
+
+    def __init__(self, id: int, lineage: Lineage) -> None:
+        self.id, self.lineage = id, lineage
+
+
+def test_an_inbox_of_an_earlier_version_gets_its_columns(engine: Engine) -> None:
+    inbox, done = SqlInbox(engine, "mailer"), list[int]()
+    do = inbox.handler_blocking(lambda connection, delivery: done.append(delivery.id))
+    for id in range(30):
+        do(Handed(id, NEVER_FORKED))
+    inbox.fold(0)
+    with engine.begin() as connection:
+        for table in ("waltz_inbox_done", "waltz_inbox_pages"):
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN timeline")
+    log = Log()
+    log.grow(30)
+    log.fork(19)
+    again = SqlInbox(engine, "mailer")
+    again_do = again.handler_blocking(lambda connection, delivery: done.append(delivery.id))
+    again_do(Handed(19, log.lineage))
+    with pytest.raises(OtherTimeline, match="'mailer' stands at id 20") as refused:
+        again_do(Handed(20, log.lineage))
+    assert f"inbox.forget(0, 20, timeline=UUID('{FIRST}'))" in " ".join(refused.value.lines())
+    assert done == [*range(30)]
+    again.forget(0, 20, timeline=FIRST)
+    again_do(Handed(20, log.lineage))
+    assert done == [*range(30), 20]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_inbox_does_each_transaction_once_whatever_forks(engine: Engine, seed: int) -> None:
+    """Compared with a set of what was done, by content: an id names another transaction in another timeline."""
+    chance, log, done = random.Random(seed), Log(), list[bytes]()
+    inboxes = [SqlInbox(engine, "mailer") for _ in range(2)]
+    for _ in range(150):
+        what, inbox = chance.random(), inboxes[chance.randrange(2)]
+        if what < 0.2 or not log.rows:
+            log.grow(chance.randrange(1, 4))
+        elif what < 0.25 and log.lineage.number < 6:
+            log.fork(chance.randint(-1, len(log.rows) - 1))
+        elif what < 0.35:
+            inbox.prepare(CLUSTER)
+            inbox.fold(0)
+        else:
+            id, lineage = chance.randrange(len(log.rows)), log.lineage
+            row = log.rows[id]
+            try:
+                with inbox.once_blocking(Handed(id, lineage)) as connection:
+                    if connection is not None:
+                        done.append(row)
+            except OtherTimeline as error:
+                assert row not in done
+                (timeline,) = [
+                    one for one in (FIRST, *(one.identity for one in lineage.later)) if str(one) in error.lines()[-1]
+                ]
+                inbox.forget(0, (lineage.shared_to(timeline) or 0) + 1, timeline=timeline)
+            else:
+                assert done.count(row) == 1
+    assert len({*done}) == len(done)
