@@ -8,6 +8,7 @@ from copy import copy, deepcopy
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pytest
 
 from tests.unit.fake_server import FakeCluster, FakePartition
@@ -23,7 +24,12 @@ from waltzd import (
     Transaction,
     Unknown,
 )
+from waltzd.client.mount import Mount, State
+from waltzd.client.outbox import Outbox
+from waltzd.client.pending import Request
 from waltzd.errors import BadArgument, OtherTimeline, WaltzError
+from waltzd.format.record import HEAD
+from waltzd.protocol.batches import FeedMode, Limits, Mounted, MountRequest, Place, Registration
 from waltzd.protocol.locks import Reason
 from waltzd.protocol.positions import lineage_of_text, lineage_text
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
@@ -232,6 +238,85 @@ def test_a_file_keeps_timelines_and_reads_what_was_written_before(tmp_path: Any)
         again.save(0, Position(5, SECOND))
     again.reset(0, Position(5, SECOND))
     assert PositionFile(path, cluster).position(0).timeline == SECOND
+
+
+def mount_of(mark: int = 9) -> Mount:
+    made = Mount(0, FeedMode.RECORDS, feed_bytes_max=1000, outbox=Outbox(messages_max=4, bytes_max=10_000))
+    made.registered(Registration(5, b"token"))
+    made.activated(mark)
+    return made
+
+
+def begin(made: Mount, lineage: Lineage = NEVER_FORKED, barrier: int = 9) -> MountRequest:
+    if made.state is State.LOCATING:
+        made.located(Place(generation=4, server="s", address="s:1"))
+    asked = made.request(UUID(int=3))
+    limits = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=500)
+    made.answered(Mounted(session=1, barrier=barrier, limits=limits, timelines=lineage.later))
+    made.check()
+    return asked
+
+
+def handed(made: Mount, mark: int) -> list[Any]:
+    """Hand in one request; what it is told."""
+    told: list[Any] = []
+
+    class Waiter:
+        def done(self) -> bool:
+            return bool(told)
+
+        def cancelled(self) -> bool:
+            return False
+
+        def set_result(self, outcome: Any, /) -> None:
+            told.append(outcome)
+
+        set_exception = set_result
+
+    made.outbox.add(Request(mark, b"x", 0, (), (), Waiter(), 1.0))
+    return told
+
+
+def forked(fork: int) -> Lineage:
+    return NEVER_FORKED.forked(identity=SECOND, fork=fork, session=1, cause="c", began="b", who="w")
+
+
+def test_a_client_looks_itself_where_the_server_does_not() -> None:
+    with pytest.raises(OtherTimeline):
+        begin(mount_of(), forked(8))
+    made = mount_of()
+    begin(made, forked(9))
+    made.link_lost()
+    assert begin(made, forked(9)).timeline == SECOND
+    made.link_lost()
+    with pytest.raises(OtherTimeline, match="never had"):
+        begin(made, NEVER_FORKED)
+
+
+def test_what_is_undecided_is_asked_of_the_log_from_the_fork_on() -> None:
+    made = mount_of()
+    begin(made)
+    told = handed(made, 9)
+    made.take()
+    made.link_lost()
+    made.located(Place(generation=4, server="s", address="s:1"))
+    asked = made.request(UUID(int=3))
+    assert (asked.asks, asked.mark, asked.timeline) == (True, 9, None)
+    limits = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=500)
+    made.answered(Mounted(session=1, barrier=6, limits=limits, timelines=forked(4).later))
+    made.check()
+    heads = np.zeros(2, HEAD)
+    heads["id"], heads["client"] = [5, 6], 99
+    made.told(heads)
+    assert told == [Rejected(Reason.LOST)]
+
+
+def test_what_waits_and_relies_on_what_was_given_up_is_lost() -> None:
+    made = mount_of(4)
+    told, kept = handed(made, 7), handed(made, 4)
+    begin(made, forked(4))
+    assert (told, kept) == ([Rejected(Reason.LOST)], [])
+    assert made.outbox.rows == 1
 
 
 class Forker:
