@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from waltzd.protocol.locks import append_lock as append_lock
     from waltzd.protocol.locks import read_lock as read_lock
     from waltzd.protocol.locks import write_lock as write_lock
+    from waltzd.protocol.positions import Position as Position
 
 _MODULES = {
     "client.blocking": ("BlockingClient",),
@@ -84,6 +85,7 @@ _MODULES = {
         "read_lock",
         "write_lock",
     ),
+    "protocol.positions": ("Position",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TypeAlias, TypeVar
 
@@ -50,7 +51,7 @@ def _all(log: Log, kind: type[E]) -> list[tuple[E, Token]]:
     return [(one.value, Token(one.partition, one.id)) for one in own if isinstance(one.value, kind)]
 
 
-def _complete(log: Log, ends: dict[int, int]) -> list[str]:
+def _complete(log: Log, ends: Mapping[int, int]) -> list[str]:
     wanted = [(partition, id) for partition, end in ends.items() for id in range(end + 1)]
     return [] if [(one.partition, one.id) for one in log] == wanted else ["the log was not read as a whole"]
 
@@ -129,7 +130,7 @@ async def _shops(services: Services, log: Log, seen: list[str]) -> list[str]:
     return wrong
 
 
-async def _index(services: Services, log: Log, ends: dict[int, int]) -> list[str]:
+async def _index(services: Services, log: Log, ends: Mapping[int, int]) -> list[str]:
     """What is in the index, when its positions are those of the log."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

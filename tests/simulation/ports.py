@@ -28,6 +28,7 @@ from waltzd.protocol.descriptions import (
 )
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
 from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
+from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
@@ -491,21 +492,28 @@ class SimServerPort(_Port[ServerCalls]):
         key = await self._known_key()
         return await self._ask(lambda calls: calls.get_group(key, name, self._identity))
 
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
         key = await self._known_key()
-        return await self._ask(lambda calls: calls.high_water_mark(key, partition, confirmed=confirmed))
+        return await self._ask(lambda calls: calls.high_water_mark(key, partition, confirmed=confirmed, since=since))
 
-    async def find_time(self, partition: int, time: int) -> int:
+    async def find_time(self, partition: int, time: int) -> Position:
         key = await self._known_key()
         return await self._ask(lambda calls: calls.find_time(key, partition, time))
 
     async def fetch(
-        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
         key = await self._known_key()
 
         async def work(calls: ServerCalls, end: End) -> None:
-            async with aclosing(calls.fetch(key, partition, first_id, last_id, with_locks=with_locks)) as runs:
+            found = calls.fetch(key, partition, first_id, last_id, with_locks=with_locks, timeline=timeline)
+            async with aclosing(found) as runs:
                 async for run in runs:
                     await end.send(run)
 

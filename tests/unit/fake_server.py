@@ -53,6 +53,8 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import AttendPort
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED
 from waltzd.server.core.clock import HybridClock, check_seen
 
 KEY = UUID(int=7)
@@ -96,6 +98,7 @@ class FakePartition:
         """Commits nothing by itself."""
         self.stays_down = False
         """Does not recover."""
+        self.lineage = NEVER_FORKED
         self.taken = 0
         """Batches that were looked at."""
 
@@ -237,7 +240,13 @@ class FakePartition:
             raise NotOwner("not here", owner=place.server, address=place.address, generation=place.generation)
         if not self.is_ready:
             raise NotReady("recovering")
-        if request.mark >= len(self.log):
+        shared, timeline = self.lineage.shared_to(request.timeline or FIRST), request.timeline or FIRST
+        if request.asks and timeline in self.lineage and shared is not None:
+            mount.next_id = min(request.mark, shared) + 1
+        else:
+            mount.next_id = request.mark + 1
+            self.lineage.check(timeline, request.mark, what="the client", partition=self.number)
+        if mount.next_id > len(self.log):
             raise ClientAhead(f"mark {request.mark} of {len(self.log)}")
         older = self.mounts.get(request.client)
         if older is not None and older.number >= request.number:
@@ -260,6 +269,15 @@ class FakePartition:
             self.owner = (self.owner + 1) % len(self.cluster.addresses)
         self.marks, self.floor = {}, last
         self.cluster.later(self.reopen, 5)
+
+    def fork(self, mark: int) -> None:
+        """An operator ends the log there, and it goes on under another timeline."""
+        del self.log[mark + 1 :]
+        self.committed = min(self.committed, mark)
+        self.end_session(silently=True)
+        self.lineage = self.lineage.forked(
+            identity=UUID(int=1000 + self.session), fork=mark, session=self.session, cause="a test", began="", who=""
+        )
 
     def reopen(self) -> None:
         if self.stays_down:
@@ -368,20 +386,31 @@ class FakeServer:
             raise NotReady("recovering")
         return partition
 
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
-        return (await self._owned(partition)).committed
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
+        found = await self._owned(partition)
+        if since is not None:
+            found.lineage.check(since.timeline, since, what="the reader", partition=partition)
+        return Position(found.committed, found.lineage.current)
 
-    async def find_time(self, partition: int, time: int) -> int:
+    async def find_time(self, partition: int, time: int) -> Position:
         found = await self._owned(partition)
         if found.format == 0:
             raise NeedsBatches("nothing here has a time")
-        return found.find_time(time)
+        return Position(found.find_time(time), found.lineage.current)
 
     async def fetch(
-        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
         found = await self._owned(partition)
         last = found.committed if last_id is None else last_id
+        if timeline is not None:
+            found.lineage.check(timeline, last, what="the reader", partition=partition)
         if last > found.committed:
             raise BeyondLog(f"there is nothing above {found.committed}")
         for first in range(first_id, last + 1, self.cluster.run_records):
@@ -497,12 +526,13 @@ class FakeMount:
         partition.join(self, request)
         self.partition = partition
         self.session = partition.session
-        self.feed, self.credit, self.next_id = request.feed, request.credit, request.mark + 1
+        self.feed, self.credit = request.feed, request.credit
         self.greeting = Mounted(
             session=partition.session,
             barrier=len(partition.log) - 1,
             limits=self.cluster.limits,
             format=partition.format,
+            timelines=partition.lineage.later,
         )
         self.is_counted = True
         self.cluster.open_mounts += 1

@@ -31,6 +31,8 @@ from waltzd.cluster.groups import GroupMeta, GroupStart
 from waltzd.errors import BadArgument, NameInUse
 from waltzd.protocol.channels import Parts, is_parts, numbers_of
 from waltzd.protocol.groups import KeyedBy, Mode
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 
 Settings = Annotated[Given, From(Given)]
 
@@ -98,7 +100,7 @@ def create(
                 )
             return nothing_to_do("group create", name)
         afters = await begin.afters(wanted, cluster, request.reach, how="from")
-        starts = tuple(GroupStart(number, after) for number, after in sorted(afters.items()) if after >= 0)
+        starts = tuple([await _start(cluster, *one) for one in sorted(afters.items()) if one[1] >= 0])
         storages: Sequence[str] = ()
         if not group_log.is_there((await cluster.assignment())[0], meta):
             storages = plan_group_log(await look(cluster.coordinator, tls=request.reach.tls))
@@ -247,3 +249,11 @@ def _lost(group: GroupView) -> list[str]:
         *([f"forget {group.parked:,} that are parked"] if group.parked else []),
         *([f"send away {', '.join(group.members)}"] if group.members else []),
     ]
+
+
+async def _start(cluster: Cluster, number: int, after: int) -> GroupStart:
+    """Where a group begins in a partition. An id that was typed is one of the log as it is."""
+    meta, _ = await cluster.partition(number)
+    current = FIRST if meta is None else meta.lineage.current
+    timeline = after.timeline if isinstance(after, Position) else current
+    return GroupStart(number, int(after), None if timeline == FIRST else timeline)

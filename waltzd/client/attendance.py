@@ -43,6 +43,7 @@ from waltzd.protocol.groups import (
     Verb,
 )
 from waltzd.protocol.peers import AttendPort
+from waltzd.protocol.timelines import Lineage
 
 TOGETHER_MAX = 4096
 """Deliveries that one message speaks of."""
@@ -93,6 +94,8 @@ class Attendance:
         self.joined: Joined | None = None
         self.trouble: WaltzError | None = None
         """Why it is not joined."""
+        self._lineage = Lineage()
+        """Timelines of the log, as the owner told them."""
         self._made_at = made.made_at
         self._member = member
         self._room = room
@@ -232,6 +235,10 @@ class Attendance:
         if joined.made_at != self._made_at:
             raise NoSuchGroup(f"group {self.group} was removed, and another one was made under its name", group=self.group)
         _log.debug("partition %d: member %s of group %s joined", self.partition, self._member, self.group)
+        try:
+            self._lineage = Lineage(joined.timelines)
+        except ValueError as error:
+            raise CannotConnect(f"the timelines of partition {self.partition} cannot be right: it {error}") from None
         life = Life(joined.made_at, joined.epoch)
         self.joined, self.trouble, self._number, self._kept = joined, None, 0, 0
         self._joined_at = self._loop.time()
@@ -316,6 +323,8 @@ class Attendance:
                 None,
                 self._serializer,
                 None if time == NO_TIME else time,
+                lineage=self._lineage,
+                timeline=self._lineage.current,
             )
             self._newest[id] = frame.tag
             found.append(Delivery(transaction, self.group, attempt, hands=self, life=life, tag=frame.tag, until=until))

@@ -48,6 +48,7 @@ from waltzd.client.view import (
 from waltzd.errors import BadArgument
 from waltzd.protocol.batches import FeedMode
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Mode, Outcome, Token
+from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 
 T = TypeVar("T")
@@ -260,7 +261,7 @@ class BlockingClient(Generic[E]):
             )
         )
 
-    def position(self, partition: int) -> int:
+    def position(self, partition: int) -> Position:
         """As `Client.position`. Read it *before* the view and give it to `append`."""
         return self._client.position(partition)
 
@@ -369,11 +370,11 @@ class BlockingClient(Generic[E]):
 
     # -- reading
 
-    def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
+    def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> Position:
         """As `Client.end_position`."""
         return self._thread.run(self._client.end_position(partition, confirmed=confirmed, timeout=timeout))
 
-    def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
+    def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> Position:
         """As `Client.position_at`."""
         return self._thread.run(self._client.position_at(partition, time, timeout=timeout))
 

@@ -17,6 +17,7 @@ from waltzd.client.routes import Partitions
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import E, Transaction
 from waltzd.protocol.groups import Mode
+from waltzd.protocol.timelines import Lineage
 
 T = TypeVar("T")
 
@@ -71,6 +72,11 @@ class BlockingDelivery(Generic[E]):
     def id(self) -> int:
         """Its id in the partition: with the group and the partition it names the work, also when it comes again."""
         return self._inner.id
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """As `Delivery.lineage`."""
+        return self._inner.lineage
 
     @property
     def header(self) -> int:

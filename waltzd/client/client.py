@@ -44,6 +44,7 @@ from waltzd.client.waiting import Waiting
 from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.locks import AppendOutcome, Lock, Outcome
+from waltzd.protocol.positions import Position
 from waltzd.wire import tls as wire_tls
 from waltzd.wire.servers import ServerClient
 
@@ -473,14 +474,14 @@ class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
             raise BadArgument(_NO_GROUP if not found else f"a group is in one partition, not in {some(sorted(found))}")
         return found.pop()
 
-    def position(self, partition: int) -> int:
+    def position(self, partition: int) -> Position:
         """The highest id of a partition that the view has applied; without a view, that is known to be committed.
 
         Read it *before* the view and give it to `append`: then locks are compared with what the view showed, even if it
         has moved on since.
 
         Raises NotMounted or ClientClosed: this client does not have the partition, or is not open."""
-        return self._line(partition).position
+        return Position(self._line(partition).position)
 
     def append(
         self,
@@ -503,7 +504,8 @@ class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
             header: 32 bits with a sign that travel beside the payload.
             locks: See `read_lock`, `write_lock` and `append_lock`.
             position: The highest id that the decision behind this transaction has seen: READ and WRITE locks fail when a
-                later transaction marked them. The default is `position(partition)` at the moment of this call.
+                later transaction marked them. The default is `position(partition)` at the moment of this call. A `Position`
+                of another timeline is refused; a plain integer is taken for an id of the log as it is.
             timeout: How many seconds this call may take; `submit_seconds` if it is not given. What was sent by then and has
                 no outcome is `Unknown`, what was not sent is `NotSent`.
             idempotency_key: A text that names what the caller wants, the id of a request for example. When a transaction
@@ -668,7 +670,8 @@ class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
         return None if idempotency_key is None else Once(self._keys_of(line.partition), key_locks(idempotency_key))
 
     def _keys_of(self, partition: int) -> Keys:
-        if partition not in self._keys:
+        timeline, known = self._lines[partition].mount.timeline, self._keys.get(partition)
+        if known is None or known.timeline not in (None, timeline):  # what was found in another timeline says nothing
             self._keys[partition] = Keys(partition, self._reader, seconds=self.settings.idempotency_seconds)
         return self._keys[partition]
 
@@ -682,7 +685,10 @@ class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
         return partition if partition is not None else self.partition_of(key_of(key, locks))
 
     async def _fetch(self, transaction: Transaction[Any]) -> bytes:
-        return (await self.read(transaction.partition, transaction.id)).payload
+        (found,) = await self._reader.some(
+            transaction.partition, transaction.id, transaction.id, timeline=transaction.timeline
+        )
+        return found.payload
 
     # -- for people
 

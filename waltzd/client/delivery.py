@@ -17,6 +17,7 @@ import numpy as np
 from waltzd.client.view import E_co, Transaction
 from waltzd.errors import BadArgument, DeliveryLate
 from waltzd.protocol.groups import Said, Verb
+from waltzd.protocol.timelines import Lineage
 
 REASON_MAX = 4096
 DELAY_MAX = 24 * 3600.0
@@ -113,6 +114,11 @@ class Delivery(Generic[E_co]):
     def id(self) -> int:
         """Its id in the partition: with the group and the partition it names the work, also when it comes again."""
         return self.transaction.id
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """The timelines of the log, as the owner of the partition told them."""
+        return self.transaction.lineage
 
     @property
     def header(self) -> int:

@@ -22,6 +22,9 @@ from waltzd.errors import BadArgument, WaltzError
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import EVERYTHING, Parts
 from waltzd.protocol.groups import Exhausted, KeyedBy, Mode
+from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST
 
 MEMBER_MAX = 128
 Start: TypeAlias = Literal["first", "last"] | Mapping[int, int] | datetime | int
@@ -130,10 +133,18 @@ class DurableGroups(Generic[E]):
         if start == "first":
             return ()
         if isinstance(start, Mapping):
-            return tuple(GroupStart(partition, checked_position(after)) for partition, after in sorted(start.items()))
+            return tuple([await self._start_at(partition, after) for partition, after in sorted(start.items())])
         if isinstance(start, str):
-            return tuple([GroupStart(each, await self._reader.end_position(each)) for each in partitions])
-        return tuple([GroupStart(each, await self._reader.position_at(each, start)) for each in partitions])
+            return tuple([_start(each, await self._reader.end_position(each)) for each in partitions])
+        return tuple([_start(each, await self._reader.position_at(each, start)) for each in partitions])
+
+    async def _start_at(self, partition: int, after: int) -> GroupStart:
+        """A plain integer is an id of the log as it is."""
+        checked = checked_position(after)
+        if not isinstance(after, Position) and after != EMPTY:
+            end = await self._reader.end_position(partition, confirmed=False)
+            checked = Position(checked, end.timeline)
+        return _start(partition, checked)
 
     def subscribe(
         self,
@@ -308,3 +319,7 @@ def _few(what: str, values: Sequence[V], most: int) -> Sequence[V]:
     if isinstance(values, str) or len(values) > most:
         raise BadArgument(f"{what} must be at most {most} numbers, not {values!r:.100}")
     return values
+
+
+def _start(partition: int, position: Position) -> GroupStart:
+    return GroupStart(partition, int(position), None if position.timeline == FIRST else position.timeline)

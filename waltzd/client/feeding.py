@@ -18,6 +18,7 @@ from waltzd.client.reading import Reading
 from waltzd.client.view import E, Transaction, checked_position
 from waltzd.errors import ClientClosed
 from waltzd.protocol.batches import PROBE_HEADER
+from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
 
 READ_MAX = 1000
@@ -27,7 +28,7 @@ READ_MAX = 1000
 class Arrivals:
     """The view behind a feed: it keeps nothing, and hands on one batch after the other."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: Position) -> None:
         self._after = after
         self._batch: Sequence[Transaction[Any]] | None = None
         self._is_over = False
@@ -35,7 +36,7 @@ class Arrivals:
 
     # -- called by the line
 
-    def position(self, partition: int) -> int:
+    def position(self, partition: int) -> Position:
         return self._after
 
     async def apply(self, transaction: Transaction[Any]) -> None:
@@ -45,7 +46,7 @@ class Arrivals:
         while self._batch is not None and not self._is_over:
             await self._change()
         if not self._is_over:
-            self._batch, self._after = transactions, transactions[-1].id
+            self._batch, self._after = transactions, transactions[-1].position
             self._changed.set()
 
     def end(self) -> None:
@@ -86,12 +87,14 @@ class Feeding(Reading[E], Generic[E]):
 
         Args:
             partition: Which partition.
-            after: A position: the first transaction is the one behind it. The default is the beginning of the log.
+            after: A position: the first transaction is the one behind it. The default is the beginning of the log. A plain
+                integer is a position of the first timeline of the log (`Position`).
             to: The last id; without one, all that is committed when the iteration begins. An empty range has none.
             with_locks: As of `read`.
 
         Raises:
             BeyondLog: `to` is not committed yet.
+            OtherTimeline: `after` is on another timeline of the log, or an operator ended the log while it was read.
             CannotConnect: The owner did not answer within `submit_seconds`, while iterating.
             BadArgument, ClientClosed: Positions make no sense, there is no such partition, or the client is not open.
 
@@ -114,10 +117,12 @@ class Feeding(Reading[E], Generic[E]):
         Args:
             partition: Which partition.
             after: The position behind which it begins: -1 for the beginning of the log, `await client.end_position(…)`
-                for what comes from now on, or what a `PositionFile` has kept.
+                for what comes from now on, or what a `PositionFile` has kept. A plain integer is a position of the first
+                timeline of the log (`Position`).
 
         Raises:
             ClientAhead: The position is above the end of the log: it comes from another cluster. While iterating.
+            OtherTimeline: The position is above the fork of its timeline: an operator ended the log below. While iterating.
             NotGranted: The policy of the cluster does not let this client read the partition. While iterating.
             BadArgument, ClientClosed: It is no position, there is no such partition, or the client is not open.
 
@@ -125,7 +130,7 @@ class Feeding(Reading[E], Generic[E]):
             ```python
             async for transaction in client.feed(0, after=file.position(0)):
                 await index.add(transaction.id, transaction.payload)
-                file.save(0, transaction.id)
+                file.save(0, transaction.position)
             ```
         """
         return _each(self.feed_batches(partition, after=after))
@@ -137,11 +142,14 @@ class Feeding(Reading[E], Generic[E]):
         return self._stretches(partition, checked_position(after), None if to is None else checked_position(to), with_locks)
 
     async def _stretches(
-        self, partition: int, after: int, to: int | None, with_locks: bool
+        self, partition: int, position: Position, to: int | None, with_locks: bool
     ) -> AsyncGenerator[Sequence[Transaction[E]], None]:
-        last = await self.end_position(partition) if to is None else to
+        end = await self._reader.end_position(partition, confirmed=to is None, since=position)
+        after, last = int(position), int(end) if to is None else to
         while after < last:
-            found = await self.read_some(partition, after + 1, min(last, after + READ_MAX), with_locks=with_locks)
+            self._check_reading(partition)  # it may have been closed since
+            up_to = min(last, after + READ_MAX)
+            found = await self._reader.some(partition, after + 1, up_to, with_locks=with_locks, timeline=end.timeline)
             after = found[-1].id
             yield [one for one in found if one.header != PROBE_HEADER]
 
@@ -153,13 +161,13 @@ class Feeding(Reading[E], Generic[E]):
             ```python
             async for transactions in client.feed_batches(0, after=file.position(0)):
                 await index.add_all(transactions)
-                file.save(0, transactions[-1].id)
+                file.save(0, transactions[-1].position)
             ```
         """
         self._check_reading(partition)
         return self._batches(partition, checked_position(after))
 
-    async def _batches(self, partition: int, after: int) -> AsyncGenerator[Sequence[Transaction[E]], None]:
+    async def _batches(self, partition: int, after: Position) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         self._check_reading(partition)  # it may have been closed since
         arrivals = Arrivals(after)
         line = await self._begin_feed(partition, arrivals)

@@ -178,6 +178,22 @@ class Follower:
         """The announcements outlive a partition that is taken out and in: the view may have their ids by then."""
         self._announcements, older._announcements = older._announcements, []
 
+    def forget_above(self, id: int) -> None:
+        """The log forked behind this id: what was announced above it is another transaction now."""
+        gone = [one for one in self._announcements if one[0] > id]
+        if gone:
+            self._announcements = [one for one in self._announcements if one[0] <= id]
+            heapq.heapify(self._announcements)
+            _log.warning(
+                "partition %d: %d transactions above id %d were committed, and an operator has ended the log there: their "
+                "commands are not told that they were applied",
+                *(self._partition, len(gone), id),
+            )
+
+    def has_left(self, position: int) -> bool:
+        """Whether the view stands where this follower has brought it."""
+        return position in (self.applied, self._handed)
+
     @property
     def announcements(self) -> int:
         return len(self._announcements)

@@ -15,7 +15,7 @@ from waltzd.client.delivery import Delivery, Reject
 from waltzd.client.follower import Call, shielded
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import E
-from waltzd.errors import BadArgument, WaltzError
+from waltzd.errors import BadArgument, OtherTimeline, WaltzError
 
 _log = logging.getLogger("waltz.client")
 
@@ -63,6 +63,7 @@ class Handling(Generic[E]):
 
         Raises:
             NoSuchGroup, NotGranted, CannotConnect, BadArgument, ClientClosed: As of `Subscription.open`, or while it works.
+            OtherTimeline: The inbox of the handler holds what is not in the log any more.
         """
         if self._is_stopped:
             return
@@ -98,6 +99,8 @@ class Handling(Generic[E]):
                     await self._call(self._handler, one)
             except Reject as error:
                 await self._tell(one.reject(str(error)))
+            except OtherTimeline:  # what was done belongs to another history: no further try helps
+                raise
             except Exception as error:  # noqa: BLE001  # the application's code
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = TimeoutError(f"the handler took longer than {self._timeout:g} seconds")

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count as numbers
 from itertools import takewhile
 from typing import TypeAlias
+from uuid import UUID
 
 from waltzd.client.reading import Reader
 from waltzd.client.routes import pause_seconds
@@ -36,7 +37,9 @@ from waltzd.protocol.locks import (
     namespace_of,
     write_lock,
 )
+from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST
 
 PREFIX = "waltz-key"
 KEY_MAX = 1000
@@ -80,16 +83,22 @@ class Keys:
         self._found: dict[Hashes, tuple[int, int]] = {}
         """Key → id and time, in the order of ids."""
         self._turn = asyncio.Lock()
+        self.timeline: UUID | None = None
+        """Identity of the timeline of the log that was looked at; None before the first look."""
 
-    async def covered(self, timeout: float | None) -> int:
+    def committed(self, id: int, count: int) -> Committed:
+        """The outcome of what was done before."""
+        return Committed(id, count, self._partition, timeline=self.timeline or FIRST)
+
+    async def covered(self, timeout: float | None) -> Position:
         """A position that a transaction may name: the keys in front of it are known, as far as they still hold."""
         if not self._has_begun:
             async with self._turn:
                 if not self._has_begun:
                     oldest = max(0, now_us() - self._window_us)
-                    self._covered = await self._reader.position_at(self._partition, oldest, timeout=timeout)
-                    self._has_begun = True
-        return self._covered
+                    found = await self._reader.position_at(self._partition, oldest, timeout=timeout)
+                    self._covered, self.timeline, self._has_begun = int(found), found.timeline, True
+        return Position(self._covered, self.timeline)
 
     async def find(self, key: Hashes, through: int, timeout: float | None) -> int | None:
         """The id of the transaction with this key, if it stands in the log up to `through`. Raises `BeyondLog` if that is
@@ -113,7 +122,7 @@ class Keys:
 
     async def _read(self, first_id: int, last_id: int, timeout: float | None) -> list[Transaction]:
         return await self._reader.some(
-            self._partition, first_id, last_id, from_time=None, until_time=None, with_locks=True, timeout=timeout
+            self._partition, first_id, last_id, with_locks=True, timeline=self.timeline, timeout=timeout
         )
 
     async def explain(self, key: Hashes, rejected: Rejected, timeout: float | None) -> int | None:
@@ -135,9 +144,9 @@ class Keys:
         """`send(position)` until it is in the log, or a transaction with this key is known to be. `position`: that of its
         own checked locks, if it has some."""
         clock = asyncio.get_running_loop().time
-        behind = position if position is not None else await self.covered(deadline - clock())
+        behind: int = position if position is not None else await self.covered(deadline - clock())
         if (id_ := await self.find(key, behind, deadline - clock())) is not None:
-            return Committed(id_, count, self._partition)
+            return self.committed(id_, count)
         for attempt in numbers():
             try:
                 outcome = await send(behind)
@@ -157,8 +166,8 @@ class Keys:
                 await asyncio.sleep(pause_seconds(attempt, self._partition))
                 continue
             if id_ is not None:
-                return Committed(id_, count, self._partition)
+                return self.committed(id_, count)
             if position is not None:
                 return outcome
-            behind = self._covered  # all keys up to there are known, and this is none of them
+            behind = Position(self._covered, self.timeline)  # all keys up to there are known, and this is none of them
         raise AssertionError("it counts for ever")

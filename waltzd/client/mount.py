@@ -18,6 +18,11 @@ found there is committed, any other never will be. Until that is known nothing e
      │                 ASKING                                     reads heads up to the barrier
      └── link lost, or refused, in every state
 
+**Timelines.** A position is an id in one history of the log, and an operator may have ended that one at a fork
+(`waltzd.protocol.timelines`). A mount names the timeline of its position, and learns all timelines of the log. Where the
+position is not above the fork, the client goes over to the current timeline; above it the server refuses the mount. What is
+undecided is resolved first, and against the current log only: a request that got an id above the fork is not in there.
+
 `ends` is the exception that saves the question: an owner that hands over in order says which requests it did not take.
 
 Three more rules. A session below one that was seen belongs to an owner that was replaced and has not noticed: it is not
@@ -40,6 +45,7 @@ from waltzd.client.outbox import Outbox
 from waltzd.errors import (
     BadArgument,
     BadFrame,
+    CannotConnect,
     ClientAhead,
     Displaced,
     ForeignCluster,
@@ -47,6 +53,7 @@ from waltzd.errors import (
     NotGranted,
     NotOwner,
     NotPermitted,
+    OtherTimeline,
     Superseded,
     TooLarge,
     Trimmed,
@@ -66,7 +73,9 @@ from waltzd.protocol.batches import (
     Refusals,
     Registration,
 )
+from waltzd.protocol.positions import timeline_of
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST, Lineage
 
 FINAL = (
     BadArgument,
@@ -77,6 +86,7 @@ FINAL = (
     NoSuchPartition,
     NotGranted,
     NotPermitted,
+    OtherTimeline,
     Superseded,
     TooLarge,
     Trimmed,
@@ -158,6 +168,10 @@ class Mount:
         """The highest id that was fed."""
         self.known = EMPTY
         """The highest id that is known to be committed."""
+        self.timeline = FIRST
+        """Identity of the timeline in which `received` and `known` are ids."""
+        self.lineage: Lineage | None = None
+        """Timelines of the log as the owner told them at the last mount; None before the first mount."""
         self.number = 0
         self.epochs = 0
         """How often it became ready."""
@@ -187,6 +201,8 @@ class Mount:
         assert not (outbox.sent or outbox.undecided) or self.client is not None
         assert all(sent.floor <= self.known for sent in (*outbox.undecided, *outbox.sent))
         if self.state is State.READY:
+            assert self.lineage is not None
+            assert self.timeline == self.lineage.current, "what is fed and sent belongs to the current timeline"
             assert self._credit <= max(0, self._feed_bytes_max - self._inbox_bytes)
         if self.state is State.ASKING:
             assert self.mounted is not None
@@ -202,9 +218,16 @@ class Mount:
     def activated(self, mark: int) -> None:
         """The view is at this mark; without a view, the log is."""
         self._move(Event.ACTIVATED, f"mark={mark}")
-        self.received = self.known = mark
+        self.received = self.known = int(mark)
+        self.timeline = timeline_of(mark)
         self._inbox_bytes = 0
         self.attempts = 0
+
+    def forget(self) -> None:
+        """Without a view, where the log stands is asked anew."""
+        assert self.state is State.IDLE
+        self.received = self.known = EMPTY
+        self.timeline = FIRST
 
     def consumed(self, size: int) -> None:
         """The application has applied so many bytes of feed."""
@@ -239,12 +262,10 @@ class Mount:
         assert self.client is not None
         self.number += 1
         self._is_refused = False
-        feed, mark = self.feed, self.received
+        feed, mark = self.feed, self.position
         if self.outbox.undecided:
             feed, mark = FeedMode.HEADS, self.outbox.undecided[0].floor
             self._asked = mark
-        elif self.feed is FeedMode.NONE:
-            mark = self.known
         self._credit = 0
         self._credit = max(0, self._room())
         return MountRequest(
@@ -261,6 +282,7 @@ class Mount:
             instance=self._instance,
             version=self._version,
             asks=bool(self.outbox.undecided),
+            timeline=None if self.timeline == FIRST else self.timeline,
         )
 
     def answered(self, frame: Mounted) -> None:
@@ -270,6 +292,7 @@ class Mount:
                 f"partition {self.partition} is in session {self.mounted.session}; who answered is still in session "
                 f"{frame.session}"
             )
+        self._follow_timelines(frame)
         self.mounted = frame
         detail = f"number={self.number} session={frame.session} barrier={frame.barrier}"
         if self.outbox.undecided:
@@ -278,6 +301,31 @@ class Mount:
         else:
             self._move(Event.MOUNTED, detail)
             self.epochs += 1
+
+    def _follow_timelines(self, frame: Mounted) -> None:
+        """Go over to the current timeline of the log where the position allows it. Raises `OtherTimeline` where it does
+        not, and nothing is undecided: an older server does not look."""
+        try:
+            lineage = Lineage(frame.timelines)
+        except ValueError as error:
+            raise CannotConnect(f"the timelines of partition {self.partition} cannot be right: it {error}") from None
+        shared = lineage.shared_to(self.timeline)
+        is_on_log = shared is None or self.position <= shared
+        if not self.outbox.undecided:
+            lineage.check(self.timeline, self.position, what="this client", partition=self.partition)
+        self.lineage = lineage
+        self.outbox.adopt(lineage)
+        if shared is not None:
+            self._asked = min(self._asked, shared)
+            if is_on_log:
+                self.known = min(self.known, shared)
+                self.timeline = lineage.current
+                self.story.append(f"went over to timeline {lineage.number} at id {self.position}")
+
+    @property
+    def position(self) -> int:
+        """What this client has seen of the log: up to where it was fed, or without a feed what it knows to be committed."""
+        return self.known if self.feed is FeedMode.NONE else self.received
 
     def fed(self, first_id: int, last_id: int, size: int) -> None:
         """Committed transactions came, for the application."""
@@ -305,7 +353,8 @@ class Mount:
         own = heads["client"] == self.client
         self.outbox.found(heads["sequence"][own].astype(np.int64), ids[own])
         self._asked = int(ids[-1])
-        self.known = max(self.known, self._asked)
+        if self.lineage is not None and self.timeline == self.lineage.current:
+            self.known = max(self.known, self._asked)
         self._credit -= heads.nbytes
         self.attempts = 0
         self._conclude()

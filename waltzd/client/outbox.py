@@ -26,6 +26,8 @@ from waltzd.errors import BadFrame, WaltzError
 from waltzd.format.checksum import I64
 from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, Limits, Refusals
 from waltzd.protocol.locks import Committed, Reason, Rejected, Unknown
+from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST, Lineage
 
 ROWS_MAX = 8192
 """Of one frame: it holds up those behind it for some ten milliseconds at most."""
@@ -91,6 +93,8 @@ class Outbox:
         """`messages_max` and `bytes_max`: how much may be in flight. One message always may; another one beside it only
         when it has at least `worth_bytes`. `partition`: the one that outcomes name."""
         self.partition = partition
+        self.timeline = FIRST
+        """Identity of the timeline of the log in which outcomes name ids."""
         self.waiting: deque[Submission] = deque()
         self.sent: list[Sent] = []
         self.undecided: list[Sent] = []
@@ -333,6 +337,36 @@ class Outbox:
                 sent.requests[row].settle(Rejected(Reason.LOST))
         self.undecided = []
 
+    def adopt(self, lineage: Lineage) -> None:
+        """The log has these timelines. What waits and relies on an id that is not in the log is not sent; what was found
+        above a fork is not in the log; and what is undecided may only stand up to it."""
+        shared, self.timeline = lineage.shared_to(self.timeline), lineage.current
+        if shared is not None:
+            self._forked(shared)
+        for entry in list(self.waiting):
+            if entry.highest_mark != EMPTY and not lineage.covers(entry.timeline, entry.highest_mark):
+                self._forget(entry)
+                if isinstance(entry, Bundle):
+                    entry.lost(slice(entry.taken, None))
+                else:
+                    entry.settle(Rejected(Reason.LOST))
+
+    def _forked(self, shared: int) -> None:
+        for sent in self.undecided:
+            sent.floor = min(sent.floor, shared)
+            if sent.group is not None and sent.group.place is not None and sent.group.place > shared:
+                self._close(sent, np.flatnonzero(sent.is_open))
+        for bundle in {id(entry): entry for entry in self._all() if isinstance(entry, Bundle)}.values():
+            bundle.forked(shared)
+        self.undecided = [sent for sent in self.undecided if not sent.is_decided]
+
+    def _forget(self, entry: Submission) -> None:
+        """Take out of the queue what is not sent."""
+        self.waiting.remove(entry)
+        self.rows -= entry.rest_rows
+        self.bytes -= entry.rest_bytes
+        self._waiting_bytes -= entry.rest_bytes
+
     def _commit_first(self, frame: Committals) -> bool:
         """The short way, where exactly the requests of the oldest frame are committed; whether that was so."""
         sent = self.sent[0] if self.sent else None
@@ -344,7 +378,7 @@ class Outbox:
         self.rows -= sent.rows
         self.bytes -= sent.bytes
         for request, id_ in zip(sent.requests, frame.ids.tolist(), strict=True):
-            request.settle(Committed(id_, partition=self.partition))
+            request.settle(Committed(id_, partition=self.partition, timeline=self.timeline))
         return True
 
     def _places(self, frames: list[Sent], sequences: I64) -> list[tuple[Sent, I64, Column]]:
@@ -368,11 +402,12 @@ class Outbox:
     def _commit(self, sent: Sent, rows: I64, ids: I64) -> None:
         self._close(sent, rows)
         if sent.bundle is not None:
+            sent.bundle.told_in = self.timeline
             sent.bundle.committed(rows + sent.start, ids)
             return
         requests = sent.requests
         for row, id_ in zip(rows.tolist(), ids.tolist(), strict=True):
-            requests[row].settle(Committed(id_, partition=self.partition))
+            requests[row].settle(Committed(id_, partition=self.partition, timeline=self.timeline))
 
     def _close(self, sent: Sent, rows: I64) -> None:
         sent.is_open[rows] = False

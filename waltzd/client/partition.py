@@ -20,6 +20,10 @@ are known to be untaken go out again, all others have to be asked for.
 closes the budget, refuses what was not sent, gives what was sent `close_seconds` to be decided while the link is sound, and
 settles the rest as unknown. Until then one timer, for the oldest deadline, tells those who have waited too long.
 
+**Another timeline.** Where an operator ended the log below what the client was fed, the server refuses the mount
+(`OtherTimeline`). What was fed and not applied yet is dropped then, and the view is asked again: up to the fork it goes on
+by itself, above it the partition is stopped. Transactions that are given up are lost, whatever was told of them.
+
 **First come, first served.** `enter` reserves a place before a transaction exists, so that it is built when its turn has
 come, against the newest view. Its bytes are known only afterwards: the limit on bytes lets the one through that exceeds it.
 """
@@ -28,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -53,11 +57,14 @@ from waltzd.errors import (
     NotApplied,
     NotMounted,
     NotSent,
+    OtherTimeline,
     WaltzError,
 )
 from waltzd.format.record import Run
 from waltzd.protocol.batches import FeedMode, HeadFeed, Registration
+from waltzd.protocol.positions import Position, timeline_of
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST, Lineage
 from waltzd.wire.budget import Budget
 
 LOOK_SECONDS = 5.0
@@ -121,8 +128,10 @@ class Line:
         self._trouble: WaltzError | None = None
         """Why the last link was lost, until the next one is ready."""
         self._end = SharedQuestion(self._ask_end)
-        self._known = EMPTY
-        """The highest id that the owner named as committed when it was asked."""
+        self._known: int = EMPTY
+        """Position of the end of the log, as the owner named it when it was asked."""
+        self._timeline = FIRST
+        """Identity of the timeline of the log at the last mount."""
         self._is_warm = False
         """Whether the view has once had everything that was committed when somebody asked, since the activation."""
         self.on_stop: Callable[[], None] = lambda: None
@@ -137,20 +146,10 @@ class Line:
             self._supervisor = None
         position = None
         if self._view is not None:
-            position = await ask_position(self._view, self._call, self.partition)
-            call = self._call
-            for instrument in self._instruments:
-                call = instrument.calling(self.partition, call)
-            follower = Follower(
-                self.partition,
-                self._view,
-                call=call,
-                batch_max=self._settings.apply_batch_max,
-                consumed=self._consumed,
-            )
-            if self._follower is not None:
-                follower.inherit(self._follower)
-            self._follower = follower
+            position = await self._ask_view()
+            self._follower = self._new_follower()
+        else:
+            self.mount.forget()
         if self.mount.client is None:
             self.mount.registered(registration)
         self.stopped = None
@@ -159,6 +158,27 @@ class Line:
         self._is_ready.clear()
         self._trouble = None
         self._supervisor = asyncio.create_task(self._live(position), name=f"waltz line {self.partition}")
+
+    async def _ask_view(self) -> Position:
+        """Where the view stands. A view that keeps no timelines stands on that in which this line has fed it, where it is
+        still where the line left it; else on the first one."""
+        assert self._view is not None
+        position = await ask_position(self._view, self._call, self.partition)
+        if not isinstance(position, Position) and self._follower is not None and self._follower.has_left(position):
+            return Position(position, self.mount.timeline)
+        return Position(position)
+
+    def _new_follower(self) -> Follower:
+        assert self._view is not None
+        call = self._call
+        for instrument in self._instruments:
+            call = instrument.calling(self.partition, call)
+        follower = Follower(
+            self.partition, self._view, call=call, batch_max=self._settings.apply_batch_max, consumed=self._consumed
+        )
+        if self._follower is not None:
+            follower.inherit(self._follower)
+        return follower
 
     async def deactivate(self, reason: WaltzError) -> None:
         """Take nothing more, wait for what is under way, and end. `activate` begins again."""
@@ -176,8 +196,15 @@ class Line:
         self._supervisor = None
         self.stopped = reason
 
-    async def _live(self, position: int | None) -> None:
-        """Until one of the tasks fails (neither ends by itself), or this one is cancelled."""
+    async def _live(self, position: Position | None) -> None:
+        """Until one of the tasks fails (neither ends by itself), or this one is cancelled. After a fork of the log below
+        what was fed it begins again, where the view stands below."""
+        while (again := await self._live_once(position)) is not None:
+            position = again
+
+    async def _live_once(self, position: Position | None) -> Position | None:
+        """Where to begin again; None: it is stopped."""
+        again: Position | None = None
         keep = asyncio.create_task(self._keep(position), name=f"waltz link {self.partition}")
         tasks, looks = [keep], list[asyncio.Task[None]]()
         if self._follower is not None:
@@ -189,6 +216,10 @@ class Line:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = next(task.exception() for task in tasks if task.done())
             assert error is not None
+            if isinstance(error, OtherTimeline) and keep.done():
+                again = await self._below(error, tasks[1:])
+                if again is not None:
+                    return again
             self.stopped = self._reason(error)
             self._budget.close(self.stopped)
             self.outbox.withdraw(self.stopped)
@@ -197,6 +228,7 @@ class Line:
                 keep.cancel()
                 await asyncio.gather(keep, return_exceptions=True)
             self._stop()
+            return None
         finally:
             for look in looks:
                 look.cancel()  # these before anything is waited for: who closes the client cancels this task as well
@@ -207,9 +239,35 @@ class Line:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, *looks, return_exceptions=True)
-            if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
-                self.stopped = ClientClosed("the loop of the client ended before the client was closed")
-            self._stop()
+            if again is not None:
+                assert self._follower is not None
+                self.mount.ended()
+                followed, self._follower = self._follower, self._new_follower()
+                followed.release()
+            else:
+                if self.stopped is None:  # all tasks of the loop were cancelled, as `asyncio.run` does at its end
+                    self.stopped = ClientClosed("the loop of the client ended before the client was closed")
+                self._stop()
+
+    async def _below(self, error: OtherTimeline, following: Sequence[asyncio.Task[None]]) -> Position | None:
+        """Where the view stands, if that is on the log: what was fed above the fork and not applied is dropped. What was
+        committed above it is not in the log any more, and counts as lost."""
+        fork = error.number("fork")
+        if fork is None or self._follower is None:
+            return None
+        self._follower.stop()
+        await asyncio.wait(following, timeout=self._settings.close_seconds)
+        try:
+            position = await self._ask_view()
+        except Exception:  # noqa: BLE001  # the application's code; the partition is stopped for the first reason
+            _log.exception("the view could not say where it stands in partition %d", self.partition)
+            return None
+        lineage = self.mount.lineage or Lineage()
+        is_ours = position.timeline == self.mount.timeline or lineage.covers(position.timeline, position)
+        if not following[0].done() or not is_ours or position > fork:
+            return None
+        _log.warning("partition %d goes on behind id %d: %s", self.partition, position, error.message)
+        return position
 
     def _reason(self, error: BaseException) -> WaltzError:
         if isinstance(error, WaltzError):
@@ -238,8 +296,10 @@ class Line:
 
     @property
     def position(self) -> int:
-        """What a transaction that is built now may rely on: where the view stands, or without one the log."""
-        return self.mount.known if self._follower is None else self._follower.applied
+        """What a transaction that is built now may rely on: where the view stands, or without one the log. It carries the
+        timeline, where that is not the first one."""
+        id_ = self.mount.known if self._follower is None else self._follower.applied
+        return id_ if self.mount.timeline == FIRST else Position(id_, self.mount.timeline)
 
     @property
     def has_view(self) -> bool:
@@ -275,15 +335,18 @@ class Line:
     def add(
         self,
         make: Callable[[asyncio.Future[T], float], Submission],
+        position: int,
         late: Late | None = None,
         deadline: float | None = None,
     ) -> asyncio.Future[T]:
-        """Hand in what `make` makes of a waiter and its deadline; returns the waiter."""
+        """Hand in what `make` makes of a waiter and its deadline; returns the waiter. `position`: the highest one that it
+        relies on."""
         self._check()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
         submission = make(waiter, loop.time() + self._left(deadline))
         submission.late = late
+        submission.timeline = position.timeline if isinstance(position, Position) else self.mount.timeline
         self.outbox.add(submission)
         self._go_on()
         if self._alarm is not None and submission.deadline < self._alarm.when():
@@ -307,10 +370,21 @@ class Line:
             await self.prove(position, deadline)
         await self.enter(rows, deadline)
         try:
-            waiter = self.add(make, deadline=deadline)
+            self.check_timeline(position)
+            waiter = self.add(make, position, deadline=deadline)
         finally:
             self.leave(rows)
         return await waiter
+
+    def check_timeline(self, position: int, what: str = "the position of a transaction") -> None:
+        """Raise `OtherTimeline` where a position is on another timeline than the log. A plain integer is taken for an id of
+        the log as it is."""
+        lineage = self.mount.lineage
+        if isinstance(position, Position) and lineage is not None:
+            lineage.check(
+                position.timeline, position, what=what, partition=self.partition,
+                next_step="decide anew from what the log holds now: read the position again, before the view is read",
+            )  # fmt: skip
 
     def _check(self) -> None:
         if self.stopped is not None:
@@ -349,19 +423,24 @@ class Line:
             async with asyncio.timeout(self._left(deadline)):
                 await self._follower.reached(id)
 
-    async def applied(self, id: int, seconds: float) -> None:
-        """Until the view has applied this id, which is committed or will be."""
+    async def applied(self, id: Position, seconds: float) -> None:
+        """Until the view has applied this id, which is committed or will be. Raises `OtherTimeline` where the transaction
+        is not in the log any more."""
         self.check_view()
-        if self.position >= id:
+        if self.position >= id and id.timeline == self.mount.timeline:
             return
         deadline = asyncio.get_running_loop().time() + seconds
         await self._check_id(id, seconds)
         try:
             async with asyncio.timeout_at(deadline):
+                await self._is_ready.wait()
+                self._check()
+                self.check_timeline(id, "the transaction that is waited for")
                 while self.position < id:
                     assert self._follower is not None
                     await self._follower.reached(id)  # or until it is mounted anew
                     self._check()
+                    self.check_timeline(id, "the transaction that is waited for")
         except TimeoutError:
             raise self._not_applied(id, seconds) from None
 
@@ -370,7 +449,7 @@ class Line:
         self.check_view()
         deadline = asyncio.get_running_loop().time() + seconds
         end = await self.confirmed_end(seconds)
-        await self.applied(end, max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self.applied(Position(end), max(0.0, deadline - asyncio.get_running_loop().time()))
         self._is_warm = True
 
     def _not_applied(self, id: int, seconds: float) -> NotApplied:
@@ -391,7 +470,7 @@ class Line:
         if position <= self.mount.known:
             return
         try:
-            end = self._known if position <= self._known else await self.confirmed_end(self._left(deadline))
+            end = self._end_known if position <= self._end_known else await self.confirmed_end(self._left(deadline))
         except CannotConnect as error:
             raise self._not_sent() from error
         if position > end:
@@ -403,11 +482,16 @@ class Line:
 
     async def _check_id(self, id: int, seconds: float) -> None:
         """Who waits for what no log has waits in vain: a token of another cluster, or one that is made up."""
-        if id > max(self.mount.known, self._known) and id > (end := await self.confirmed_end(seconds)):
+        if id > max(self.mount.known, self._end_known) and id > (end := await self.confirmed_end(seconds)):
             raise BeyondLog(
                 f"there is no transaction {id} in partition {self.partition}, whose highest committed id is {end}",
                 next_step="wait for what this cluster has committed: is the token from another one?",
             )
+
+    @property
+    def _end_known(self) -> int:
+        """The highest id that the owner named as committed, in the timeline of the mount."""
+        return self._known if timeline_of(self._known) == self.mount.timeline else EMPTY
 
     async def confirmed_end(self, seconds: float | None = None) -> int:
         """The highest committed id, at this moment or later."""
@@ -501,7 +585,7 @@ class Line:
 
     # -- the link
 
-    async def _keep(self, position: int | None) -> None:
+    async def _keep(self, position: Position | None) -> None:
         """Mount, again and again; raises only what the next attempt would meet again."""
         unanswered = 0
         """Failures in a row to learn the high-water mark, which `mount.attempts` does not count."""
@@ -511,6 +595,7 @@ class Line:
                     position = await self._routes.ask_once(
                         self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
                     )
+                    position = Position(position)
                 if self.mount.state is State.IDLE:
                     self.mount.activated(position)
                 await self._mount_once()
@@ -558,7 +643,12 @@ class Line:
     def ready(self) -> None:
         self._trouble = None
         self._is_ready.set()
+        lineage = self.mount.lineage
+        assert lineage is not None
+        shared, self._timeline = lineage.shared_to(self._timeline), lineage.current
         if self._follower is not None:
+            if shared is not None:
+                self._follower.forget_above(shared)
             self._follower.release()
 
     def settled(self) -> None:
@@ -575,9 +665,11 @@ class Line:
         """Records or heads came, checked, and exactly those that are next."""
         assert self._follower is not None
         if isinstance(content, Run):
-            load = partial(transactions_of, content, self.partition, self._serializer)
+            load = partial(transactions_of, content, self.partition, self._serializer, self.mount.lineage)
         else:
-            load = partial(transactions_of_heads, content, self.partition, self._serializer, self._fetch)
+            load = partial(
+                transactions_of_heads, content, self.partition, self._serializer, self._fetch, self.mount.lineage
+            )
         self._follower.put(size, load, content.goes_on)
 
     # -- for people
@@ -618,4 +710,4 @@ class Line:
             return 0
         mount = self.mount
         barrier = mount.mounted.barrier if mount.mounted is not None and mount.state is State.READY else EMPTY
-        return max(0, max(mount.known, barrier, self._known) - self.position)
+        return max(0, max(mount.known, barrier, self._end_known) - self.position)

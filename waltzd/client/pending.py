@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.protocol.batches import U8, U64, AppendBatch, Limits
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock, Reason, Rejected, Unknown
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST
 
 LOCK_BYTES = 9
 IS_COMMITTED, IS_UNKNOWN = 0, 255
@@ -62,6 +64,8 @@ class Outcomes:
     """The hash of the lock that failed; 0 for none."""
     partition: int | None = None
     """The partition that all of them are in."""
+    timeline: UUID = FIRST
+    """The timeline of its log in which they have these ids."""
 
     @staticmethod
     def unknown(count: int) -> Outcomes:
@@ -80,7 +84,7 @@ class Outcomes:
     def __getitem__(self, row: int) -> AppendOutcome:
         reason = int(self.reasons[row])
         if reason == IS_COMMITTED:
-            return Committed(int(self.ids[row]), partition=self.partition)
+            return Committed(int(self.ids[row]), partition=self.partition, timeline=self.timeline)
         if reason == IS_UNKNOWN:
             return Unknown()
         return Rejected(Reason(reason), int(self.conflict_ids[row]), int(self.locks[row]) or None)
@@ -88,7 +92,7 @@ class Outcomes:
     def copy(self) -> Outcomes:
         """The same rows in columns of their own."""
         columns = (self.ids.copy(), self.reasons.copy(), self.conflict_ids.copy(), self.locks.copy())
-        return Outcomes(*columns, self.partition)
+        return Outcomes(*columns, self.partition, self.timeline)
 
 
 Late: TypeAlias = Callable[[AppendOutcome], object]
@@ -110,6 +114,8 @@ class Request:
     bytes: int = 0
     ticket: int = 0
     late: Late | None = None
+    timeline: UUID = FIRST
+    """Identity of the timeline in which `mark` is an id."""
 
     def __post_init__(self) -> None:
         self.data_crc = crc32(self.payload)
@@ -122,6 +128,10 @@ class Request:
     @property
     def rest_rows(self) -> int:
         return 1
+
+    @property
+    def highest_mark(self) -> int:
+        return self.mark
 
     @property
     def rest_bytes(self) -> int:
@@ -145,6 +155,10 @@ class Bundle:
 
     partition: int | None = None
     """Where it is handed in."""
+    timeline: UUID = FIRST
+    """Identity of the timeline in which `marks` are ids."""
+    told_in: UUID = FIRST
+    """Identity of the timeline in which its transactions have ids."""
     late: Late | None = None
 
     def __init__(
@@ -192,6 +206,10 @@ class Bundle:
     def rest_bytes(self) -> int:
         return self.bytes - int(self.ends[self.taken])
 
+    @property
+    def highest_mark(self) -> int:
+        return int(self.marks.max())
+
     def piece(self, start: int, stop: int, first_sequence: int) -> AppendBatch:
         data = slice(int(self._data_ends[start]), int(self._data_ends[stop]))
         locks = slice(int(self._lock_ends[start]), int(self._lock_ends[stop]))
@@ -222,13 +240,18 @@ class Bundle:
         self._outcomes.reasons[rows] = int(Reason.LOST)
         self._decided(len(self._outcomes.ids[rows]))
 
+    def forked(self, shared: int) -> None:
+        """The log ends behind the id `shared`, and goes on otherwise: what was committed above is not in it."""
+        gone = self._outcomes.ids > shared
+        self._outcomes.ids[gone], self._outcomes.reasons[gone] = EMPTY, int(Reason.LOST)
+
     def _decided(self, count: int) -> None:
         self._undecided -= count
         if self._undecided == 0 and not self.waiter.done():
             self.waiter.set_result(self._result())
 
     def _result(self) -> Outcomes | AppendOutcome:
-        return replace(self._outcomes, partition=self.partition)
+        return replace(self._outcomes, partition=self.partition, timeline=self.told_in)
 
     def refuse(self, error: WaltzError) -> None:
         """What was not sent never will be: an error when that is all of it, else those rows are lost."""
@@ -240,7 +263,7 @@ class Bundle:
     def settle_as_it_is(self) -> None:
         """Tell what is known by now; later outcomes are not told."""
         if not self.waiter.done():
-            self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition))
+            self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition, timeline=self.told_in))
 
 
 class Group(Bundle):
@@ -263,9 +286,18 @@ class Group(Bundle):
         self.place = int(ids[0] - rows[0])
         super().committed(rows, ids)
 
+    def forked(self, shared: int) -> None:
+        if self.place is not None and self.place > shared:  # a fork is never inside a group
+            rest = np.flatnonzero(self._outcomes.reasons == IS_UNKNOWN)
+            super().forked(shared)
+            self.place = None
+            self.lost(rest)
+
     def _result(self) -> AppendOutcome:
         first = self._outcomes[0]
-        return Committed(first.id, self.rows, self.partition) if isinstance(first, Committed) else first
+        if not isinstance(first, Committed):
+            return first
+        return Committed(first.id, self.rows, self.partition, timeline=self.told_in)
 
     def _decided(self, count: int) -> None:
         super()._decided(count)

@@ -16,7 +16,9 @@ from waltzd.client.view import checked_position
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join, read_whole
 from waltzd.errors import BadArgument, ForeignCluster, PositionsDamaged
+from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST
 
 VERSION = 1
 FILE_BYTES_MAX = 16 << 20
@@ -35,7 +37,7 @@ class PositionFile:
             file = PositionFile("index.position", client.cluster_key)
             async for transaction in client.feed(0, after=file.position(0)):
                 await index.add(transaction.id, transaction.payload)
-                file.save(0, transaction.id)
+                file.save(0, transaction.position)
         ```
     """
 
@@ -68,31 +70,53 @@ class PositionFile:
         file._open(path, cluster)
         return file
 
-    def position(self, partition: int) -> int:
-        """The id that was saved last for this partition; -1 for none."""
-        return self._positions.get(partition, EMPTY)
+    def position(self, partition: int) -> Position:
+        """The position that was saved last for this partition; -1 for none."""
+        return self._positions.get(partition, Position(EMPTY))
 
     @property
-    def positions(self) -> Mapping[int, int]:
+    def positions(self) -> Mapping[int, Position]:
         """All that were saved, by partition."""
         return dict(self._positions)
 
-    def save(self, partition: int, id: int) -> None:
+    def save(self, partition: int, position: int) -> None:
         """Keep this as the position of the partition. When it returns, no crash takes it back.
 
         It costs a flush of the disk: where many transactions come, save once for those of a batch (`Client.feed_batches`).
 
+        Args:
+            partition: Which partition.
+            position: `transaction.position` of what was done last. A plain integer is a position of the first timeline of
+                the log, so after a rescue or a restore it is refused above the fork.
+
         Raises:
-            BadArgument: It is below the position that is kept; to begin again, remove the file.
+            BadArgument: It is below the position that is kept; to begin again, remove the file, or call `reset`.
             DiskFull, FlushFailed, NoPermission: The file was not written; the one before is still there.
         """
-        id = checked_position(id)
-        if partition < 0 or id < self.position(partition):
+        found = checked_position(position)
+        if partition < 0 or found < self.position(partition):
             raise BadArgument(
-                f"the position {id} of partition {partition} is below {self.position(partition)}, which {self._path} keeps",
-                next_step="to begin again, end the program and remove the file",
+                f"the position {found} of partition {partition} is below {self.position(partition)}, which {self._path} "
+                "keeps",
+                next_step="to begin again, end the program and remove the file, or call `reset`",
             )
-        positions = {**self._positions, partition: id}
+        self._write({**self._positions, partition: found})
+
+    def reset(self, partition: int, position: int) -> None:
+        """Set a position back: after a rescue or a restore, to the fork that `OtherTimeline` names, once the work above it
+        is undone.
+
+        Args:
+            partition: Which partition.
+            position: The new position; what comes behind it is done again.
+
+        Raises:
+            BadArgument: It is no position.
+            DiskFull, FlushFailed, NoPermission: As of `save`.
+        """
+        self._write({**self._positions, partition: checked_position(position)})
+
+    def _write(self, positions: dict[int, Position]) -> None:
         with closing(self._disk.create(self._path + NEW_SUFFIX)) as file:
             file.write(0, _content(self._cluster, positions))
             file.flush()
@@ -100,12 +124,12 @@ class PositionFile:
         self._disk.flush_directory(self._directory)
         self._positions = positions
 
-    def _read(self) -> dict[int, int]:
+    def _read(self) -> dict[int, Position]:
         raw = read_whole(self._disk, self._path, FILE_BYTES_MAX)
         try:
             found = json.loads(raw)
             cluster = UUID(found["cluster"])
-            positions = {int(partition): checked_position(id) for partition, id in found["positions"].items()}
+            positions = {int(partition): _position_of(kept) for partition, kept in found["positions"].items()}
             is_whole = raw == _content(cluster, positions)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, BadArgument):
             is_whole = False
@@ -120,7 +144,13 @@ class PositionFile:
         return positions
 
 
-def _content(cluster: UUID, positions: Mapping[int, int]) -> bytes:
-    kept = {"version": VERSION, "cluster": str(cluster), "positions": {str(at): positions[at] for at in sorted(positions)}}
-    body = json.dumps(kept)
+def _position_of(kept: object) -> Position:
+    """A number is a position of the first timeline, as all files keep it until an operator ends the log."""
+    return Position.parse(kept) if isinstance(kept, str) else checked_position(kept)  # type: ignore[arg-type]
+
+
+def _content(cluster: UUID, positions: Mapping[int, Position]) -> bytes:
+    rows = {str(at): positions[at] for at in sorted(positions)}
+    told = {at: int(one) if one.timeline == FIRST else one.text for at, one in rows.items()}
+    body = json.dumps({"version": VERSION, "cluster": str(cluster), "positions": told})
     return f'{body[:-1]}, "crc": "{crc32(body.encode()):08x}"}}\n'.encode()

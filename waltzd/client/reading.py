@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 from waltzd.client.mount import Seen
 from waltzd.client.routes import Routes
@@ -13,6 +14,8 @@ from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_t
 from waltzd.errors import BadArgument, BadFrame
 from waltzd.format.record import Run
 from waltzd.protocol.peers import ServerPort
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 
 T = TypeVar("T")
 READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
@@ -27,12 +30,18 @@ class Reader:
         self._seen = seen
         self._seconds = seconds
 
-    async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
+    async def end_position(
+        self, partition: int, *, confirmed: bool = True, since: Position | None = None, timeout: float | None = None
+    ) -> Position:
+        """Raises `OtherTimeline` where `since` is not on the log."""
         return await self._ask(
-            partition, "HighWaterMark", lambda port: port.high_water_mark(partition, confirmed=confirmed), timeout
+            partition,
+            "HighWaterMark",
+            lambda port: port.high_water_mark(partition, confirmed=confirmed, since=since),
+            timeout,
         )
 
-    async def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
+    async def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> Position:
         us = checked_time(time)
         return await self._ask(partition, "FindTime", lambda port: port.find_time(partition, us), timeout)
 
@@ -45,11 +54,13 @@ class Reader:
         first_id: int | None,
         last_id: int | None,
         *,
-        from_time: datetime | int | None,
-        until_time: datetime | int | None,
-        with_locks: bool,
+        from_time: datetime | int | None = None,
+        until_time: datetime | int | None = None,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
         timeout: float | None = None,
     ) -> list[Transaction[Any]]:
+        """`timeline`: identity of the timeline whose ids are meant; None: those of the log as it is."""
         if (first_id is None) == (from_time is None) or (last_id is not None and until_time is not None):
             raise BadArgument(
                 "reading begins with a `first_id` or a `from_time`, and ends with a `last_id` or an `until_time`"
@@ -69,18 +80,28 @@ class Reader:
             if is_bounded:
                 raise BadArgument(f"there are no ids from {first_id} to {last_id}")
             return []
-        runs = await self._runs(partition, first_id, min(last_id, first_id + READ_IDS_MAX - 1), with_locks, timeout)
+        last_id = min(last_id, first_id + READ_IDS_MAX - 1)
+        runs = await self._runs(partition, first_id, last_id, with_locks, timeline, timeout)
         for run in runs:
             self._seen.note(run.times)
-        return [found for run in runs for found in transactions_of(run, partition, self._serializer)]
+        timeline = timeline or FIRST
+        return [found for run in runs for found in transactions_of(run, partition, self._serializer, timeline=timeline)]
 
     async def _runs(
-        self, partition: int, first_id: int, last_id: int, with_locks: bool, timeout: float | None
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int,
+        with_locks: bool,
+        timeline: UUID | None,
+        timeout: float | None,
     ) -> list[Run]:
         async def ask(port: ServerPort) -> list[Run]:
             runs: list[Run] = []
             next_id = first_id
-            async with aclosing(port.fetch(partition, first_id, last_id, with_locks=with_locks)) as found:
+            async with aclosing(
+                port.fetch(partition, first_id, last_id, with_locks=with_locks, timeline=timeline)
+            ) as found:
                 async for run in found:
                     if run.first_id != next_id or run.last_id > last_id:
                         break
@@ -103,7 +124,7 @@ class Reading(Generic[E]):
     def _check_reading(self, partition: int) -> None:
         raise AssertionError("a client says when it may read")
 
-    async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> int:
+    async def end_position(self, partition: int, *, confirmed: bool = True, timeout: float | None = None) -> Position:
         """The highest committed id of a partition, -1 when it is empty, from its owner. Needs no partitions of one's own.
 
         It is not below any id that anybody was told before this was called: the owner asks a majority of the storages
@@ -122,7 +143,7 @@ class Reading(Generic[E]):
         self._check_reading(partition)
         return await self._reader.end_position(partition, confirmed=confirmed, timeout=timeout)
 
-    async def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> int:
+    async def position_at(self, partition: int, time: datetime | int, *, timeout: float | None = None) -> Position:
         """The highest id in front of the first transaction of that time or later: what comes behind it is not earlier.
 
         A view that begins at a time returns it from `position`. What was written before the partition went over to format 1

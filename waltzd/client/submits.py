@@ -22,6 +22,7 @@ from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, Serializer, builder_of, checked_position, is_overridden
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, WaltzError
 from waltzd.protocol.locks import AppendOutcome, Committed, Declined, Lock, Mode, Outcome, Reason, Rejected, Unknown
+from waltzd.protocol.positions import Position
 
 Wait: TypeAlias = Literal["committed", "applied"]
 
@@ -86,7 +87,7 @@ class Submits:
         if wait == "applied" and isinstance(outcome, Committed):
             seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
             try:
-                await line.applied(outcome.ids[-1], seconds)
+                await line.applied(Position(outcome.ids[-1], outcome.timeline), seconds)
             except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
                 return outcome
             return replace(outcome, is_applied=True)
@@ -109,7 +110,7 @@ class Submits:
             attempt += 1
             epoch = await line.ready_epoch(deadline)
             if once is not None and (id_ := await once.find(line.position, self._left(deadline))) is not None:
-                return Committed(id_, len(commands), line.partition)
+                return once.keys.committed(id_, len(commands))
             outcome = await self._build_and_send(line, commands, call, later, is_group, deadline, once)
             if not isinstance(outcome, Rejected):
                 return outcome
@@ -154,10 +155,12 @@ class Submits:
             if once is not None:
                 builders[0]._hold(once.locks)
                 if (id_ := await once.find(highest, self._left(deadline))) is not None:
-                    return Committed(id_, len(commands), line.partition)
+                    return once.keys.committed(id_, len(commands))
             make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
             told = partial(self._tell_later, line, commands, later)
-            waiter: asyncio.Future[AppendOutcome] = line.add(make, told, deadline)
+            for position in positions:
+                line.check_timeline(position)
+            waiter: asyncio.Future[AppendOutcome] = line.add(make, highest, told, deadline)
         finally:
             line.leave(len(commands))
         try:
@@ -181,7 +184,7 @@ class Submits:
                 return outcome
         except (BeyondLog, CannotConnect):
             return Unknown()
-        return outcome if id_ is None else Committed(id_, count, line.partition)
+        return outcome if id_ is None else once.keys.committed(id_, count)
 
     # -- telling
 
@@ -269,4 +272,5 @@ def mark_of(line: Line, position: int | None, locks: Sequence[Lock]) -> int:
         if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
             raise BadArgument("a READ or WRITE lock needs a position to be compared with: give a view, or a position")
         return line.position
-    return checked_position(position)
+    checked = checked_position(position)
+    return checked if isinstance(position, Position) else int(checked)

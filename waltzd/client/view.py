@@ -22,7 +22,9 @@ from waltzd.format.checksum import I64, crc32
 from waltzd.format.record import HEAD_BYTES, NO_TIME, TRAILER_BYTES, LockColumns, Run, heads
 from waltzd.protocol.batches import PROBE_HEADER, HeadFeed
 from waltzd.protocol.locks import Lock, LoggedLock, Mode, Outcome, Rejected
+from waltzd.protocol.positions import Position, timeline_of
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST, Lineage
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -121,8 +123,9 @@ def checked_header(header: int) -> int:
     return _checked_integer(header, HEADER_MIN, HEADER_MAX, "a header has 32 bits with a sign; {} does not fit")
 
 
-def checked_position(position: int) -> int:
-    return _checked_integer(position, EMPTY, POSITION_MAX, "a position is -1 or an id, not {}")
+def checked_position(position: int) -> Position:
+    checked = _checked_integer(position, EMPTY, POSITION_MAX, "a position is -1 or an id, not {}")
+    return Position(checked, timeline_of(position))
 
 
 def checked_id(id: int) -> int:
@@ -176,6 +179,9 @@ class Transaction(Generic[E_co]):
             None for one that was written in format 0.
         follows: Whether it goes on with the group of the transaction before it.
         locks: Its locks, where a read asked for them, else None.
+        timeline: Identity of the timeline of the log in which it has its id: `UUID(int=0)`, the first one, until an
+            operator ends the log below an id that was acknowledged. What was read by its id alone says the first one.
+        lineage: All timelines of the log, where it was fed; else None.
     """
 
     __slots__ = (
@@ -186,11 +192,13 @@ class Transaction(Generic[E_co]):
         "header",
         "id",
         "length",
+        "lineage",
         "locks",
         "partition",
         "payload_crc",
         "request",
         "time_us",
+        "timeline",
     )
 
     def __init__(
@@ -207,7 +215,11 @@ class Transaction(Generic[E_co]):
         time_us: int | None = None,
         follows: bool = False,
         locks: tuple[LoggedLock, ...] | None = None,
+        lineage: Lineage | None = None,
+        timeline: UUID = FIRST,
     ) -> None:
+        self.lineage = lineage
+        self.timeline = timeline
         self.partition = partition
         self.id = id
         self.header = header
@@ -223,6 +235,11 @@ class Transaction(Generic[E_co]):
 
     def __repr__(self) -> str:
         return f"Transaction(partition={self.partition}, id={self.id}, header={self.header}, length={self.length})"
+
+    @property
+    def position(self) -> Position:
+        """Its id together with its timeline: what a view or a follower keeps as its position."""
+        return Position(self.id, self.timeline)
 
     @property
     def time(self) -> datetime | None:
@@ -264,9 +281,17 @@ class Transaction(Generic[E_co]):
         return self._payload
 
 
-def transactions_of(run: Run, partition: int, serializer: Serializer[Any] | None) -> list[Transaction[Any]]:
+def transactions_of(
+    run: Run,
+    partition: int,
+    serializer: Serializer[Any] | None,
+    lineage: Lineage | None = None,
+    *,
+    timeline: UUID = FIRST,
+) -> list[Transaction[Any]]:
     """The records of a run. Payloads are copied: a transaction that is kept must not keep the whole run."""
     raw, ends = bytes(run.data), run.bounds.tolist()
+    timeline = timeline if lineage is None else lineage.current
     rows = zip(heads(run).tolist(), ends, ends[1:], _times(run.times), _flags(run.follows), _locks(run.locks), strict=False)
     return [
         Transaction(
@@ -282,6 +307,8 @@ def transactions_of(run: Run, partition: int, serializer: Serializer[Any] | None
             time,
             follows,
             locks,
+            lineage,
+            timeline,
         )
         for (id_, client, generation, _, sequence, header, length, crc), start, end, time, follows, locks in rows
     ]
@@ -292,12 +319,26 @@ def transactions_of_heads(
     partition: int,
     serializer: Serializer[Any] | None,
     fetch: Callable[[Transaction[Any]], Awaitable[bytes]],
+    lineage: Lineage | None = None,
 ) -> list[Transaction[Any]]:
     """The same without payloads; `Transaction.fetch` fetches them."""
+    timeline = FIRST if lineage is None else lineage.current
     rows = zip(frame.heads.tolist(), _times(frame.times), _flags(frame.follows), strict=False)
     return [
         Transaction(
-            partition, id_, header, length, crc, (client, generation, sequence), None, fetch, serializer, time, follows
+            partition,
+            id_,
+            header,
+            length,
+            crc,
+            (client, generation, sequence),
+            None,
+            fetch,
+            serializer,
+            time,
+            follows,
+            lineage=lineage,
+            timeline=timeline,
         )
         for (id_, client, generation, _, sequence, header, length, crc), time, follows in rows
     ]
@@ -378,12 +419,13 @@ class View(Protocol[E_contra]):
 
             def apply(self, transaction):
                 self.count += 1
-                self.positions[transaction.partition] = transaction.id
+                self.positions[transaction.partition] = transaction.position
         ```
     """
 
     def position(self, partition: int, /) -> int | Awaitable[int]:
-        """The id of the last transaction in the view, -1 for an empty one. Asked whenever the partition is activated."""
+        """The position of the last transaction in the view (`Transaction.position`), -1 for an empty one. Asked whenever
+        the partition is activated. A plain integer is a position of the first timeline of the log."""
         ...
 
     def apply(self, transaction: Transaction[E_contra], /) -> object:

@@ -11,6 +11,7 @@ from waltzd.client.settings import ClientSettings
 from waltzd.client.submits import Submits
 from waltzd.errors import CannotConnect, ClientClosed
 from waltzd.protocol.locks import Committed, Token, token_of
+from waltzd.protocol.positions import Position
 
 
 class Waiting:
@@ -97,6 +98,7 @@ class Waiting:
         Raises:
             NotApplied: The time is over. The transaction is committed all the same, and the view will have it.
             BeyondLog: The log has no such transaction: the token is of another cluster, or made up.
+            OtherTimeline: An operator ended the log below the transaction: it is not in the log any more.
             CannotConnect: The owner did not say in time whether there is such a transaction.
             BadArgument: It is no token, there is no such partition, or this client has no view.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
@@ -105,7 +107,7 @@ class Waiting:
         self._check_loop()
         token = token_of(token)
         seconds = self.settings.submit_seconds if timeout is None else timeout
-        await self._line(token.partition).applied(token.id, seconds)
+        await self._line(token.partition).applied(Position(token.id, token.timeline), seconds)
 
     async def wait_stopped(self, *, timeout: float | None = None) -> None:
         """Wait until a partition is stopped by an error, and raise that: a service that must not live on without its view

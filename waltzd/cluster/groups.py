@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Protocol
+from uuid import UUID
 
-from waltzd.cluster.documents import Document, Name, whole
+from waltzd.cluster.documents import ADDED, Document, Name, whole
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.groups import Exhausted, GroupPlace, KeyedBy, Mode
 from waltzd.protocol.peers import AttendPort, ServerPort
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 
 MS_MAX = 24 * 3600 * 1000
 HEADERS_MAX = 64
@@ -21,6 +24,12 @@ class GroupStart:
     partition: Annotated[int, whole()]
     after: Annotated[int, whole(-1)]
     """The group begins behind this id."""
+    timeline: UUID | None = field(default=None, metadata={ADDED: True})
+    """Identity of the timeline of the log in which that is an id; None for the first one."""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.after, self.timeline or FIRST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +61,8 @@ class GroupMeta(Document):
         return None
 
     def start(self, partition: int) -> int:
-        """The id behind which it begins there."""
-        return next((start.after for start in self.starts if start.partition == partition), -1)
+        """The id behind which it begins there: a position, or -1."""
+        return next((start.position for start in self.starts if start.partition == partition), -1)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from waltzd.disk.seam import Buffer
 from waltzd.errors import WaltzError
 from waltzd.format.checksum import I64
+from waltzd.protocol.timelines import Timeline
 
 I32: TypeAlias = NDArray[np.int32]
 U32: TypeAlias = NDArray[np.uint32]
@@ -120,6 +121,8 @@ class Joined:
     """So many deliveries it has at a time."""
     hears_begun: bool = False
     """Whether the owner knows `Verb.BEGIN`."""
+    timelines: tuple[Timeline, ...] = ()
+    """Timelines of the log behind the first one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from uuid import UUID
 
 from waltzd.errors import BadArgument
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST
 
 
 class Mode(enum.IntEnum):
@@ -171,6 +172,8 @@ class Token:
     """The partition that holds it."""
     id: int
     """Its id there; of a group, that of the last one."""
+    timeline: UUID = FIRST
+    """The timeline of the log in which it has that id."""
 
     def __post_init__(self) -> None:
         for number in (self.partition, self.id):
@@ -178,7 +181,8 @@ class Token:
                 raise BadArgument(f"a token has a partition and an id, both integers from 0 on, not {number!r}")
 
     def __str__(self) -> str:
-        return f"{self.partition}-{self.id}"
+        known = f"{self.partition}-{self.id}"
+        return known if self.timeline == FIRST else f"{known}-{self.timeline.hex}"
 
     @classmethod
     def parse(cls, text: str) -> Token:
@@ -190,10 +194,10 @@ class Token:
         found = _TOKEN.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             raise BadArgument(f"{str(text)[:60]!r} is no token of a committed transaction: it looks like 3-1024")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(found[1]), int(found[2]), FIRST if found[3] is None else UUID(found[3]))
 
 
-_TOKEN = re.compile(r"([0-9]{1,10})-([0-9]{1,19})", re.ASCII)
+_TOKEN = re.compile(r"([0-9]{1,10})-([0-9]{1,19})(?:-([0-9a-f]{32}))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,8 @@ class Committed:
     """The partition that holds it; what a client returns always says so."""
     is_applied: bool = field(default=False, compare=False)
     """The client's view had it when the call returned: only `submit` with `wait="applied"` says so."""
+    timeline: UUID = field(default=FIRST, compare=False)
+    """The timeline of the log in which it has this id; another one after an operator has ended the log below it."""
 
     @property
     def ids(self) -> range:
@@ -238,7 +244,7 @@ class Committed:
         """
         if self.partition is None:
             raise BadArgument(f"{self!r} does not say in which partition it is")
-        return Token(self.partition, self.ids[-1])
+        return Token(self.partition, self.ids[-1], self.timeline)
 
 
 def token_of(given: Token | Committed) -> Token:

@@ -23,6 +23,7 @@ from waltzd.format.record import LockColumns, Run, bounds_of
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
+from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
 Content: TypeAlias = Run | tuple[Batch, ...]
@@ -342,15 +343,25 @@ class ServerPort(Protocol):
         ...
 
     def mount(self) -> MountPort: ...
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
-        """`confirmed`: not below any id that was acknowledged to anybody before this call."""
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
+        """`confirmed`: not below any id that was acknowledged to anybody before this call. Raises `OtherTimeline` where
+        `since` is not on this log."""
         ...
 
-    async def find_time(self, partition: int, time: int) -> int:
+    async def find_time(self, partition: int, time: int) -> Position:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         ...
 
     def fetch(
-        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
-    ) -> AsyncGenerator[Run, None]: ...
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
+    ) -> AsyncGenerator[Run, None]:
+        """Raises `OtherTimeline` where the ids of `timeline` up to `last_id` are not those of this log."""
+        ...
+
     async def close(self) -> None: ...

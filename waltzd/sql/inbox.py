@@ -9,6 +9,10 @@ over what is parked and what was skipped, and an operator may want exactly that 
 below a floor. Ids become bits instead: one for each id of the log at most, and none for a page whose ids are all done.
 Whether an id is a row or a bit makes no difference to the answer, so folding rows into bits may happen at any time.
 
+An id is an id of one timeline of the log (`waltzd.protocol.timelines`), so rows and bits say which. An id that was done in
+another timeline, above where an operator ended the log, is not taken for done: the inbox refuses (`OtherTimeline`), because
+what was done there belongs to a transaction that is gone. `forget` mends it.
+
 A transaction inserts its row first and looks at the bits then. Rows leave only together with the bits that replace them,
 and an insert waits for whoever deletes the same row, so it meets one of the two. For that, what is read has to be as new as
 what was written; so an engine of PostgreSQL whose transactions read an older snapshot (REPEATABLE READ) is refused."""
@@ -33,6 +37,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, ForeignCluster, OtherInbox, WaltzError
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import (
     ONLY_READ_AND_WRITE,
@@ -42,7 +47,7 @@ from waltzd.sql.guard import (
     prove_alive,
     refuse_what_came,
 )
-from waltzd.sql.positions import NAME_MAX, create, limit_waiting, prove_transactions
+from waltzd.sql.positions import NAME_MAX, add_columns, create, limit_waiting, prove_transactions
 
 R = TypeVar("R")
 PAGE = 8192
@@ -74,6 +79,10 @@ class Delivered(Protocol):
     def partition(self) -> int: ...
     @property
     def id(self) -> int: ...
+    @property
+    def lineage(self) -> Lineage | None:
+        """The timelines of the log; None: it never forked."""
+        ...
 
 
 class Acknowledged(Delivered, Protocol):
@@ -142,6 +151,8 @@ class SqlInbox:
         """By partition, what was done here since the last fold. One that was never folded by this process is not in it."""
         count = threads or (1 if engine.dialect.name == "sqlite" else THREADS)
         self._threads = ThreadPoolExecutor(count, "waltz-inbox")
+        self._lineages: dict[int, Lineage] = {}
+        """By partition, the timelines of its log as the last delivery named them."""
         self._slots = asyncio.Semaphore(count)
         """As many as there are threads: who holds one finds a thread for each of its steps."""
 
@@ -170,6 +181,7 @@ class SqlInbox:
             DatabaseUnavailable: The database does not answer, or refuses.
             ForeignCluster: The inbox is filled from another cluster.
             OtherInbox: The inbox is another group's.
+            OtherTimeline: This id was done for a transaction that is not in the log any more.
         """
         async with self._slots:
             work = _Work(self, delivery)
@@ -265,9 +277,15 @@ class SqlInbox:
         with _translated("read the inbox"), self._engine.connect() as connection:
             return self._done.has(connection, partition, id)
 
-    def forget(self, partition: int, first: int, last: int = FORGET) -> None:
+    def forget(self, partition: int, first: int, last: int = FORGET, *, timeline: UUID | None = None) -> None:
         """These ids count as not done, and are done again when they are delivered again: before a group is reset to do its
-        work once more, and where a log went back to an earlier moment, behind its end.
+        work once more, and after a rescue or a restore those above the fork.
+
+        Args:
+            partition: Which partition.
+            first: The first of these ids.
+            last: The last one.
+            timeline: Only ids that were done in this timeline of the log: what `OtherTimeline` says.
 
         Raises:
             BadArgument: The ids are no stretch.
@@ -276,7 +294,7 @@ class SqlInbox:
         if not 0 <= first <= last:
             raise BadArgument(f"ids {first} to {last} are no stretch of ids")
         with _translated("forget what was done"), self._exclusive() as connection:
-            self._done.forget(connection, partition, first, last)
+            self._done.forget(connection, partition, first, last, timeline)
 
     def fold(self, partition: int) -> int:
         """Make bits of rows; how many rows. It happens by itself as well.
@@ -285,7 +303,7 @@ class SqlInbox:
             DatabaseUnavailable: The database does not answer, refuses, or another process folds.
         """
         with _translated("fold the inbox"), self._exclusive() as connection:
-            return self._done.fold(connection, partition)
+            return self._done.fold(connection, partition, self._lineages.get(partition, NEVER_FORKED))
 
     def close_blocking(self) -> None:
         """As `close`."""
@@ -365,7 +383,8 @@ class _Work:
             try:
                 connection.begin()
                 limit_waiting(connection, inbox._lock_seconds)
-                is_new = inbox._done.add(connection, delivery.partition, delivery.id)
+                lineage = inbox._lineages[delivery.partition] = delivery.lineage or NEVER_FORKED
+                is_new = inbox._done.add(connection, delivery.partition, delivery.id, lineage)
             except BaseException:
                 self.give_back()
                 raise
@@ -436,6 +455,7 @@ class _Done:
             self._metadata,
             *_place(),
             sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+            _timeline_column(),
         )
         self._pages = sa.Table(
             "waltz_inbox_pages",
@@ -443,11 +463,14 @@ class _Done:
             *_place(),
             sa.Column("page", sa.BigInteger, primary_key=True, autoincrement=False),
             sa.Column("bits", sa.LargeBinary, nullable=False),
+            _timeline_column(),
         )
         self._insert = _insert_new(engine, self._rows)
 
     def prepare(self, cluster: UUID, group: str) -> None:
         create(self._engine, self._metadata)
+        for table in (self._rows, self._pages):
+            add_columns(self._engine, table)
         columns = self._rows.c
         row = {"inbox_name": self._name, "partition_id": -1, "id": secrets.randbelow(1 << 60)}
         this = tuple(columns[name] == value for name, value in row.items())
@@ -476,27 +499,47 @@ class _Done:
 
     # -- one id
 
-    def add(self, connection: Connection, partition: int, id: int) -> bool:
-        """Whether it was not there. The insert is first: with the bits first, a fold could come between the two."""
-        row = {"inbox_name": self._name, "partition_id": partition, "id": id}
+    def add(self, connection: Connection, partition: int, id: int, lineage: Lineage) -> bool:
+        """Whether it was not there. The insert is first: with the bits first, a fold could come between the two. Raises
+        `OtherTimeline` where it was done in a timeline whose id is another transaction."""
+        row = {"inbox_name": self._name, "partition_id": partition, "id": id, "timeline": _named(lineage.current)}
         count = connection.execute(self._insert, row, execution_options={"preserve_rowcount": True}).rowcount
         if count not in (0, 1):  # to guess would skip a transaction, or do one twice
             raise BadArgument(f"the driver {self._engine.driver} does not say how many rows a statement has inserted")
         if count == 0:
+            columns = self._rows.c
+            here = (*self._at(self._rows, partition), columns.id == id)
+            self._check(partition, id, connection.scalar(sa.select(columns.timeline).where(*here)), lineage)
             return False
-        return not _has(self._page(connection, partition, id // PAGE), id % PAGE)
+        bits, timeline = self._page(connection, partition, id // PAGE)
+        if not _has(bits, id % PAGE):
+            return True
+        self._check(partition, id, timeline, lineage)
+        return False
+
+    def _check(self, partition: int, id: int, timeline: str | None, lineage: Lineage) -> None:
+        done = _identity(timeline)
+        shared = lineage.shared_to(done)
+        lineage.check(
+            done, id, what=f"the inbox {self._name!r}", partition=partition,
+            next_step="undo what was done for the transactions that are gone, and let the inbox forget them: "
+            f"`inbox.forget({partition}, {0 if shared is None else shared + 1}, timeline=UUID({str(done)!r}))`",
+        )  # fmt: skip
 
     def has(self, connection: Connection, partition: int, id: int) -> bool:
-        if _has(self._page(connection, partition, id // PAGE), id % PAGE):
+        if _has(self._page(connection, partition, id // PAGE)[0], id % PAGE):
             return True
         found = connection.execute(
             sa.select(self._rows.c.id).where(*self._at(self._rows, partition), self._rows.c.id == id)
         )
         return found.first() is not None
 
-    def _page(self, connection: Connection, partition: int, page: int) -> bytes | None:
+    def _page(self, connection: Connection, partition: int, page: int) -> tuple[bytes | None, str | None]:
+        """Its bits, and the timeline in which they are ids."""
         columns = self._pages.c
-        return connection.scalar(sa.select(columns.bits).where(*self._at(self._pages, partition), columns.page == page))
+        wanted = sa.select(columns.bits, columns.timeline).where(*self._at(self._pages, partition), columns.page == page)
+        found = connection.execute(wanted).first()
+        return (None, None) if found is None else (found[0], found[1])
 
     # -- many; the caller holds the lock
 
@@ -505,17 +548,23 @@ class _Done:
         ours = self._inboxes.c.inbox_name == self._name
         connection.execute(sa.update(self._inboxes).where(ours).values(inbox_name=self._name))
 
-    def fold(self, connection: Connection, partition: int) -> int:
+    def fold(self, connection: Connection, partition: int, lineage: Lineage) -> int:
+        """Rows and pages that hold what is not in the log any more stay as they are: somebody has to be told."""
         rows = self._rows.c
         here = self._at(self._rows, partition)
-        ids = list(connection.scalars(sa.select(rows.id).where(*here).order_by(rows.id).limit(FOLD_MAX)))
+        found = connection.execute(sa.select(rows.id, rows.timeline).where(*here).order_by(rows.id).limit(FOLD_MAX))
         pages: dict[int, list[int]] = {}
-        for id in ids:
-            pages.setdefault(id // PAGE, []).append(id % PAGE)
-        for page, slots in pages.items():
-            bits = _Bits(self._page(connection, partition, page))
-            bits.put(slots)
-            self._save(connection, partition, page, bits)
+        for id, timeline in found.all():
+            if lineage.covers(_identity(timeline), id):
+                pages.setdefault(id // PAGE, []).append(id)
+        ids: list[int] = []
+        for page, its_ids in pages.items():
+            data, timeline = self._page(connection, partition, page)
+            bits = _Bits(data)
+            if bits.last is None or lineage.covers(_identity(timeline), page * PAGE + bits.last):
+                bits.put([id % PAGE for id in its_ids])
+                self._save(connection, partition, page, bits, _named(lineage.current))
+                ids += its_ids
         # By their ids: a stretch could take a row with it that was written since they were read.
         for at in range(0, len(ids), DELETE_MAX):
             some = ids[at : at + DELETE_MAX]
@@ -523,24 +572,30 @@ class _Done:
             assert done.rowcount == len(some)
         return len(ids)
 
-    def forget(self, connection: Connection, partition: int, first: int, last: int) -> None:
+    def forget(self, connection: Connection, partition: int, first: int, last: int, timeline: UUID | None) -> None:
         rows, pages = self._rows.c, self._pages.c
-        connection.execute(sa.delete(self._rows).where(*self._at(self._rows, partition), rows.id.between(first, last)))
-        within = pages.page.between(first // PAGE, last // PAGE)
-        wanted = sa.select(pages.page).where(*self._at(self._pages, partition), within).order_by(pages.page)
-        for page in list(connection.scalars(wanted)):
-            bits, begin = _Bits(self._page(connection, partition, page)), page * PAGE
+        here: tuple[sa.ColumnElement[bool], ...] = (*self._at(self._rows, partition), rows.id.between(first, last))
+        within: tuple[sa.ColumnElement[bool], ...] = (
+            *self._at(self._pages, partition),
+            pages.page.between(first // PAGE, last // PAGE),
+        )
+        if timeline is not None:
+            here, within = (*here, _is(rows.timeline, timeline)), (*within, _is(pages.timeline, timeline))
+        connection.execute(sa.delete(self._rows).where(*here))
+        for page in list(connection.scalars(sa.select(pages.page).where(*within).order_by(pages.page))):
+            data, named = self._page(connection, partition, page)
+            bits, begin = _Bits(data), page * PAGE
             bits.clear(max(0, first - begin), min(PAGE - 1, last - begin))
-            self._save(connection, partition, page, bits)
+            self._save(connection, partition, page, bits, named)
 
-    def _save(self, connection: Connection, partition: int, page: int, bits: _Bits) -> None:
+    def _save(self, connection: Connection, partition: int, page: int, bits: _Bits, timeline: str | None) -> None:
         here = (*self._at(self._pages, partition), self._pages.c.page == page)
         if bits.is_empty:
             connection.execute(sa.delete(self._pages).where(*here))
             return
         data = bits.data
-        if connection.execute(sa.update(self._pages).where(*here).values(bits=data)).rowcount == 0:
-            row = {"inbox_name": self._name, "partition_id": partition, "page": page, "bits": data}
+        if connection.execute(sa.update(self._pages).where(*here).values(bits=data, timeline=timeline)).rowcount == 0:
+            row = {"inbox_name": self._name, "partition_id": partition, "page": page, "bits": data, "timeline": timeline}
             connection.execute(sa.insert(self._pages).values(row))
 
     def _at(self, table: sa.Table, partition: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
@@ -556,6 +611,12 @@ class _Bits:
     @property
     def is_empty(self) -> bool:
         return not any(self._bits)
+
+    @property
+    def last(self) -> int | None:
+        """The highest that is done."""
+        at = len(self._bits.rstrip(b"\0")) - 1
+        return None if at < 0 else 8 * at + self._bits[at].bit_length() - 1
 
     @property
     def data(self) -> bytes:
@@ -574,6 +635,23 @@ def _has(data: bytes | None, slot: int) -> bool:
     if data is None:
         return False
     return not data or bool(data[slot >> 3] >> (slot & 7) & 1)
+
+
+def _timeline_column() -> sa.Column[Any]:
+    """Identity of the timeline in which the id, or the page, is one; NULL for the first one, as earlier versions wrote."""
+    return sa.Column("timeline", sa.String(36), nullable=True)
+
+
+def _named(timeline: UUID) -> str | None:
+    return None if timeline == FIRST else str(timeline)
+
+
+def _identity(named: str | None) -> UUID:
+    return FIRST if named is None else UUID(named)
+
+
+def _is(column: sa.Column[Any], timeline: UUID) -> sa.ColumnElement[bool]:
+    return column.is_(None) if timeline == FIRST else column == str(timeline)
 
 
 def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:

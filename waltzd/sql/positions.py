@@ -2,8 +2,9 @@
 
 One row of `waltz_views` says from which cluster a view comes and which function makes it; it is written before the first
 position and never changes its cluster. The position of a partition is a row of `waltz_positions`; raising it from one id
-to another succeeds for one process only, and its row is the lock that makes the others wait. Nothing here ends a database
-transaction that it did not begin."""
+to another succeeds for one process only, and its row is the lock that makes the others wait. The row says in which
+timelines of the log its position is an id (`waltzd.protocol.timelines`), and a row of other timelines is not raised.
+Nothing here ends a database transaction that it did not begin."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -19,11 +20,25 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from waltzd.errors import BadArgument, ForeignCluster, NotTransactional, OtherView
+from waltzd.protocol.positions import Position, lineage_of_text, lineage_text
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import Lineage
 
 NAME_MAX, FUNCTION_MAX = 100, 400
 REASON_MAX = 2000
 _OLDER = "waltz_marks"
+
+
+class Kept(NamedTuple):
+    """Where a view stands in a partition."""
+
+    id: int
+    lineage: Lineage
+    """Timelines of the log when it was written down."""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.id, self.lineage.current)
 
 
 class Positions:
@@ -43,7 +58,11 @@ class Positions:
             sa.Column("function_name", sa.String(FUNCTION_MAX), nullable=False),
         )
         self._positions = sa.Table(
-            "waltz_positions", self._metadata, *_place(), sa.Column("position", sa.BigInteger, nullable=False)
+            "waltz_positions",
+            self._metadata,
+            *_place(),
+            sa.Column("position", sa.BigInteger, nullable=False),
+            timeline_column(),
         )
         self._dead: sa.Table | None = None
         if has_dead_letters:
@@ -65,6 +84,7 @@ class Positions:
         function, or see that both have it."""
         self._refuse_older()
         create(self._engine, self._metadata)
+        add_columns(self._engine, self._positions)
         self._prove_transactions()
         self._claim(str(cluster), function[-FUNCTION_MAX:], accept_rename=accept_rename)
 
@@ -119,18 +139,19 @@ class Positions:
 
     # -- positions
 
-    def read(self, partition: int) -> int | None:
+    def read(self, partition: int) -> Kept | None:
         """None for a partition that has no row yet."""
-        with self._engine.connect() as connection:
-            found = connection.scalar(sa.select(self._positions.c.position).where(*self._at(partition)))
-        return None if found is None else int(found)
-
-    def read_all(self) -> dict[int, int]:
         columns = self._positions.c
-        wanted = sa.select(columns.partition_id, columns.position).where(columns.view_name == self._view)
         with self._engine.connect() as connection:
-            rows = connection.execute(wanted.where(columns.partition_id >= 0)).all()
-        return {int(partition): int(position) for partition, position in rows}
+            found = connection.execute(sa.select(columns.position, columns.timeline).where(*self._at(partition))).first()
+        return None if found is None else Kept(int(found[0]), lineage_of_text(found[1]))
+
+    def read_all(self) -> dict[int, Kept]:
+        columns = self._positions.c
+        wanted = sa.select(columns.partition_id, columns.position, columns.timeline)
+        with self._engine.connect() as connection:
+            rows = connection.execute(wanted.where(columns.view_name == self._view, columns.partition_id >= 0)).all()
+        return {int(partition): Kept(int(position), lineage_of_text(text)) for partition, position, text in rows}
 
     def insert(self, partition: int) -> None:
         try:
@@ -139,10 +160,33 @@ class Positions:
         except IntegrityError:
             return  # another process was faster
 
-    def raise_from(self, connection: Connection, partition: int, expected: int, position: int) -> bool:
-        """Whether it was where it is expected; only then it has been raised."""
-        here = (*self._at(partition), self._positions.c.position == expected)
+    def raise_from(self, connection: Connection, partition: int, expected: Kept, position: int) -> bool:
+        """Whether it was where it is expected, in these timelines; only then it has been raised."""
+        here = self._kept(partition, expected)
         return connection.execute(sa.update(self._positions).where(*here).values(position=position)).rowcount == 1
+
+    def go_over(self, partition: int, before: Kept, lineage: Lineage) -> None:
+        """From now on the position is an id in these timelines: the caller has seen that it is the same transaction there.
+        Nothing changes where another process was faster."""
+        with self._engine.begin() as connection:
+            here = self._kept(partition, before)
+            connection.execute(sa.update(self._positions).where(*here).values(timeline=lineage_text(lineage)))
+
+    def lower(self, connection: Connection, partition: int, id: int) -> bool:
+        """Set the position back; what was put aside above it is forgotten. Returns False where it stands below."""
+        here = (*self._at(partition), self._positions.c.position >= id)
+        if connection.execute(sa.update(self._positions).where(*here).values(position=id)).rowcount != 1:
+            return False
+        if self._dead is not None:
+            columns = self._dead.c
+            above = columns.view_name == self._view, columns.partition_id == partition, columns.id > id
+            connection.execute(sa.delete(self._dead).where(*above))
+        return True
+
+    def _kept(self, partition: int, kept: Kept) -> tuple[sa.ColumnElement[bool], ...]:
+        columns, text = self._positions.c, lineage_text(kept.lineage)
+        is_it = columns.timeline.is_(None) if text is None else columns.timeline == text
+        return *self._at(partition), columns.position == kept.id, is_it
 
     def bury(
         self, connection: Connection, cluster: UUID, partition: int, letters: Sequence[tuple[int, int]], why: str
@@ -159,6 +203,11 @@ class Positions:
 
     def _insert(self, partition: int) -> sa.Insert:
         return sa.insert(self._positions).values(view_name=self._view, partition_id=partition, position=EMPTY)
+
+
+def timeline_column() -> sa.Column[Any]:
+    """Timelines of the log behind the first one; NULL for none, as earlier versions have written it."""
+    return sa.Column("timeline", sa.Text, nullable=True)
 
 
 def _place() -> tuple[sa.Column[Any], sa.Column[Any]]:
@@ -204,6 +253,25 @@ def create(engine: Engine, metadata: sa.MetaData) -> None:
     for table in metadata.sorted_tables:
         if _are_missing(engine, [table]):
             _create_together(engine, [table], partial(table.create, engine, checkfirst=False))
+
+
+def add_columns(engine: Engine, table: sa.Table) -> None:
+    """Add the columns that a table of an earlier version lacks. They are NULL in the rows that are there."""
+    known = _columns(engine, table)
+    for column in [column for column in table.columns if column.name not in known]:
+        name = engine.dialect.identifier_preparer.format_table(table)
+        what = sa.schema.CreateColumn(column).compile(dialect=engine.dialect)
+        try:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {what}")
+        except DBAPIError:
+            if column.name not in _columns(engine, table):
+                raise
+            # another process added it at the same time
+
+
+def _columns(engine: Engine, table: sa.Table) -> set[str]:
+    return {column["name"] for column in sa.inspect(engine).get_columns(table.name, schema=table.schema)}
 
 
 def _create_together(engine: Engine, tables: Sequence[sa.Table], make: Callable[[], None]) -> None:

@@ -4,7 +4,11 @@ Raising the position from n - 1 to n is the first statement of the database tran
 one process only. So a crash at any moment, a commit whose answer was lost, and several processes on one database all come
 to the same: a process that finds the position already raised skips what it covers. The order matters: that row is the lock
 that makes the others wait. A group is applied in one database transaction, so nobody sees a part of it. What is
-put aside as a dead letter goes the same way: the letter and the position together, or neither."""
+put aside as a dead letter goes the same way: the letter and the position together, or neither.
+
+The position keeps the timelines of the log beside the id. Where an operator ended the log, a position up to the fork is
+written over to the new timeline before it is raised; above it the view refuses (`OtherTimeline`), because its tables hold
+what the log does not have any more."""
 
 from __future__ import annotations
 
@@ -24,10 +28,21 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from waltzd.client.view import Decision, E_contra, Transaction, end_of_part
-from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, EventUnknown, NotApplied, ViewBehind, WaltzError
+from waltzd.errors import (
+    ApplyFailed,
+    BadArgument,
+    DatabaseUnavailable,
+    EventUnknown,
+    NotApplied,
+    OtherTimeline,
+    ViewBehind,
+    WaltzError,
+)
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.locks import Committed, Token, token_of
+from waltzd.protocol.positions import Position
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import (
     ONLY_READ_AND_WRITE,
@@ -38,7 +53,7 @@ from waltzd.sql.guard import (
     prove_alive,
     refuse_what_came,
 )
-from waltzd.sql.positions import Positions, create, limit_waiting
+from waltzd.sql.positions import Kept, Positions, create, limit_waiting
 
 R = TypeVar("R")
 Part: TypeAlias = Sequence[Transaction[Any]]
@@ -159,7 +174,9 @@ class SqlView(Generic[E_contra]):
         self._failing: dict[int, _Failing] = {}
         """By partition."""
         self._preparing = asyncio.Lock()
-        self._looking: asyncio.Task[dict[int, int]] | None = None
+        self._looking: asyncio.Task[dict[int, Kept]] | None = None
+        self._lineages: dict[int, Lineage] = {}
+        """By partition, the newest timelines that the database has named."""
         self._threads = ThreadPoolExecutor(threads or (1 if engine.dialect.name == "sqlite" else 4), "waltz-sql")
 
     # -- as a client calls it
@@ -177,7 +194,7 @@ class SqlView(Generic[E_contra]):
             if self._cluster != cluster:
                 await self._on_thread(self._prepare, cluster)
 
-    async def position(self, partition: int) -> int:
+    async def position(self, partition: int) -> Position:
         """As `read_position`."""
         return await self._on_thread(self.read_position, partition)
 
@@ -190,9 +207,10 @@ class SqlView(Generic[E_contra]):
         await self._on_thread(self.apply_all, transactions)
 
     async def failed(self, transaction: Transaction[E_contra], error: Exception) -> Decision:
-        """`PARK` when the function has failed `tries` times, or the database went back (`ViewBehind`); else `RETRY`:
-        databases come back. With `dead_letters` the last try puts the transaction aside, and does not fail."""
-        if isinstance(error, ViewBehind):
+        """`PARK` when the function has failed `tries` times, the database went back (`ViewBehind`), or the view stands on
+        another timeline of the log (`OtherTimeline`); else `RETRY`: databases come back. With `dead_letters` the last try
+        puts the transaction aside, and does not fail."""
+        if isinstance(error, ViewBehind | OtherTimeline):
             return Decision.PARK
         failing = self._failing.get(transaction.partition)
         is_enough = failing is not None and failing.tries >= self._tries_max and not self._has_dead_letters
@@ -214,6 +232,7 @@ class SqlView(Generic[E_contra]):
 
         Raises:
             NotApplied: The time is over.
+            OtherTimeline: An operator ended the log below the transaction: the view will never have it.
             DatabaseUnavailable: The database did not answer until the time was over.
             BadArgument: It is no token, no `Committed`, and no id with its partition.
         """
@@ -231,14 +250,16 @@ class SqlView(Generic[E_contra]):
         except TimeoutError:
             raise wait.error() from None
 
-    async def _look(self) -> dict[int, int]:
+    async def _look(self) -> dict[int, Kept]:
         """Those who wait at the same time share one look: a position that was raised stays raised."""
         looking = self._looking
         if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
-            looking = self._looking = asyncio.create_task(
-                self._on_thread(self.read_positions), name="waltz look at positions"
-            )
+            looking = self._looking = asyncio.create_task(self._on_thread(self._read_all), name="waltz look at positions")
         return await asyncio.shield(looking)
+
+    async def reset(self, partition: int, id: int, *, undo: Callable[[Connection], object] | None = None) -> None:
+        """As `reset_blocking`."""
+        await self._on_thread(functools.partial(self.reset_blocking, partition, id, undo=undo))
 
     async def close(self) -> None:
         """Wait for what is under way, and end the threads. The engine stays open: it is the application's."""
@@ -259,38 +280,69 @@ class SqlView(Generic[E_contra]):
                 create(self._engine, self._tables)
         self._cluster = cluster
 
-    def read_position(self, partition: int) -> int:
-        """The id of the last transaction that the view contains, -1 for none.
+    def read_position(self, partition: int) -> Position:
+        """The position of the last transaction that the view contains, -1 for none.
 
         Raises:
             BadArgument: Nothing said which cluster it is: `opened` was not called.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
+        return self._read(partition).position
+
+    def _read(self, partition: int) -> Kept:
         self._checked_cluster()
         with self._translated(f"read the position of partition {partition}", partition=partition):
-            position = self._positions.read(partition)
-            if position is None:
+            kept = self._positions.read(partition)
+            if kept is None:
                 self._positions.insert(partition)
-                position = self._positions.read(partition)
-        if position is None:
+                kept = self._positions.read(partition)
+        if kept is None:
             raise DatabaseUnavailable(f"the position of partition {partition} went away while it was being written")
-        return position
+        return kept
 
-    def read_positions(self) -> dict[int, int]:
+    def read_positions(self) -> dict[int, Position]:
         """All positions of this view by partition, as they are now; a partition that was never activated is left out.
 
         Raises:
             DatabaseUnavailable: The database does not answer, or refuses.
         """
+        return {partition: kept.position for partition, kept in self._read_all().items()}
+
+    def _read_all(self) -> dict[int, Kept]:
         with self._translated("read the positions"):
             return self._positions.read_all()
+
+    def reset_blocking(self, partition: int, id: int, *, undo: Callable[[Connection], object] | None = None) -> None:
+        """Set the view back to an id, while no client applies the partition: after a rescue or a restore, to the fork that
+        `OtherTimeline` names. What comes behind the id is applied again; dead letters above it are forgotten.
+
+        Args:
+            partition: Which partition.
+            id: The last id that the view contains from now on; -1 for none.
+            undo: `undo(connection)` takes back what the view has from the transactions above, in the same database
+                transaction.
+
+        Raises:
+            BadArgument: The view stands below this id, or is not told its cluster.
+            DatabaseUnavailable: The database does not answer, or refuses.
+        """
+        found = self._read(partition)
+        with self._translated(f"set the position of partition {partition} back"), self._engine.begin() as connection:
+            limit_waiting(connection, self._lock_seconds)
+            if id < EMPTY or not self._positions.lower(connection, partition, id):
+                raise BadArgument(
+                    f"the view {self.name!r} stands at id {found.id} of partition {partition}: it cannot be set to {id}",
+                    not_done="the view stays as it is",
+                )
+            if undo is not None:
+                undo(connection)
 
     def wait_blocking(self, token: Token | Committed | int, *, partition: int | None = None, timeout: float = 10.0) -> None:
         """As `wait`, for a thread without a loop."""
         wait = _Wait(self.name, *place_of(token, partition), timeout)
         while not wait.is_over:
             try:
-                wait.saw(self._threads.submit(self.read_positions).result())
+                wait.saw(self._threads.submit(self._read_all).result())
             except DatabaseUnavailable as error:
                 wait.missed(error)
             if not wait.is_over:
@@ -311,6 +363,7 @@ class SqlView(Generic[E_contra]):
         Raises:
             ApplyFailed: The application's function raised, tried to end the database transaction, or a constraint failed.
             ViewBehind: The position is below what was applied before: the database went back.
+            OtherTimeline: The view holds transactions that are not in the log any more: an operator ended it below.
             BadArgument: As of `read_position`.
             DatabaseUnavailable: The database does not answer, or refuses.
         """
@@ -362,13 +415,14 @@ class SqlView(Generic[E_contra]):
         elsewhere. Returns the position."""
         partition, first, last = part[0].partition, part[0].id, part[-1].id
         assert last - first + 1 == len(part)
+        lineage = self._lineage_of(part)
         with self._translated(what, partition=partition, id=first), self._engine.connect() as connection:
             transaction = connection.begin()
             below = connection.connection
             try:
                 # The first statement writes: SQLite then takes the write lock at once, and honours its busy timeout.
                 limit_waiting(connection, self._lock_seconds)
-                if self._positions.raise_from(connection, partition, first - 1, last):
+                if self._positions.raise_from(connection, partition, Kept(first - 1, lineage), last):
                     work(connection, part)
                     transaction.commit()  # raises when the application has ended it all the same
                     return last
@@ -379,17 +433,41 @@ class SqlView(Generic[E_contra]):
                 with suppress(Exception):
                     below.rollback()
                 raise
-        return self._explain_position(partition, first)
+        return self._explain_position(part, lineage)
 
-    def _explain_position(self, partition: int, first: int) -> int:
-        found = self.read_position(partition)
+    def _explain_position(self, part: Part, lineage: Lineage) -> int:
+        """Where the position is. It goes over to the timelines of the part where it may."""
+        partition, first = part[0].partition, part[0].id
+        kept = self._read(partition)
+        found = kept.id
         if found < first - 1:
             raise ViewBehind(
                 f"the database has position {found} for partition {partition}; this client had applied {first - 1} there",
                 partition=partition,
                 position=found,
             )
+        if kept.lineage == lineage:
+            return found
+        if found != EMPTY and lineage.current in kept.lineage:  # another process is further
+            self._lineages[partition] = kept.lineage
+            self._lineage_of(part)
+            return found
+        lineage.check(
+            kept.lineage.current, found, what=f"the view {self.name!r}", partition=partition,
+            next_step=f"stop its programs, and call `view.reset({partition}, {lineage.shared_to(kept.lineage.current)}, "
+            "undo=…)` with a function that takes back what came from the transactions above; or let it be built anew",
+        )  # fmt: skip
+        self._positions.go_over(partition, kept, lineage)
         return found
+
+    def _lineage_of(self, part: Part) -> Lineage:
+        """The timelines that the position has to name before the part is applied: those with which it was fed, or newer
+        ones that the database names. Raises `OtherTimeline` where the part is not in the log any more."""
+        fed, known = part[-1].lineage, self._lineages.get(part[0].partition, NEVER_FORKED)
+        if fed is not None and known.current in fed:
+            return fed
+        known.check(part[-1].timeline, part[-1].id, what="a transaction that was fed", partition=part[0].partition)
+        return known
 
     def _call_application(self, connection: Connection, part: Part) -> None:
         guard = Guard(connection)
@@ -508,11 +586,13 @@ class _Failing:
 class _Wait:
     """For one transaction to be in a view, from look to look."""
 
-    def __init__(self, view: str, partition: int, id: int, timeout: float) -> None:
+    def __init__(self, view: str, partition: int, id: int, timeline: UUID | None, timeout: float) -> None:
+        """`timeline`: in which it has the id; None: in that of the view."""
         if not timeout > 0:
             raise BadArgument(f"timeout is a number of seconds above 0, not {timeout!r}")
         self.is_over = False
         self._view, self._partition, self._id, self._timeout = view, partition, id, timeout
+        self._timeline = timeline
         self._deadline = time.monotonic() + timeout
         self._pause = LOOK_MIN
         self._position: int | None = None
@@ -522,9 +602,12 @@ class _Wait:
     def is_late(self) -> bool:
         return time.monotonic() >= self._deadline
 
-    def saw(self, positions: Mapping[int, int]) -> None:
-        position = positions.get(self._partition, EMPTY)
-        self._position, self._trouble, self.is_over = position, None, position >= self._id
+    def saw(self, positions: Mapping[int, Kept]) -> None:
+        position, lineage = positions.get(self._partition, Kept(EMPTY, NEVER_FORKED))
+        is_known = self._timeline is None or self._timeline in lineage
+        if self._timeline is not None and is_known:
+            lineage.check(self._timeline, self._id, what="the transaction that is waited for", partition=self._partition)
+        self._position, self._trouble, self.is_over = position, None, is_known and position >= self._id
 
     def missed(self, error: DatabaseUnavailable) -> None:
         self._trouble = error
@@ -546,16 +629,16 @@ class _Wait:
         )
 
 
-def place_of(given: Token | Committed | int, partition: int | None) -> tuple[int, int]:
-    """The partition and the id that somebody waits for."""
+def place_of(given: Token | Committed | int, partition: int | None) -> tuple[int, int, UUID | None]:
+    """The partition and the id that somebody waits for, and the timeline; None for an id without one."""
     if isinstance(given, int) and not isinstance(given, bool) and partition is not None:
-        return partition, given
+        return partition, given, given.timeline if isinstance(given, Position) else None
     if isinstance(given, Committed) and given.partition is None:
         given = replace(given, partition=partition)
     token = token_of(given)  # type: ignore[arg-type]  # it refuses an id without a partition
     if partition not in (None, token.partition):
         raise BadArgument(f"the token {token} is of partition {token.partition}, not of {partition}")
-    return token.partition, token.id
+    return token.partition, token.id, token.timeline
 
 
 def _group_of(part: Part, error: ApplyFailed) -> Part:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from uuid import UUID
 
 from waltzd.client.blocking import BlockingClient, loop_thread
 from waltzd.client.client import Client
@@ -182,6 +183,10 @@ class BlockingCluster:
     def stop_server(self, name: str) -> None:
         """As `LocalCluster.stop_server`."""
         self._wait_for(self._cluster.stop_server, name)
+
+    def rescue(self, partition: int = 0, mark: int = -1) -> UUID:
+        """As `LocalCluster.rescue`."""
+        return self._wait_for(self._cluster.rescue, partition, mark)
 
     def start_server(self, name: str) -> None:
         """As `LocalCluster.start_server`."""

@@ -11,6 +11,7 @@ import json
 import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,9 +26,11 @@ from waltzd.cluster.documents import (
     SCHEMA,
     ChannelsDocument,
     ClusterMeta,
+    Decision,
     Membership,
     PolicyDocument,
     ReplicaSets,
+    ReplicaState,
     StorageMeta,
     decode,
     whole_grant,
@@ -41,6 +44,7 @@ from waltzd.format.record import Record, Run
 from waltzd.protocol.channels import NO_CHANNELS
 from waltzd.protocol.peers import SECRET_BYTES
 from waltzd.protocol.policy import Policy
+from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.pipeline import Pipeline, PipelineSettings, microseconds
 from waltzd.server.session.settings import SessionSettings
@@ -440,6 +444,80 @@ class LocalCluster:
         name = self.owner(partition)
         await self.kill_server(name)
         return name
+
+    async def rescue(self, partition: int = 0, mark: int = -1) -> UUID:
+        """End the log of a partition behind an id, although more was acknowledged, and let it go on under another timeline:
+        as `waltzctl partition rescue` does when the disks with the rest are lost. All servers are killed and started again.
+
+        Args:
+            partition: Which one; behind the last one is the group log.
+            mark: The last id that is kept. What was written together is kept together.
+
+        Returns:
+            The identity of the new timeline.
+
+        Raises:
+            BadArgument: The log does not end there, or `mark` stands within transactions that were written together.
+        """
+        if partition != self.meta.partitions or not self._has_groups:
+            self._check_luck(partition)
+        for door in self._storages.values():
+            door.resume()
+        names, identity = [server.name for server in self._living()], uuid4()
+        for name in names:
+            await self.kill_server(name)
+        try:
+            await self._end_log(partition, mark, identity)
+        finally:
+            for name in names:
+                await self.start_server(name)
+        await self.wait_until_ready()
+        return identity
+
+    async def _end_log(self, partition: int, mark: int, identity: UUID) -> None:
+        coordinator = self.tree.connect()
+        cluster = Cluster(coordinator)
+        meta, version = await cluster.partition(partition)
+        assert meta is not None
+        ports = {name: StoragePort(door, self.meta.key, b"rescue") for name, door in self._storages.items()}
+        statuses = {name: await port.status(partition) for name, port in ports.items()}
+        session = 1 + max(meta.session, *(status.promised_session for status in statuses.values()))
+        lineage = meta.lineage.forked(
+            identity=identity, fork=mark, session=session, cause="partition rescue", began="in a test", who="a test"
+        )
+        for port in ports.values():
+            await port.open(partition, session, partitions=self.meta.partitions)
+        if mark not in (ends := await self._batch_ends(next(iter(ports.values())), partition, session)):
+            near = max(end for end in ends if end <= max(mark, EMPTY))
+            raise BadArgument(f"the log of partition {partition} cannot end behind id {mark}; behind id {near} it can")
+        for name, port in ports.items():
+            statuses[name] = await port.fork(partition, session, lineage)
+        states = {
+            name: ReplicaState(session=status.session, closing=status.last_id, incarnation=status.incarnation)
+            for name, status in sorted(statuses.items())
+        }
+        document = replace(
+            meta,
+            session=session,
+            low_mark=min(mark, meta.low_mark),
+            members=tuple(states),
+            replicas=states,
+            decision=Decision(mark=mark, session=session),
+            given_up={**meta.given_up, session: mark},
+            timelines=lineage.later,
+            lease_ms=0,
+        )
+        await cluster.save_partition(partition, document, version)
+        await coordinator.close()
+
+    @staticmethod
+    async def _batch_ends(port: StoragePort, partition: int, session: int) -> set[int]:
+        last, ends = (await port.status(partition)).last_id, {EMPTY}
+        if last == EMPTY:
+            return ends
+        async for piece in port.read_whole(partition, 0, last, session=session):
+            ends |= {*range(piece.first_id, piece.last_id + 1)} if isinstance(piece, Run) else {piece.last_id}
+        return ends
 
     @property
     def server_names(self) -> tuple[str, ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Generic
+from uuid import UUID
 
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.format.record import Run
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Registration, ServerFrame, Topology
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
+from waltzd.protocol.positions import Position
 from waltzd.testing.server_port import DirectStream, Down, ServerPort, Up
 from waltzd.wire.tasks import on_loop
 
@@ -40,16 +42,22 @@ class LoopPort:
     async def get_group(self, name: str) -> MadeGroup:
         return await on_loop(self._loop, self._port.get_group(name))
 
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
-        return await on_loop(self._loop, self._port.high_water_mark(partition, confirmed=confirmed))
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
+        return await on_loop(self._loop, self._port.high_water_mark(partition, confirmed=confirmed, since=since))
 
-    async def find_time(self, partition: int, time: int) -> int:
+    async def find_time(self, partition: int, time: int) -> Position:
         return await on_loop(self._loop, self._port.find_time(partition, time))
 
     async def fetch(
-        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
-        runs = self._port.fetch(partition, first_id, last_id, with_locks=with_locks)
+        runs = self._port.fetch(partition, first_id, last_id, with_locks=with_locks, timeline=timeline)
 
         async def next_run() -> Run | None:
             return await anext(runs, None)

@@ -35,6 +35,7 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.groups import DeliveryFrame, JoinRequest, MemberFrame
 from waltzd.protocol.locks import Mode, Reason
+from waltzd.protocol.positions import Position
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.session.wake import Bell
 
@@ -152,19 +153,25 @@ class ServerPort:
     async def get_group(self, name: str) -> MadeGroup:
         return await self._find().calls.get_group(self._known_key(), name, self._identity)
 
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
         await asyncio.sleep(0)
         calls, key = self._find().calls, self._known_key()
-        return await calls.high_water_mark(key, partition, confirmed=confirmed, identity=self._identity)
+        return await calls.high_water_mark(key, partition, confirmed=confirmed, since=since, identity=self._identity)
 
-    async def find_time(self, partition: int, time: int) -> int:
+    async def find_time(self, partition: int, time: int) -> Position:
         return await self._find().calls.find_time(self._known_key(), partition, time, identity=self._identity)
 
     async def fetch(
-        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
         calls, key, who = self._find().calls, self._known_key(), self._identity
-        found = calls.fetch(key, partition, first_id, last_id, with_locks=with_locks, identity=who)
+        found = calls.fetch(key, partition, first_id, last_id, with_locks=with_locks, timeline=timeline, identity=who)
         async with aclosing(found) as runs:
             async for run in runs:
                 yield run

@@ -27,7 +27,9 @@ from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.groups import Change, Changed, DeliveryFrame, Dismissed, MemberFrame, ParkedList
 from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import AttendPort, MountPort
+from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
+from waltzd.protocol.timelines import FIRST
 from waltzd.wire import wire_pb2 as wire
 from waltzd.wire.codec import (
     checked_run,
@@ -38,6 +40,7 @@ from waltzd.wire.codec import (
     to_value,
     unpacked_error,
     unpacked_server_frames,
+    uuid_of,
 )
 from waltzd.wire.frames import Connection, Kind, connect
 from waltzd.wire.groups import delivery_frames, member_message
@@ -193,22 +196,30 @@ class ServerClient(Caller):
         request = wire.GetGroupRequest(cluster_key=await self._known_key(), name=name)
         return to_value(MadeGroup, await self._call(self._stub.GetGroup, request))
 
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False) -> int:
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
         request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition, confirmed=confirmed)
+        if since is not None:
+            request.position, request.timeline = since, since.timeline.bytes
         found = await self._call(self._stub.HighWaterMark, request)
         if confirmed and not found.confirmed:
             raise BadArgument(
                 f"the server at {self.address} is of an older version, which cannot confirm a mark",
                 next_step="update the servers, or ask with `confirmed=False`",
             )
-        return int(found.mark)
+        return position_of(found)
 
-    async def find_time(self, partition: int, time: int) -> int:
+    async def find_time(self, partition: int, time: int) -> Position:
         request = wire.FindTimeRequest(cluster_key=await self._known_key(), partition=partition, time=time)
-        return int((await self._call(self._stub.FindTime, request)).mark)
+        return position_of(await self._call(self._stub.FindTime, request))
 
     async def fetch(
-        self, partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
         """Committed records, checked here, too: what the network did to them shows."""
         request = wire.FetchRecordsRequest(
@@ -217,6 +228,7 @@ class ServerClient(Caller):
             first_id=first_id,
             last_id=last_id,
             with_locks=with_locks,
+            timeline=None if timeline is None else timeline.bytes,
         )
         next_id = first_id
         async for message in self._fetch(request):
@@ -249,6 +261,12 @@ class ServerClient(Caller):
         if self._key is None:
             return (await self.locate()).cluster_key.bytes
         return self._key.bytes
+
+
+def position_of(found: wire.MarkReply) -> Position:
+    if not found.HasField("timeline"):
+        return Position(found.mark, FIRST)
+    return Position(found.mark, uuid_of(found.timeline, "the timeline of a position"))
 
 
 FRAMES_SECONDS = 1.0

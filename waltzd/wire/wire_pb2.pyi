@@ -1964,22 +1964,37 @@ class PartitionRequest(_message.Message):
     CLUSTER_KEY_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     confirmed: _builtins.bool
     """Ask a majority of the storages first whether the owner was replaced."""
+    position: _builtins.int
+    """A position of the caller: the call fails with OtherTimeline where it is not on this log."""
+    timeline: _builtins.bytes
+    """Identity of the timeline of `position`. Absent: the first one."""
     def __init__(
         self,
         *,
         cluster_key: _builtins.bytes = ...,
         partition: _builtins.int = ...,
         confirmed: _builtins.bool = ...,
+        position: _builtins.int | None = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "_timeline", b"_timeline", "position", b"position", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_key", b"cluster_key", "confirmed", b"confirmed", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "_timeline", b"_timeline", "cluster_key", b"cluster_key", "confirmed", b"confirmed", "partition", b"partition", "position", b"position", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___PartitionRequest: _TypeAlias = PartitionRequest  # noqa: Y015
 
@@ -1989,20 +2004,26 @@ class MarkReply(_message.Message):
 
     MARK_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     mark: _builtins.int
     confirmed: _builtins.bool
     """As it was asked for; an older server does not set it."""
+    timeline: _builtins.bytes
+    """Identity of the timeline of the log. Absent: the first one."""
     def __init__(
         self,
         *,
         mark: _builtins.int = ...,
         confirmed: _builtins.bool = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "mark", b"mark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "confirmed", b"confirmed", "mark", b"mark", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___MarkReply: _TypeAlias = MarkReply  # noqa: Y015
 
@@ -2015,12 +2036,17 @@ class FetchRecordsRequest(_message.Message):
     FIRST_ID_FIELD_NUMBER: _builtins.int
     LAST_ID_FIELD_NUMBER: _builtins.int
     WITH_LOCKS_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     cluster_key: _builtins.bytes
     partition: _builtins.int
     first_id: _builtins.int
     last_id: _builtins.int
     """Absent: up to the high-water mark."""
     with_locks: _builtins.bool
+    timeline: _builtins.bytes
+    """Identity of the timeline whose ids are meant: the call fails with OtherTimeline where `last_id` is not on this log.
+    Absent: the ids of the log as it is.
+    """
     def __init__(
         self,
         *,
@@ -2029,14 +2055,20 @@ class FetchRecordsRequest(_message.Message):
         first_id: _builtins.int = ...,
         last_id: _builtins.int | None = ...,
         with_locks: _builtins.bool = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "last_id", b"last_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "_timeline", b"_timeline", "last_id", b"last_id", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "cluster_key", b"cluster_key", "first_id", b"first_id", "last_id", b"last_id", "partition", b"partition", "with_locks", b"with_locks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_id", b"_last_id", "_timeline", b"_timeline", "cluster_key", b"cluster_key", "first_id", b"first_id", "last_id", b"last_id", "partition", b"partition", "timeline", b"timeline", "with_locks", b"with_locks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_id: _TypeAlias = _typing.Literal["last_id"]  # noqa: Y015
     _WhichOneofArgType__last_id: _TypeAlias = _typing.Literal["_last_id", b"_last_id"]  # noqa: Y015
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_id) -> _WhichOneofReturnType__last_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___FetchRecordsRequest: _TypeAlias = FetchRecordsRequest  # noqa: Y015
 
@@ -2482,19 +2514,25 @@ class GroupStart(_message.Message):
 
     PARTITION_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     after: _builtins.int
+    timeline: _builtins.bytes
+    """Identity of the timeline in which that is an id. Absent: the first one."""
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         after: _builtins.int = ...,
+        timeline: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeline", b"_timeline", "after", b"after", "partition", b"partition", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__timeline: _TypeAlias = _typing.Literal["timeline"]  # noqa: Y015
+    _WhichOneofArgType__timeline: _TypeAlias = _typing.Literal["_timeline", b"_timeline"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeline) -> _WhichOneofReturnType__timeline | None: ...
 
 Global___GroupStart: _TypeAlias = GroupStart  # noqa: Y015
 
@@ -2752,6 +2790,7 @@ class Joined(_message.Message):
     ACK_WAIT_MS_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
     HEARS_BEGUN_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
     made_at: _builtins.int
     epoch: _builtins.int
     mode: _builtins.str
@@ -2759,6 +2798,10 @@ class Joined(_message.Message):
     room: _builtins.int
     hears_begun: _builtins.bool
     """The owner knows 5 (begin)."""
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timeline]:
+        """Timelines of the log behind the first one."""
+
     def __init__(
         self,
         *,
@@ -2768,10 +2811,11 @@ class Joined(_message.Message):
         ack_wait_ms: _builtins.int = ...,
         room: _builtins.int = ...,
         hears_begun: _builtins.bool = ...,
+        timelines: _abc.Iterable[Global___Timeline] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "hears_begun", b"hears_begun", "made_at", b"made_at", "mode", b"mode", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_wait_ms", b"ack_wait_ms", "epoch", b"epoch", "hears_begun", b"hears_begun", "made_at", b"made_at", "mode", b"mode", "room", b"room", "timelines", b"timelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

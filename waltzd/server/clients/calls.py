@@ -37,6 +37,7 @@ from waltzd.protocol.batches import INTRODUCTION, FeedMode, Introduction, MountR
 from waltzd.protocol.groups import Dismissed, JoinRequest
 from waltzd.protocol.peers import AttendLink, MountLink
 from waltzd.protocol.policy import NO_QUOTAS, Rights
+from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
 from waltzd.server.clients.access import (
     Access,
@@ -57,6 +58,11 @@ from waltzd.server.clients.registry import REQUEST_COST, Registry, Use, Who, who
 
 PLACE_COST = 32
 """Bytes that an answer takes for each partition, about."""
+MEND_READER = (
+    "read again from the fork after undoing what came from the transactions above it; `client.end_position` gives a "
+    "position of the current timeline"
+)
+"""What to do with a reader whose position is of another timeline."""
 REQUEST_SECONDS = 10.0
 """How long a client may take to say what it wants to mount."""
 
@@ -220,9 +226,18 @@ class ServerCalls:
         pipeline.displace_older(name, request.epoch, all_of_them=one_instance)
         await pipeline.confirm()
 
-    async def high_water_mark(self, key: UUID, partition: int, *, confirmed: bool = False, identity: str = "") -> int:
+    async def high_water_mark(
+        self,
+        key: UUID,
+        partition: int,
+        *,
+        confirmed: bool = False,
+        since: Position | None = None,
+        identity: str = "",
+    ) -> Position:
         """`confirmed`: not below any id that was acknowledged to anybody before this call. A name with any right to the
-        partition may ask: it is where appends without a view stand."""
+        partition may ask: it is where appends without a view stand. Raises `OtherTimeline` where `since`, up to which the
+        caller has read, is not on this log."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_see(rights, partition)
@@ -230,15 +245,19 @@ class ServerCalls:
         pipeline = self._owner.pipeline(partition, None)
         if confirmed:
             await pipeline.confirm()
-        return pipeline.committed
+        lineage = pipeline.session.lineage
+        if since is not None:
+            lineage.check(since.timeline, since, what="the reader", partition=partition, next_step=MEND_READER)
+        return Position(pipeline.committed, lineage.current)
 
-    async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> int:
+    async def find_time(self, key: UUID, partition: int, time: int, *, identity: str = "") -> Position:
         """The highest id in front of the first committed transaction whose time is `time` or later."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
         await self._pay(identity, rights)
-        return await self._owner.pipeline(partition, None).find_time(time)
+        pipeline = self._owner.pipeline(partition, None)
+        return Position(await pipeline.find_time(time), pipeline.session.lineage.current)
 
     async def fetch(
         self,
@@ -248,15 +267,21 @@ class ServerCalls:
         last_id: int | None,
         *,
         with_locks: bool = False,
+        timeline: UUID | None = None,
         identity: str = "",
     ) -> AsyncGenerator[Run, None]:
         """Committed records; without `last_id`, up to the high-water mark. Close it where it is not read to its end. The
-        right is asked for again with each piece: a log may be read for hours."""
+        right is asked for again with each piece: a log may be read for hours. Raises `OtherTimeline` where the ids of
+        `timeline` up to `last_id` are not those of this log."""
         self._check_key(key)
         rights = self._rights(identity, partition)
         check_read(rights, partition)
         pipeline, use = self._owner.pipeline(partition, None), self._registry.use_of(who_is(identity), rights.quotas)
         await use.pay(REQUEST_COST)
+        if timeline is not None:
+            last = first_id if last_id is None else last_id
+            lineage = pipeline.session.lineage
+            lineage.check(timeline, last, what="the reader", partition=partition, next_step=MEND_READER)
         async with aclosing(pipeline.read(first_id, last_id, with_locks=with_locks, use=use)) as runs:
             async for run in runs:
                 await use.pay(len(run.data))

@@ -34,6 +34,7 @@ from waltzd.protocol.batches import (
 )
 from waltzd.protocol.peers import MountLink
 from waltzd.protocol.policy import Rights, first_denied
+from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.access import check_append, check_subscribe, denied_lock
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, Member, Pipeline
@@ -49,6 +50,11 @@ NUMBER_MAX = 1 << 40
 """Of a mount. A client that mounts without a pause does not come so far."""
 ARCHIVE_SECONDS, ARCHIVE_SECONDS_MAX = 0.5, 30.0
 """How long a mount waits until it asks an archive that is away again; it doubles."""
+MEND_VIEW = (
+    "set the view back to the fork after undoing what came from the transactions above it (`SqlView.reset`), or empty it "
+    "and let it be built anew; a client without a view mounts the partition again with `set_partitions`"
+)
+"""What to do with a client that has seen transactions of another timeline."""
 REFUSED_SECONDS = 2.0
 """How long a client may take to notice that it was refused."""
 
@@ -62,7 +68,8 @@ class Mount:
         """It has appended, or does nothing else."""
         self._rights = rights
         self._spaces = rights.locks(request.partition)
-        self._member = Member(request.client, request.number, request.mark, use, epoch=request.epoch)
+        mark = checked_mark(request, pipeline)
+        self._member = Member(request.client, request.number, mark, use, epoch=request.epoch)
         self._link = link
         self._pipeline = pipeline
         self._use = use
@@ -71,7 +78,7 @@ class Mount:
         self._cursor = Cursor(
             pipeline.session,
             pipeline.cold_reader(),
-            next_id=request.mark + 1,
+            next_id=mark + 1,
             mode=request.feed,
             credit=request.credit,
             frame_bytes=pipeline.settings.feed_frame_bytes,
@@ -156,7 +163,13 @@ class Mount:
 
     async def _send(self) -> None:
         session, limits = self._pipeline.session, self._pipeline.settings.limits
-        mounted = Mounted(session=session.session, barrier=self._barrier, limits=limits, format=session.format)
+        mounted = Mounted(
+            session=session.session,
+            barrier=self._barrier,
+            limits=limits,
+            format=session.format,
+            timelines=tuple(one.bare for one in session.lineage.later),
+        )
         await self._link.send([mounted])
         while True:
             self._member.changed.clear()
@@ -337,6 +350,20 @@ def check_request(request: MountRequest) -> None:
             raise BadFrame(f"a mount request says {text[:TEXT_MAX]!a} of its client")
     if request.asks and request.feed is not FeedMode.HEADS:
         raise BadFrame("a mount request that asks what became of transactions takes heads, and nothing else")
+
+
+def checked_mark(request: MountRequest, pipeline: Pipeline) -> int:
+    """Return the id behind which the mount begins; raise `OtherTimeline` where the client stands on another timeline.
+
+    A question what became of transactions begins at the fork: what got an id above it is not in the log, and a client that
+    asks has to be told so before it is refused."""
+    lineage, timeline = pipeline.session.lineage, request.timeline or FIRST
+    shared = lineage.shared_to(timeline)
+    if request.asks and timeline in lineage and shared is not None:
+        return min(request.mark, shared)
+    what = f"client {request.client}"
+    lineage.check(timeline, request.mark, what=what, partition=request.partition, next_step=MEND_VIEW)
+    return request.mark
 
 
 def _extent(feed: Feed | HeadFeed) -> tuple[int, int]:

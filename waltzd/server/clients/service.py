@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeAlias
 from urllib.parse import unquote
+from uuid import UUID
 
 import grpc.aio
 
@@ -16,10 +17,12 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.audit import DEAF, Auditor
 from waltzd.protocol.batches import ClientFrame, Introduction, ServerFrame
 from waltzd.protocol.groups import DeliveryFrame, MemberFrame
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.evidence import MountEvidence
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message, to_value
+from waltzd.wire.codec import client_frames, key_of, run_message, server_message, to_message, to_value, uuid_of
 from waltzd.wire.groups import delivery_message, member_frames
 from waltzd.wire.grpc import Server, abort, caller_of, peer_of
 from waltzd.wire.listener import first_message, next_message
@@ -104,6 +107,14 @@ class _AttendLink:
         await _write(self._context, delivery_message(frames))
 
 
+def _timeline(request: wire.PartitionRequest | wire.FetchRecordsRequest) -> UUID:
+    return uuid_of(request.timeline, "a timeline") if request.HasField("timeline") else FIRST
+
+
+def _packed(timeline: UUID) -> bytes | None:
+    return None if timeline == FIRST else timeline.bytes
+
+
 class LogService(LogServicer):
     def __init__(self, calls: ServerCalls, auditor: Auditor) -> None:
         self._calls = calls
@@ -127,8 +138,11 @@ class LogService(LogServicer):
         try:
             key, confirmed = key_of(request.cluster_key), request.confirmed
             who = _identity(context)
-            mark = await self._calls.high_water_mark(key, request.partition, confirmed=confirmed, identity=who)
-            return wire.MarkReply(mark=mark, confirmed=confirmed)
+            since = None
+            if request.HasField("position"):
+                since = Position(request.position, _timeline(request))
+            mark = await self._calls.high_water_mark(key, request.partition, confirmed=confirmed, since=since, identity=who)
+            return wire.MarkReply(mark=mark, confirmed=confirmed, timeline=_packed(mark.timeline))
         except WaltzError as error:
             await abort(context, error)
 
@@ -136,7 +150,7 @@ class LogService(LogServicer):
         try:
             key = key_of(request.cluster_key)
             mark = await self._calls.find_time(key, request.partition, request.time, identity=_identity(context))
-            return wire.MarkReply(mark=mark)
+            return wire.MarkReply(mark=mark, timeline=_packed(mark.timeline))
         except WaltzError as error:
             await abort(context, error)
 
@@ -151,6 +165,7 @@ class LogService(LogServicer):
                 request.first_id,
                 last_id,
                 with_locks=request.with_locks,
+                timeline=_timeline(request) if request.HasField("timeline") else None,
                 identity=_identity(context),
             )
             async with aclosing(found) as runs:

@@ -17,8 +17,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from waltzd.protocol.locks import Lock
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 from waltzd.server.groups.ledger import Key, Ledger, lock_of, stands
-from waltzd.server.groups.state import State
+from waltzd.server.groups.state import Dropped, State
 
 DELAY_SECONDS = 1.0
 """So long may acknowledgements wait; what was not written is given out again after a change of owner."""
@@ -38,14 +40,24 @@ class Write(NamedTuple):
 
 
 class Keeper:
-    def __init__(self, key: Key, ledger: Ledger, *, after: int, now: float) -> None:
-        """A claim. `ledger` has read all that was committed; `after`: where a group begins that has not begun here yet."""
+    def __init__(self, key: Key, ledger: Ledger, *, after: int, now: float, lineage: Lineage = NEVER_FORKED) -> None:
+        """A claim. `ledger` has read all that was committed; `after`: where a group begins that has not begun here yet;
+        `lineage`: the timelines of the partition's log."""
         known = ledger.state(key.name, key.partition)
         self.key = key
-        self.state = State(after=after) if known is None else State.of(known.snapshot())
+        self.dropped: Dropped | None = None
+        """What was dropped when the state went over to the current timeline; None: it did not."""
+        if known is None:
+            timeline = after.timeline if isinstance(after, Position) else lineage.current
+            self.state = State(after=int(after), timeline=timeline)
+        else:
+            self.state = State.of(known.snapshot())
+        shared = lineage.shared_to(self.state.timeline)
+        if shared is not None and self.state.acknowledged_above(shared) == 0:
+            self.dropped = self.state.follow(lineage)
         self.state.begin_epoch()
-        self._position = ledger.reach
-        self._is_whole = known is None
+        self._position = ledger.position
+        self._is_whole = known is None or self.dropped is not None
         """The next entry is a snapshot."""
         self._pending: Write | None = None
         self._is_in_doubt = False
@@ -138,7 +150,7 @@ class Keeper:
 
     def committed(self, id: int) -> None:
         assert self._pending is not None
-        self._pending, self._is_in_doubt, self._begins_epoch, self._position = None, False, False, id
+        self._pending, self._is_in_doubt, self._begins_epoch, self._position = None, False, False, Position(id)
         self.is_claimed, self.kept = True, self._written
 
     def doubtful(self) -> None:
@@ -161,9 +173,9 @@ class Keeper:
         assert self._pending is not None
         newest = ledger.newest(self.key)
         if newest > self._position:
-            self.committed(newest)
+            self.committed(Position(newest, ledger.timeline))
             return None
         self._is_in_doubt = False
-        self._position = ledger.reach
+        self._position = ledger.position
         self._pending = self._pending._replace(position=self._position)
         return self._pending

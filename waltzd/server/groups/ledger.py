@@ -27,6 +27,8 @@ from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import GroupStateDamaged
 from waltzd.protocol.address import is_name
 from waltzd.protocol.locks import Lock, write_lock
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 from waltzd.server.groups.state import State
 from waltzd.server.groups.table import GroupSettings
 
@@ -155,6 +157,13 @@ class Ledger:
         """Of all entries from the floor on."""
         self.reach = -1
         """The last id that was read."""
+        self.timeline = FIRST
+        """Identity of the timeline of the group log that was read."""
+
+    @property
+    def position(self) -> Position:
+        """The last id that was read, with its timeline."""
+        return Position(self.reach, self.timeline)
 
     def state(self, name: str, partition: int) -> State | None:
         """Where a group stands in a partition; None where nobody has begun yet."""

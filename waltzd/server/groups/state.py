@@ -4,6 +4,9 @@ Everything up to `reach` is known to the group. Of that, `open` is what is neith
 number of times that it failed; so everything below the lowest open id is done, and that is the *floor*. What a member has
 in its hands is not kept: a new owner gives it out again.
 
+All of its ids are ids of one timeline of the log (`waltzd.protocol.timelines`). Where an operator ended that one, a state
+goes over to the current timeline when nothing above the fork is acknowledged; else it stays as it is, and the group stops.
+
 A state is written as a snapshot, which is all of it, and as deltas, each what changed since the one before. Reading a
 snapshot and the deltas behind it gives the state again. A delta names states and not steps, so one that holds many changes
 of an id says only the last.
@@ -15,8 +18,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+from uuid import UUID
 
 from waltzd.errors import GroupStateDamaged
+from waltzd.protocol.timelines import FIRST, Lineage
 from waltzd.server.groups.intervals import Interval, Intervals
 
 SETTLED = 0xFFFF
@@ -24,7 +29,8 @@ SETTLED = 0xFFFF
 FAILURES_MAX = SETTLED - 1
 PARKED_MAX = 10_000
 TEXT_BYTES_MAX = 1024
-VERSION = 1
+VERSION, FORKED = 1, 2
+"""Of bytes of the first timeline, and of those that name another one behind the head."""
 _SNAPSHOT, _DELTA = 1, 2
 _HEAD = struct.Struct(">BBqqIIIH")
 """Kind, version, epoch, reach, how many intervals, parked and released ids there are, and the length of `stopped`."""
@@ -53,17 +59,41 @@ class _Read:
     parked: dict[int, Parked]
     released: tuple[int, ...]
     stopped: str
+    timeline: UUID
+
+
+class Dropped(NamedTuple):
+    """What a state forgot when it went over to another timeline."""
+
+    fork: int
+    reach: int
+    """Up to where it knew ids before."""
+    parked: int
+    """Parked transactions above the fork."""
 
 
 class State:
-    __slots__ = ("_is_changed", "_released", "_touched", "_touched_parked", "epoch", "open", "parked", "reach", "stopped")
+    __slots__ = (
+        "_is_changed",
+        "_released",
+        "_touched",
+        "_touched_parked",
+        "epoch",
+        "open",
+        "parked",
+        "reach",
+        "stopped",
+        "timeline",
+    )
 
-    def __init__(self, *, after: int = -1, epoch: int = 1) -> None:
+    def __init__(self, *, after: int = -1, epoch: int = 1, timeline: UUID = FIRST) -> None:
         """A group that begins behind an id."""
         assert after >= -1
         assert epoch >= 1
         self.epoch = epoch
         """It rises with each owner and each reset: an acknowledgement of an older one counts for nothing."""
+        self.timeline = timeline
+        """Identity of the timeline in which all ids are ids."""
         self.reach = after
         self.open = Intervals()
         self.parked: dict[int, Parked] = {}
@@ -90,11 +120,35 @@ class State:
         assert all(id <= self.reach and self.open.get(id) is None for id in self.parked)
         assert self.epoch >= 1
 
+    def acknowledged_above(self, id: int) -> int:
+        """How many ids above this one are done, and not by being parked: acknowledged, skipped, or not wanted."""
+        if self.reach <= id:
+            return 0
+        first = max(0, id + 1)
+        is_open = sum(one.last - one.first + 1 for one in self.open.within(first, self.reach))
+        return self.reach - first + 1 - is_open - sum(one > id for one in self.parked)
+
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
         self.epoch += 1
         self._is_changed = True
+
+    def follow(self, lineage: Lineage) -> Dropped | None:
+        """Go over to the current timeline of the log; it is written as a snapshot. Returns what was dropped, None where the
+        state is of the current timeline already. Nothing above the fork may be acknowledged."""
+        shared = lineage.shared_to(self.timeline)
+        if shared is None:
+            return None
+        assert self.acknowledged_above(shared) == 0
+        dropped = Dropped(shared, self.reach, sum(id > shared for id in self.parked))
+        if self.reach > shared:
+            self.open.put(shared + 1, self.reach, None)
+            self.reach = shared
+        self.parked = {id: one for id, one in self.parked.items() if id <= shared}
+        self.timeline = lineage.current
+        self.forget_changes()
+        return dropped
 
     def reach_to(self, id: int, *, is_open: bool) -> None:
         """The group knows one id more; of one that it does not want, it knows that there is nothing to do."""
@@ -193,8 +247,9 @@ class State:
             member, reason = one.member.encode(), one.reason.encode()
             aside += [_PARKED.pack(id, one.failures, len(member), len(reason)), member, reason]
         gone, stopped = [_ID.pack(id) for id in sorted(released)], self.stopped.encode()
-        head = _HEAD.pack(kind, VERSION, self.epoch, self.reach, len(rows), len(parked), len(gone), len(stopped))
-        return b"".join([head, stopped, *rows, *aside, *gone])
+        version, named = (VERSION, b"") if self.timeline == FIRST else (FORKED, self.timeline.bytes)
+        head = _HEAD.pack(kind, version, self.epoch, self.reach, len(rows), len(parked), len(gone), len(stopped))
+        return b"".join([head, named, stopped, *rows, *aside, *gone])
 
     @staticmethod
     def is_snapshot(data: bytes) -> bool:
@@ -206,7 +261,7 @@ class State:
         found = _read(snapshot)
         if found.kind != _SNAPSHOT:
             raise GroupStateDamaged("what is kept of a group begins with a delta: the snapshot before it is missing")
-        state = cls(after=found.reach, epoch=found.epoch)
+        state = cls(after=found.reach, epoch=found.epoch, timeline=found.timeline)
         for first, last, failures in found.intervals:
             if failures == SETTLED:
                 raise GroupStateDamaged("a snapshot of a group has ids that are said to be done")
@@ -225,6 +280,10 @@ class State:
             )
         if found.kind == _SNAPSHOT:
             return State.of(data)
+        if found.timeline != self.timeline:
+            raise GroupStateDamaged(
+                f"a delta of a group is of timeline {found.timeline}, and the group stands on {self.timeline}"
+            )
         if found.reach < self.reach:
             raise GroupStateDamaged(f"a delta of a group goes back from id {self.reach} to {found.reach}")
         self.epoch, self.reach, self.stopped = found.epoch, found.reach, found.stopped
@@ -278,10 +337,11 @@ class _Reader:
 def _read(data: bytes) -> _Read:
     reader = _Reader(data)
     kind, version, epoch, reach, intervals, parked, released, stopped = _HEAD.unpack(reader.take(_HEAD.size))
-    if version != VERSION or kind not in (_SNAPSHOT, _DELTA):
+    if version not in (VERSION, FORKED) or kind not in (_SNAPSHOT, _DELTA):
         raise GroupStateDamaged(f"what is kept of a group has kind {kind} and version {version}, which are not known here")
     if epoch < 1 or reach < -1:
         raise GroupStateDamaged(f"what is kept of a group says epoch {epoch} and id {reach}")
+    timeline = UUID(bytes=reader.take(16)) if version == FORKED else FIRST
     said = reader.text(stopped)
     rows, before = list[Interval](), -1
     for first, last, failures in reader.rows(_INTERVAL, intervals):
@@ -296,4 +356,4 @@ def _read(data: bytes) -> _Read:
     gone = tuple(id for (id,) in reader.rows(_ID, released))
     if not reader.is_over:
         raise GroupStateDamaged("what is kept of a group goes on behind its end")
-    return _Read(kind, epoch, reach, tuple(rows), aside, gone, said)
+    return _Read(kind, epoch, reach, tuple(rows), aside, gone, said, timeline)

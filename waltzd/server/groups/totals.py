@@ -7,15 +7,20 @@ from heapq import nsmallest
 
 from waltzd.protocol.groups import GroupPlace, GroupTotals, GroupTrouble
 from waltzd.server.groups.ledger import Key, Ledger
+from waltzd.server.groups.state import State
 
 TROUBLES_MAX = 20
 
 
 def totals_of(
-    ledger: Ledger, at_work: Mapping[Key, GroupPlace], committed_of: Callable[[int], int | None], trouble: str
+    ledger: Ledger,
+    at_work: Mapping[Key, GroupPlace],
+    committed_of: Callable[[int], int | None],
+    trouble: str,
+    stopped_by: Callable[[Key, State], str] = lambda key, state: state.stopped,
 ) -> GroupTotals:
     """`committed_of`: what is committed in a partition; None where another server owns it. `trouble`: why the ledger may be
-    behind."""
+    behind. `stopped_by`: why a group that is not at work would give nothing out."""
     committed: dict[int, int | None] = {}
     members = in_flight = lags = parked_ones = stopped_ones = paused_ones = unattended = 0
     troubles: list[GroupTrouble] = []
@@ -27,7 +32,7 @@ def totals_of(
             continue
         place = at_work.get(key)
         if place is None:
-            here, paused, stopped, parked = 0, "", state.stopped, len(state.parked)
+            here, paused, stopped, parked = 0, "", stopped_by(key, state), len(state.parked)
             lag = max(0, end - state.reach) + state.open.ids
         else:
             here, paused, stopped, parked = len(place.members), place.paused, place.stopped, place.parked

@@ -38,6 +38,7 @@ from waltzd.format.record import Run
 from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail
@@ -123,6 +124,11 @@ class Log(Reading):
         """The mark at which the session opened."""
         assert self.core.mark is not None
         return self.core.mark
+
+    @property
+    def lineage(self) -> Lineage:
+        """Timelines of the log. A rescue or a restore, which begin another one, take a session of their own."""
+        return self.core.meta.lineage
 
     @property
     def tail(self) -> Tail:

@@ -30,19 +30,23 @@ from waltzd.errors import (
     NoSuchPartition,
     NotInGroup,
     NotReady,
+    OtherTimeline,
     WaltzError,
 )
 from waltzd.protocol.channels import Channels, bits_of, numbers_in
 from waltzd.protocol.groups import Change, Changed, GroupPlace, GroupTotals, JoinRequest, ParkedTransaction
 from waltzd.protocol.locks import AppendOutcome, Committed, Lock
 from waltzd.protocol.peers import AttendLink
+from waltzd.protocol.positions import Position, timeline_of
+from waltzd.protocol.quorum import EMPTY
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.clients.registry import Use
 from waltzd.server.groups.ledger import PREFIX, WHOLE_GROUP, Key, Ledger, gone, lock_of, made, pass_over, passed_over
+from waltzd.server.groups.state import State
 from waltzd.server.groups.totals import totals_of
 from waltzd.server.subscriptions.group_log import Entry, GroupLog
 from waltzd.server.subscriptions.member import Attendance
-from waltzd.server.subscriptions.place import Place, check_place
+from waltzd.server.subscriptions.place import Place, check_place, other_timeline
 from waltzd.wire.tasks import tell_failure
 
 log = logging.getLogger("waltz.server")
@@ -122,7 +126,7 @@ class Board:
                     await self._mending.ask()
                 await self.level()
                 self._note("")
-                async with aclosing(self.group_log.follow(self.ledger.reach)) as batches:
+                async with aclosing(self.group_log.follow(self.ledger.position)) as batches:
                     async for batch in batches:
                         self._read(batch)
             except GroupStateDamaged:
@@ -142,6 +146,8 @@ class Board:
         """What the ledger knows already is passed over."""
         is_new = False
         for id, data in batch:
+            if timeline_of(id) != self.ledger.timeline:
+                raise OtherTimeline("the group log was ended below what this server has read of it: it is read anew")
             if id <= self.ledger.reach:
                 continue
             try:
@@ -189,6 +195,11 @@ class Board:
 
     async def _read_to_the_end(self) -> None:
         end = await self.group_log.end()
+        if self.ledger.reach == EMPTY:
+            self.ledger.timeline = end.timeline
+        elif end.timeline != self.ledger.timeline:
+            await self._read_anew(end)
+            return
         try:
             await self._read_up_to(self.ledger, end)
         except WaltzError as error:
@@ -197,10 +208,23 @@ class Board:
                 raise
             await self._begin_at(floor, end)
 
+    async def _read_anew(self, end: Position) -> None:
+        """An operator ended the group log, and it goes on under another timeline. What was read above the fork is not in
+        it, and whoever wrote there has to claim its group again."""
+        try:
+            await self._begin_at(0, end)
+        except WaltzError as error:
+            if (floor := error.number("floor")) is None:
+                raise
+            await self._begin_at(floor, end)
+        log.warning("the group log was ended by an operator, and is read anew up to id %d", end)
+        for place in list(self._places.values()):
+            place.end(NotReady("the group log was ended by an operator, and goes on otherwise: join again"))
+
     async def _read_up_to(self, ledger: Ledger, end: int) -> None:
         if ledger.reach >= end:
             return
-        async with aclosing(self.group_log.read(ledger.reach, end)) as batches:
+        async with aclosing(self.group_log.read(ledger.position, end)) as batches:
             async for batch in batches:
                 if ledger is self.ledger:
                     self._read(batch)
@@ -209,9 +233,10 @@ class Board:
                         ledger.read(id, data)
         ledger.pass_to(end)
 
-    async def _begin_at(self, floor: int, end: int) -> None:
+    async def _begin_at(self, floor: int, end: Position) -> None:
         """The log was trimmed above what was read: from there on it says all that counts."""
         ledger = Ledger(self._passed)
+        ledger.timeline = end.timeline
         ledger.pass_to(floor - 1)
         try:
             await self._read_up_to(ledger, end)
@@ -232,7 +257,7 @@ class Board:
             return
         end, passed = await self.group_log.end(), set(self._passed)
         if self.ledger.reach < end:
-            async with aclosing(self.group_log.read(self.ledger.reach, end)) as batches:
+            async with aclosing(self.group_log.read(self.ledger.position, end)) as batches:
                 async for batch in batches:
                     passed.update(id for _, data in batch if (id := passed_over(data)) is not None)
         if error.number("entry") not in passed:
@@ -315,7 +340,7 @@ class Board:
 
     async def _written(self, data: bytes, lock: Lock) -> int | None:
         """The id of the entry when it is committed and read; None: look again what is so."""
-        outcome = await self._append(data, lock, self.ledger.reach)
+        outcome = await self._append(data, lock, self.ledger.position)
         if not isinstance(outcome, Committed):
             return None
         await self.level()
@@ -411,7 +436,9 @@ class Board:
 
     def needed_from(self) -> int:
         """The first id of the group log that is needed: whoever reads from there on knows all that counts."""
-        return 0 if self.damage is not None else self.ledger.floor
+        own = self._own_pipeline(self._partitions)
+        is_old = own is not None and own.session.lineage.current != self.ledger.timeline
+        return 0 if self.damage is not None or is_old else self.ledger.floor
 
     @property
     def places(self) -> Iterator[Place]:
@@ -432,7 +459,7 @@ class Board:
                     floor=state.floor,
                     open=state.open.ids,
                     parked=len(state.parked),
-                    stopped=state.stopped,
+                    stopped=self._stopped(key, state),
                 )
         for key, place in self._places.items():
             if key.name in found and (told := place.describe()) is not None:
@@ -441,6 +468,11 @@ class Board:
             GroupDescription(meta, made_at, tuple(found[one][partition] for partition in sorted(found[one])))
             for one, (meta, made_at) in sorted(groups.items())
         ]
+
+    def _stopped(self, key: Key, state: State) -> str:
+        own = self._own_pipeline(key.partition)
+        other = None if own is None else other_timeline(key, state, own.session.lineage)
+        return state.stopped if other is None else other.message
 
     def parked(
         self, name: str, partition: int | None, after: int | None, count: int
@@ -472,7 +504,7 @@ class Board:
             return None
         told = {key: place.describe() for key, place in self._places.items()}
         at_work = {key: one for key, one in told.items() if one is not None}
-        return totals_of(self.ledger, at_work, self._committed, self.trouble)
+        return totals_of(self.ledger, at_work, self._committed, self.trouble, self._stopped)
 
     def _committed(self, partition: int) -> int | None:
         pipeline = self._own_pipeline(partition)

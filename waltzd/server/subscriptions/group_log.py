@@ -13,9 +13,10 @@ from typing import Protocol, TypeAlias
 from waltzd.client.group_log import GroupLogClient
 from waltzd.errors import GroupLogAway, NoGroupLog, NotSent, WaltzError
 from waltzd.protocol.locks import AppendOutcome, Lock
+from waltzd.protocol.positions import Position
 
 Entry: TypeAlias = tuple[int, bytes]
-"""Its id, and what it says."""
+"""Its id, which is a position where the log has forked, and what it says."""
 APPEND_SECONDS = 10.0
 """How long an entry is tried to be appended before its outcome counts as unknown: longer than a fail-over."""
 READ_SECONDS = 10.0
@@ -26,15 +27,15 @@ class GroupLog(Protocol):
         """An error means that nothing was written, and that nothing will be."""
         ...
 
-    async def end(self) -> int:
+    async def end(self) -> Position:
         """Nothing that was acknowledged to anybody before this call stands above it; -1 for an empty log."""
         ...
 
-    def read(self, after: int, to: int) -> AsyncGenerator[Sequence[Entry], None]:
+    def read(self, after: Position, to: int) -> AsyncGenerator[Sequence[Entry], None]:
         """What stands there, in order. Ids may be missing: probes of operators."""
         ...
 
-    def follow(self, after: int) -> AsyncGenerator[Sequence[Entry], None]:
+    def follow(self, after: Position) -> AsyncGenerator[Sequence[Entry], None]:
         """What stands there and what comes, in order, for ever."""
         ...
 
@@ -73,24 +74,24 @@ class ClientLog:
             await self._give_up(client)
             raise
 
-    async def end(self) -> int:
+    async def end(self) -> Position:
         client, number = await self._open()
         try:
             return await client.end_position(number, timeout=READ_SECONDS)
         except WaltzError as error:
             raise GroupLogAway(f"the group log does not say how far it reaches: {error.message}") from error
 
-    async def read(self, after: int, to: int) -> AsyncGenerator[Sequence[Entry], None]:
+    async def read(self, after: Position, to: int) -> AsyncGenerator[Sequence[Entry], None]:
         client, number = await self._open()
         async with aclosing(client.scan(number, after=after, to=to)) as found:
             async for transaction in found:
-                yield ((transaction.id, transaction.payload),)
+                yield ((transaction.position, transaction.payload),)
 
-    async def follow(self, after: int) -> AsyncGenerator[Sequence[Entry], None]:
+    async def follow(self, after: Position) -> AsyncGenerator[Sequence[Entry], None]:
         client, number = await self._open()
         async with aclosing(client.feed_batches(number, after=after)) as batches:
             async for batch in batches:
-                yield [(transaction.id, transaction.payload) for transaction in batch]
+                yield [(transaction.position, transaction.payload) for transaction in batch]
 
     async def _give_up(self, client: GroupLogClient[bytes]) -> None:
         """The next call opens another one."""

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from waltzd.errors import GroupBeyondLog, GroupStateDamaged, NeedsBatches, NoSuchGroup, NotReady, WaltzError
+from waltzd.errors import (
+    GroupBeyondLog,
+    GroupStateDamaged,
+    NeedsBatches,
+    NoSuchGroup,
+    NotReady,
+    OtherTimeline,
+    WaltzError,
+)
 from waltzd.protocol.locks import Committed
+from waltzd.protocol.positions import Position
 from waltzd.server.groups.keeper import Keeper, Write
 from waltzd.server.groups.ledger import Key, Ledger
 from waltzd.server.groups.state import State
@@ -75,7 +85,7 @@ class Keeping:
                 assert write is not None
                 outcome = await self._source.group_log.append(write.data, write.lock, write.position)
                 if isinstance(outcome, Committed):
-                    keeper.committed(outcome.id)
+                    keeper.committed(Position(outcome.id, outcome.timeline))
                     self.keeper = keeper
                     self._note("")
                     return True
@@ -122,7 +132,7 @@ class Keeping:
                 "the group log takes nothing",
             )
             if isinstance(outcome, Committed):
-                self.keeper.committed(outcome.id)
+                self.keeper.committed(Position(outcome.id, outcome.timeline))
                 break
             self.keeper.doubtful()
             await self._patiently(self._source.level, "the group log does not say what stands in it")
@@ -138,6 +148,9 @@ class Keeping:
                 if self._source.damage is not None:
                     self._over(self._source.damage)
                 self._note(f"{what}: {error.message}")
+                if isinstance(error, OtherTimeline):  # the group log was ended below what was read: read it anew
+                    with suppress(WaltzError):
+                        await self._source.level()
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 

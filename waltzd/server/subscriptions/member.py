@@ -189,6 +189,7 @@ class Attendance:
                     ack_wait_ms=place.meta.ack_wait_ms,
                     room=self._room,
                     hears_begun=True,
+                    timelines=tuple(one.bare for one in place.pipeline.session.lineage.later),
                 )
             ]
         )

@@ -28,12 +28,14 @@ from waltzd.errors import (
     NeedsBatches,
     NoSuchGroup,
     NotReady,
+    OtherTimeline,
     Trimmed,
     WaltzError,
 )
 from waltzd.format.record import Run
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, KeyedBy, Mode, Said, Verb
+from waltzd.protocol.timelines import Lineage
 from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.groups.keeper import Keeper
 from waltzd.server.groups.ledger import Key, settings_of
@@ -95,6 +97,8 @@ class Place:
         self.pipeline = pipeline
         self.error: WaltzError | None = None
         """Why it is over."""
+        self._other: OtherTimeline | None = None
+        """Why nothing is given out: transactions of another timeline were acknowledged to the group."""
         self.paused = ""
         """Why nothing is given out for a reason that is no operator's; empty: it goes on."""
         self.delivered = self.acknowledged = self.failed = self.lost = 0
@@ -179,9 +183,19 @@ class Place:
         meta, made_at = ledger.groups.get(key.name, (None, None))
         if meta is None or made_at != key.made_at:
             raise NoSuchGroup(f"the group {key.name} was removed", group=key.name)
-        state, start = ledger.state(key.name, key.partition), meta.start(key.partition)
-        check_place(meta, key.partition, self.pipeline, start if state is None else state.reach)
-        return Keeper(key, ledger, after=start, now=self._now())
+        start = meta.start(key.partition)
+        lineage = self.pipeline.session.lineage
+        keeper = Keeper(key, ledger, after=start, now=self._now(), lineage=lineage)
+        self._other = other_timeline(key, keeper.state, lineage)
+        if self._other is None:
+            check_place(meta, key.partition, self.pipeline, keeper.state.reach)
+        if keeper.dropped is not None:
+            self._say(
+                f"goes over to timeline {lineage.number} of the log, which forks behind id {keeper.dropped.fork}: nothing "
+                f"above was acknowledged, and of what it knew up to id {keeper.dropped.reach} "
+                f"{keeper.dropped.parked} parked transactions are dropped"
+            )
+        return keeper
 
     @property
     def state(self) -> State | None:
@@ -249,11 +263,15 @@ class Place:
         paused = ""
         if self._keeping.keeper.must_pause:
             paused = f"what members said waits for the group log: {self._keeping.trouble or 'it is slow'}"
-        paused = paused or self._unread
+        paused = paused or self._unread or self._other_reason
         told = paused or (f"the group has stopped: {self._table.state.stopped}" if self._table.state.stopped else "")
         self.paused = paused
         for member in self._members.values():
             member.pause(told)
+
+    @property
+    def _other_reason(self) -> str:
+        return "" if self._other is None else f"the group has stopped: {' '.join(self._other.lines())}"
 
     def _set_timer(self, at: float | None) -> None:
         if at is None or self.error is not None:
@@ -529,6 +547,8 @@ class Place:
         await self.ready()
         if change is Change.RESET:
             return await self._reset(_only(ids, "a reset"))
+        if self._other is not None:
+            raise self._other
         table, now = self._table, self._now()
         match change:
             case Change.REPLAY:
@@ -565,12 +585,15 @@ class Place:
 
         def begin(old: State) -> State:
             nonlocal count
-            count, state = abs(old.floor - after), State(after=after, epoch=old.epoch + 1)
-            state.parked = {id: one for id, one in old.parked.items() if id <= after}
+            count = abs(old.floor - after)
+            state = State(after=after, epoch=old.epoch + 1, timeline=self.pipeline.session.lineage.current)
+            shared = self.pipeline.session.lineage.shared_to(old.timeline)
+            kept = after if shared is None else min(after, shared)
+            state.parked = {id: one for id, one in old.parked.items() if id <= kept}
             return state
 
         state = await self._keeping.reset(begin)
-        self._table = Table(settings_of(self.meta), state)
+        self._table, self._other = Table(settings_of(self.meta), state), None
         number = self._keeping.keeper.changes
         if self._claimed.done():  # until it is written, the next owner's epoch would have the number of this one
             self._claimed = self._loop.create_future()
@@ -621,9 +644,9 @@ class Place:
             floor=state.floor,
             open=state.open.ids,
             parked=len(state.parked),
-            stopped=state.stopped,
+            stopped=state.stopped if self._other is None else self._other.message,
             is_at_work=True,
-            paused=self.paused,
+            paused="" if self._other is not None else self.paused,
             in_flight=table.in_flight,
             unwritten=self._keeping.keeper.unwritten,
             oldest_ms=max(0, round(1000 * age)),
@@ -641,6 +664,22 @@ def _only(ids: Sequence[int], what: str) -> int:
     if len(ids) != 1 or ids[0] < -1:
         raise BadArgument(f"{what} names one id, not {len(ids)} of them", not_done="the group stays as it is")
     return ids[0]
+
+
+def other_timeline(key: Key, state: State, lineage: Lineage) -> OtherTimeline | None:
+    """Return why a group does not go on: it acknowledged transactions that are not in the log any more."""
+    shared = lineage.shared_to(state.timeline)
+    if shared is None or state.acknowledged_above(shared) == 0:
+        return None
+    try:
+        lineage.check(
+            state.timeline, state.reach, what=f"group {key.name}", partition=key.partition,
+            next_step=f"undo what its members did for the transactions above id {shared}, and let it begin behind that id: "
+            f"`waltzctl group reset {key.name} --partitions {key.partition} --to-id {shared + 1}`",
+        )  # fmt: skip
+    except OtherTimeline as error:
+        return error
+    return None
 
 
 def check_place(meta: GroupMeta, partition: int, pipeline: Pipeline, after: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from waltzd.protocol.batches import (
     Topology,
 )
 from waltzd.protocol.locks import Reason
+from waltzd.protocol.positions import Position
 
 LIMITS = Limits(payload_bytes_max=100, locks_max=1, frame_bytes_max=1000)
 MOUNTED = Mounted(session=1, barrier=-1, limits=LIMITS)
@@ -59,8 +61,8 @@ class Server:
     async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
         return Registration(5, b"token")
 
-    async def high_water_mark(self, _partition: int, *, confirmed: bool = False) -> int:
-        return 41
+    async def high_water_mark(self, _partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
+        return Position(41)
 
     def mount(self) -> Server:
         return self
@@ -84,11 +86,17 @@ class Server:
             raise answer
         return [answer] if answer is not None else None
 
-    async def find_time(self, _partition: int, time: int) -> int:
-        return 41
+    async def find_time(self, _partition: int, time: int) -> Position:
+        return Position(41)
 
     async def fetch(
-        self, _partition: int, first_id: int, last_id: int | None = None, *, with_locks: bool = False
+        self,
+        _partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
     ) -> AsyncGenerator[Run, None]:
         yield encode_payloads(first_id, [self.gives])
 

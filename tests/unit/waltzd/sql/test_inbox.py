@@ -29,6 +29,7 @@ from waltzd.errors import (
     OtherInbox,
     WaltzError,
 )
+from waltzd.protocol.timelines import Lineage
 from waltzd.sql import SqlInbox, sqlite
 from waltzd.sql.inbox import FOLD_EVERY, PAGE
 from waltzd.testing import BlockingCluster, LocalCluster
@@ -46,6 +47,7 @@ class Delivery:
     partition: int = 0
     group: str = "mailer"
     cluster: UUID = CLUSTER
+    lineage: Lineage | None = None
     acks: list[int] = field(default_factory=list)
     refusal: WaltzError | None = None
 

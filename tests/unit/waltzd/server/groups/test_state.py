@@ -165,5 +165,5 @@ def test_deltas_do_not_go_back() -> None:
 
 
 def test_a_newer_version_is_not_guessed_at() -> None:
-    with pytest.raises(GroupStateDamaged, match="kind 1 and version 2"):
-        State.of(WHOLE[:1] + b"\2" + WHOLE[2:])
+    with pytest.raises(GroupStateDamaged, match="kind 1 and version 3"):
+        State.of(WHOLE[:1] + b"\3" + WHOLE[2:])

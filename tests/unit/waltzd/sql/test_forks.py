@@ -1,0 +1,261 @@
+"""A view whose log an operator ends: what goes over, what is refused, and how it is mended; compared with lists."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from waltzd import Token, Transaction
+from waltzd.client.view import Decision
+from waltzd.errors import BadArgument, NotApplied, OtherTimeline, ViewBehind
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
+from waltzd.sql import SqlInbox, SqlView, sqlite
+
+CLUSTER = UUID(int=7)
+TABLES = sa.MetaData()
+ROWS = sa.Table("events", TABLES, sa.Column("id", sa.BigInteger, primary_key=True), sa.Column("text", sa.Text))
+
+
+class Log:
+    """A log and its timelines, as what a feed would give of it."""
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self.lineage = NEVER_FORKED
+
+    def grow(self, count: int) -> None:
+        at = len(self.rows)
+        self.rows += [b"%d in %d" % (id, self.lineage.number) for id in range(at, at + count)]
+
+    def fork(self, mark: int) -> None:
+        del self.rows[mark + 1 :]
+        number = self.lineage.number
+        self.lineage = self.lineage.forked(
+            identity=UUID(int=number + 1), fork=mark, session=number, cause="a test", began="", who=""
+        )
+
+    def feed(self, first: int, last: int | None = None, lineage: Lineage | None = None) -> list[Transaction]:
+        rows = self.rows[first : len(self.rows) if last is None else last + 1]
+        lineage = lineage or self.lineage
+        return [
+            Transaction(
+                0, id, 0, len(row), 0, (1, 1, id), row, None, None, lineage=lineage, timeline=lineage.current
+            )
+            for id, row in enumerate(rows, first)
+        ]  # fmt: skip
+
+
+def insert(connection: Connection, given: Transaction) -> None:
+    connection.execute(sa.insert(ROWS).values(id=given.id, text=given.payload.decode()))
+
+
+def cut(fork: int) -> Any:
+    return lambda connection: connection.execute(sa.delete(ROWS).where(ROWS.c.id > fork))
+
+
+def content(engine: Engine) -> list[bytes]:
+    with engine.connect() as connection:
+        rows = connection.execute(sa.select(ROWS.c.id, ROWS.c.text).order_by(ROWS.c.id)).all()
+    assert [id for id, _ in rows] == list(range(len(rows)))
+    return [text.encode() for _, text in rows]
+
+
+def view_of(engine: Engine, **settings: Any) -> SqlView:
+    view = SqlView(engine, insert, tables=TABLES, **settings)
+    view._prepare(CLUSTER)
+    view.read_position(0)
+    return view
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = sqlite(str(tmp_path / "view.db"))
+    yield engine
+    engine.dispose()
+
+
+def test_up_to_the_fork_a_view_goes_over_and_above_it_says_what_to_do(engine: Engine) -> None:
+    log, view = Log(), view_of(engine)
+    log.grow(20)
+    view.apply_all(log.feed(0))
+    assert view.read_position(0).timeline == FIRST
+    log.fork(19)
+    log.grow(10)
+    view.apply_all(log.feed(20))
+    position = view.read_position(0)
+    assert (position, position.timeline, content(engine)) == (29, log.lineage.current, log.rows)
+    log.fork(24)
+    log.grow(20)
+    with pytest.raises(OtherTimeline, match=r"'view' stands at id 29 .* behind id 24") as refused:
+        view.apply_all(log.feed(30))
+    assert "view.reset(0, 24" in " ".join(refused.value.lines())
+    assert asyncio.run(view.failed(log.feed(30)[0], refused.value)) is Decision.PARK
+    assert view.read_position(0) == 29
+    with pytest.raises(BadArgument):
+        view.reset_blocking(0, 30)
+    view.reset_blocking(0, 24, undo=cut(24))
+    view.apply_all(log.feed(25))
+    assert content(engine) == log.rows
+
+
+def test_who_waits_for_what_was_given_up_is_told(engine: Engine) -> None:
+    log, view = Log(), view_of(engine)
+    log.grow(20)
+    view.apply_all(log.feed(0, 9))
+    log.fork(14)
+    log.grow(10)
+    view.wait_blocking(Token(0, 9))
+    with pytest.raises(NotApplied):
+        view.wait_blocking(Token(0, 5, log.lineage.current), timeout=0.05)  # it does not know that timeline yet
+    view.apply_all(log.feed(10))
+    view.wait_blocking(Token(0, 20, log.lineage.current))
+    view.wait_blocking(20, partition=0)
+    view.wait_blocking(Token(0, 14))
+    for token in (Token(0, 15), Position(20, FIRST)):
+        with pytest.raises(OtherTimeline):
+            view.wait_blocking(token, partition=0)
+
+
+def test_a_process_that_was_fed_before_the_fork_neither_writes_above_it_nor_stands_in_the_way(engine: Engine) -> None:
+    log, old, new = Log(), view_of(engine), view_of(engine)
+    log.grow(20)
+    before = log.feed(0)
+    old.apply_all(before[:5])
+    log.fork(9)
+    log.grow(10)
+    after = log.feed(0)
+    new.apply_all(after[5:8])
+    old.apply_all(before[5:10])
+    with pytest.raises(OtherTimeline):
+        old.apply_all(before[10:])
+    new.apply_all(after[8:])
+    assert content(engine) == log.rows
+
+
+def test_a_table_of_an_earlier_version_gets_the_column(tmp_path: Path) -> None:
+    engine = sqlite(str(tmp_path / "old.db"))
+    view_of(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE waltz_positions DROP COLUMN timeline")
+        connection.exec_driver_sql("UPDATE waltz_positions SET position = 11")
+    views = [view_of(engine) for _ in range(2)]
+    assert [view.read_position(0) for view in views] == [11, 11]
+    log = Log()
+    log.grow(12)
+    log.fork(10)
+    log.grow(5)
+    with pytest.raises(OtherTimeline):
+        views[0].apply_all(log.feed(12))
+    engine.dispose()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_forks_a_view_is_the_log_or_is_refused(tmp_path: Path, seed: int) -> None:
+    chance, log = random.Random(seed), Log()
+    engine = sqlite(str(tmp_path / "view.db"))
+    views = [view_of(engine, batch_max=chance.choice((1, 3, 500))) for _ in range(2)]
+    fed: list[list[Transaction]] = [[], []]
+    refused = 0
+    for _ in range(40):
+        what, which = chance.random(), chance.randrange(2)
+        if what < 0.3:
+            log.grow(chance.randrange(6))
+        elif what < 0.4 and log.lineage.number < 6:
+            log.fork(chance.randint(-1, len(log.rows) - 1))
+        elif what < 0.6:  # a process is fed now, and applies it later
+            fed[which] = log.feed(chance.randint(0, len(content(engine))))
+        else:
+            part, fed[which] = fed[which] or log.feed(len(content(engine))), []
+            try:
+                views[which].apply_all(part)
+            except OtherTimeline:
+                refused += 1
+                position = views[which].read_position(0)
+                if log.lineage.covers(position.timeline, position):
+                    assert not log.lineage.covers(part[-1].timeline, part[-1].id), "one of both is not in the log"
+                else:
+                    shared = log.lineage.shared_to(position.timeline)
+                    assert shared is not None
+                    assert content(engine)[: shared + 1] == log.rows[: shared + 1]
+                    views[which].reset_blocking(0, shared, undo=cut(shared))
+            except ViewBehind:
+                assert part[0].id > len(content(engine)), "it was fed before the view was reset"
+        position = views[0].read_position(0)
+        assert position == len(content(engine)) - 1
+        if position >= 0 and log.lineage.covers(position.timeline, position):
+            assert content(engine) == log.rows[: position + 1]
+    engine.dispose()
+
+
+class Handed:
+    """A delivery, as far as an inbox looks at it."""
+
+    cluster, group, partition = CLUSTER, "mailer", 0
+
+    def __init__(self, id: int, lineage: Lineage) -> None:
+        self.id, self.lineage = id, lineage
+
+
+def test_an_inbox_of_an_earlier_version_gets_its_columns(engine: Engine) -> None:
+    inbox, done = SqlInbox(engine, "mailer"), list[int]()
+    do = inbox.handler_blocking(lambda connection, delivery: done.append(delivery.id))
+    for id in range(30):
+        do(Handed(id, NEVER_FORKED))
+    inbox.fold(0)
+    with engine.begin() as connection:
+        for table in ("waltz_inbox_done", "waltz_inbox_pages"):
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN timeline")
+    log = Log()
+    log.grow(30)
+    log.fork(19)
+    again = SqlInbox(engine, "mailer")
+    again_do = again.handler_blocking(lambda connection, delivery: done.append(delivery.id))
+    again_do(Handed(19, log.lineage))
+    with pytest.raises(OtherTimeline, match="'mailer' stands at id 20") as refused:
+        again_do(Handed(20, log.lineage))
+    assert f"inbox.forget(0, 20, timeline=UUID('{FIRST}'))" in " ".join(refused.value.lines())
+    assert done == [*range(30)]
+    again.forget(0, 20, timeline=FIRST)
+    again_do(Handed(20, log.lineage))
+    assert done == [*range(30), 20]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_inbox_does_each_transaction_once_whatever_forks(engine: Engine, seed: int) -> None:
+    """Compared with a set of what was done, by content: an id names another transaction in another timeline."""
+    chance, log, done = random.Random(seed), Log(), list[bytes]()
+    inboxes = [SqlInbox(engine, "mailer") for _ in range(2)]
+    for _ in range(150):
+        what, inbox = chance.random(), inboxes[chance.randrange(2)]
+        if what < 0.2 or not log.rows:
+            log.grow(chance.randrange(1, 4))
+        elif what < 0.25 and log.lineage.number < 6:
+            log.fork(chance.randint(-1, len(log.rows) - 1))
+        elif what < 0.35:
+            inbox.prepare(CLUSTER)
+            inbox.fold(0)
+        else:
+            id, lineage = chance.randrange(len(log.rows)), log.lineage
+            row = log.rows[id]
+            try:
+                with inbox.once_blocking(Handed(id, lineage)) as connection:
+                    if connection is not None:
+                        done.append(row)
+            except OtherTimeline as error:
+                assert row not in done
+                (timeline,) = [
+                    one for one in (FIRST, *(one.identity for one in lineage.later)) if str(one) in error.lines()[-1]
+                ]
+                inbox.forget(0, (lineage.shared_to(timeline) or 0) + 1, timeline=timeline)
+            else:
+                assert done.count(row) == 1
+    assert len({*done}) == len(done)
