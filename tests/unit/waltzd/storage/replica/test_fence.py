@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -18,6 +19,7 @@ from waltzd.format.layout import FileHeader
 from waltzd.protocol.address import Address
 from waltzd.protocol.descriptions import Archived
 from waltzd.protocol.peers import Contact, RecordsFrame, secret_of
+from waltzd.protocol.timelines import NEVER_FORKED
 from waltzd.storage.archiver import Archiver
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.partition import Partition
@@ -232,10 +234,13 @@ async def _nothing() -> AsyncIterator[Buffer]:
     yield b""
 
 
+FORKED = NEVER_FORKED.forked(identity=UUID(int=2), fork=5, session=SESSION, cause="rescue", began="now", who="me")
+
 FORGED: dict[str, Callable[[StorageCalls, Contact], Any]] = {
     "append": lambda calls, contact: calls.append(0, SESSION, Forgery(), contact=contact),
     "truncate": lambda calls, contact: calls.truncate(0, SESSION, 5, contact=contact),
     "set low mark": lambda calls, contact: calls.set_low_mark(0, SESSION, 9, contact=contact),
+    "fork": lambda calls, contact: calls.fork(0, SESSION, FORKED, contact=contact),
     "trim": lambda calls, contact: calls.trim(0, SESSION, 5, contact=contact),
     "install": lambda calls, contact: calls.install_segment(0, SESSION, 10, 0, _nothing(), contact=contact),
     "fetch": lambda calls, contact: _all(calls.fetch_segment(0, SESSION, 0, contact=contact)),
