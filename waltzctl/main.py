@@ -99,6 +99,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "sign": ("waltzctl.records.archive:sign", "Sign what is older than the key of an archive."),
         "status": ("waltzctl.records.archive:status", "How far each partition is archived."),
+        "timelines": ("waltzctl.records.archive:timelines", "List the timelines of each partition in a store."),
         "verify": ("waltzctl.records.archive:verify", "Check an archive in its store."),
     },
     "audit": {

@@ -78,7 +78,7 @@ ELSEWHERE = {
     "cli/test_txn": [["lock", "explain"], *(["txn", name] for name in ("append", "get", "grep", "tail"))],
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
     "process/test_closed_coordinator": [["cluster", "secure"]],
-    "cli/test_restore": [["archive", "marks"], ["backup", "drill"], ["cluster", "restore"]],
+    "cli/test_restore": [["archive", "marks"], ["archive", "timelines"], ["backup", "drill"], ["cluster", "restore"]],
     "spark/test_class_archive": [["spark", name] for name in ("status", "warmup")],
     "spark/test_replay": [["analysis", "replay"]],
     "spark/test_report": [["analysis", "report"]],

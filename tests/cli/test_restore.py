@@ -339,6 +339,10 @@ def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool
     told = waltzctl(*latest[:2], lost.store, *latest[3:], "-o", "json")
     found = json.loads(told.out)
     assert (told.code, list(found["marks"])) == (0, ["0", "1"])
+    listed = examples(waltzctl, ["archive", "timelines"])[0]
+    rows = json.loads(waltzctl(*listed[:2], lost.store, "-o", "json").out)["timelines"]
+    assert [(row["partition"], row["timeline"], row["fork"]) for row in rows] == [(0, 1, None), (1, 1, None)]
+    refused(waltzctl("archive", "marks", lost.store, "--latest", "--timeline", "1=2"), 2, "W2277", "timeline 2 of")
     file = tmp_path / "marks.json"
     file.write_text(told.out)
     drilled = waltzctl("backup", "drill", lost.store, "--to-marks", file, "--directory", tmp_path, "-o", "json")

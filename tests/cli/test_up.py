@@ -36,6 +36,8 @@ from waltzctl.show import local as shown
 from waltzctl.show.local import Board
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import LABEL, Label, manifest_name
+from waltzd.archive.metadata import metadata_name
+from waltzd.archive.tail import tail_name
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta
@@ -269,8 +271,9 @@ def test_what_is_there_is_resumed_and_watched(home: Path, waltzctl: Tool) -> Non
         client.append_many([bytes(64 << 10)] * 20, partition=1)
         client.append_many([b"begins another segment"], partition=1)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (home / "archive" / manifest_name(1, 1)).exists():
-        assert time.monotonic() < deadline, "a full segment is archived"
+    names = (manifest_name(1, 1), tail_name(1), metadata_name(1))
+    while not all((home / "archive" / name).exists() for name in names):
+        assert time.monotonic() < deadline, "a full segment is archived, and the rest is backed up"
         time.sleep(0.1)
     assert waltzctl("archive", "verify", str(home / "archive"), "-o", "json").code == 0
     refused(waltzctl("up", "small", "--archive", "other"), 2, "--archive other: the cluster in small archives to")

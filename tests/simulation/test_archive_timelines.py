@@ -26,6 +26,7 @@ from waltzd.archive.piece import footer_in
 from waltzd.archive.tail import tail_of
 from waltzd.archive.verification import branch_flaws, check_piece, check_tail, survey
 from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaState
+from waltzd.errors import StoreUnavailable
 from waltzd.format.batch import End, encode_batch, parse_batches
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import encode_payloads, walk
@@ -33,6 +34,7 @@ from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, SetAside
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.timelines import FIRST
 from waltzd.server.session.owned import OwnedLog
+from waltzd.storage.archiver import Archiver
 
 
 @pytest.fixture(params=[0, 1], autouse=True)
@@ -260,16 +262,33 @@ async def test_a_segment_that_is_not_what_the_manifest_says_stays(monkeypatch: p
 
 
 @story
-async def test_a_timeline_begins_with_what_it_shares() -> None:
+async def test_a_timeline_begins_with_what_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has, nothing counts as archived, and nothing is trimmed."""
     store = FaultyStore()
-    async with archiving(store) as c:
-        owned, session = await rescued_with_less(c)
-        await c.opened(owned, above=session - 1)
-        found = await reached(c, 150)
-        while found.timeline == FIRST:
-            await asyncio.sleep(1)
-            found = await reached(c, 150)
-        assert found.last <= 199, "it begins with what both timelines share"
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Archiver, "_begun", away)
+        async with archiving(store) as c:
+            owned, session = await rescued_with_less(c)
+            await c.opened(owned, above=session - 1)
+            await keeping(c, "5KB")
+            await under_load(c, owned, 30)
+            await asyncio.sleep(60)
+            assert owned.describe().archived is None
+            assert "the store is away" in owned.describe().archive_trouble
+            assert floors(c) == [0, 0, 0]
+            patched.undo()
+            found = await document(c)
+            while found is None or found.timeline == FIRST:
+                await asyncio.sleep(0.1)
+                found = await document(c)
+            manifest = newest_manifests(store, label_of(store, not_done=""), [0])[0]
+            pieces = list(pieces_of(manifest.entries, PartitionArchive(store, label_of(store, not_done=""), 0).chunk))
+            assert 0 < manifest.shared < len(pieces)
+            assert pieces[manifest.shared - 1].last <= 199 < pieces[manifest.shared].last
 
 
 @story

@@ -32,7 +32,7 @@ from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import check_name, check_operator
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count, size
-from waltzd.archive.cutting import Cut, spelled
+from waltzd.archive.cutting import ArchivedLog, Cut, spelled
 from waltzd.cluster.archives import archive_path
 from waltzd.cluster.cluster import (
     ARCHIVES,
@@ -443,6 +443,7 @@ def _steps(wish: Wish, descriptions: Mapping[str, StorageDescription], target: T
             f"partition {number}: "
             + ("empty" if point.mark == NO_MARK else f"up to id {point.mark}")
             + (f", of {spelled(point.time)}" if point.time is not None else "")
+            + _ahead(cut, source.logs[number], number)
             + f"; it goes on under timeline {wish.lineage(number).number}"
             + (f"; {count(left, 'transaction')} behind it that the store has are left out" if left else "")
             + (f"; in front of the batch that goes on behind id {cut.given[number]}" if number in cut.given else "")
@@ -465,6 +466,13 @@ def _steps(wish: Wish, descriptions: Mapping[str, StorageDescription], target: T
     if not wish.goes_on_archiving:
         steps.append(f"{source.place} stays as it is and takes nothing of this cluster: give its storages another store")
     return steps
+
+
+def _ahead(cut: Cut, log: ArchivedLog, number: int) -> str:
+    if number not in cut.ahead:
+        return ""
+    wrong = count(log.last - cut.ahead[number], "transaction")
+    return f"; times of {wrong} behind id {cut.ahead[number]} stand ahead, so it is taken to its end"
 
 
 async def _fetch(wish: Wish, tls: Tls | None, say: Say) -> dict[int, dict[str, ReplicaStatus]]:

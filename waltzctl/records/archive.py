@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,15 +29,25 @@ from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import size
 from waltzd.disk.real import translate
-from waltzd.errors import EXIT_FINDINGS, EXIT_OK, AlreadyThere, BadArgument, StoreUnavailable, Unsafe, WaltzError
+from waltzd.errors import (
+    EXIT_FINDINGS,
+    EXIT_OK,
+    AlreadyThere,
+    BadArgument,
+    BadMetadata,
+    StoreUnavailable,
+    Unsafe,
+    WaltzError,
+)
 
 if TYPE_CHECKING:
     from waltzctl.picture.picture import Picture
     from waltzctl.show.archive import Reaching
     from waltzd.archive.manifest import Entry, Label
     from waltzd.archive.store import Store
-    from waltzd.archive.verification import Flaw
+    from waltzd.archive.verification import Flaw, Survey
     from waltzd.cluster.cluster import Cluster
+    from waltzd.cluster.documents import ArchiveMeta
 
 Place = Annotated[
     str, Argument(metavar="STORE", help="As the storages name it in `archive`: a directory, or s3://bucket/folder.")
@@ -102,11 +112,20 @@ def verify(
     store: Place,
     quick: Annotated[bool, Option("--quick", help="Only whether all objects are there, with their sizes.")] = False,
     partitions: Annotated[str | None, Option("--partitions", metavar="0-3,7", help="Only these; all by default.")] = None,
+    with_cluster: Annotated[
+        bool,
+        Option("--with-cluster", help="Compare with the documents of the running cluster, too, not only with saved ones."),
+    ] = False,
+    reach: Meant,
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Check an archive in its STORE: the manifests, that all objects which they name are there, that every byte is what was
-    archived, and that saved documents of the cluster are whole. No cluster is asked.
+    archived, that each segment names the one in front of it, and that saved documents of the cluster are whole.
+
+    The store is compared with the documents that were saved in it: manifests, tails or partitions that these know of and
+    the store does not have are findings, and so is a store without any document. No cluster is asked without
+    --with-cluster.
 
     All of it is read, unless --quick is given: of a bucket, that costs what its provider charges. The exit code is 8 where
     something is wrong. Each finding names an object, and the ids that it holds.
@@ -116,11 +135,34 @@ def verify(
       waltzctl archive verify /mnt/archive
       waltzctl archive verify s3://waltz-archive/orders --quick -o json
     """
+
+    def ask() -> Mapping[int, ArchiveMeta]:
+        from waltzd.cluster.archives import all_archived
+
+        return using(reach, lambda cluster: all_archived(cluster.coordinator))
+
+    return verified(
+        store, quick=quick, partitions=partitions, output=output, progress=progress, ask=ask if with_cluster else None
+    )
+
+
+def verified(
+    store: str,
+    *,
+    quick: bool = False,
+    partitions: str | None = None,
+    output: AnyForm = "table",
+    progress: Shown = Shown.AUTO,
+    ask: Callable[[], Mapping[int, ArchiveMeta]] | None = None,
+) -> int:
+    """Verify a store and print what was found; return the exit code. `ask` gives the documents of the running cluster."""
     from waltzctl.show import archive
     from waltzd.archive.place import open_archive
     from waltzd.archive.verification import branch_flaws, check_tail, survey
 
     opened, started = open_archive(store), time.monotonic()
+    # Before the survey: what documents name is in the store before they do.
+    known = [saved_documents(opened), *([] if ask is None else [ask()])]
     found = survey(opened)
     if partitions is not None:
         wanted = partitions_of(partitions)
@@ -138,10 +180,58 @@ def verify(
             flaws += [flaw] if flaw is not None else []
     if not quick and partitions is None:
         flaws += metadata_flaws(opened, found.label)
+    if partitions is None:
+        for documents in known:
+            flaws += missing_flaws(found, documents)
     seconds = time.monotonic() - started
     put(archive.verified(opened.place, found, flaws, seconds, is_quick=quick, signatures=opened.seen), output)
     archive.told_strange(found)
     return EXIT_FINDINGS if flaws else EXIT_OK
+
+
+def saved_documents(store: Store) -> Mapping[int, ArchiveMeta] | None:
+    """Partition → how far its archive reached, as the newest saved documents say that can be read; None without any."""
+    from waltzd.archive.metadata import newest_metadata
+    from waltzd.cluster.cluster import ARCHIVES
+    from waltzd.cluster.documents import ArchiveMeta
+    from waltzd.cluster.metadata import read
+
+    newest = newest_metadata(store)
+    if newest is None:
+        return None
+    try:
+        documents = read(newest[1], f"the documents {newest[0]}").documents
+    except BadMetadata:  # `metadata_flaws` names it
+        return {}
+    return {
+        int(path.rpartition("/")[2]): document
+        for path, document in documents.items()
+        if path.rpartition("/")[0] == ARCHIVES and isinstance(document, ArchiveMeta)
+    }
+
+
+def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) -> list[Flaw]:
+    """What the documents of the cluster know of, and the store does not have."""
+    from waltzd.archive.manifest import manifest_name
+    from waltzd.archive.metadata import FOLDER
+    from waltzd.archive.tail import tail_name
+    from waltzd.archive.verification import Flaw
+
+    if documents is None:
+        return [Flaw(name=FOLDER, detail="the store has no saved documents of the cluster")]
+    flaws = []
+    for number, meta in sorted(documents.items()):
+        branches = [one for one in (found.manifests.get(number), *found.older) if one is not None]
+        mine = next((one for one in branches if (one.partition, one.timeline) == (number, meta.timeline)), None)
+        if mine is None or mine.number < meta.number:
+            there = "has none of its timeline" if mine is None else f"ends with manifest {mine.number}"
+            detail = f"the documents of the cluster know it, with ids up to {meta.last}; the store {there}"
+            flaws.append(Flaw(name=manifest_name(number, meta.number, meta.timeline), partition=number, detail=detail))
+        newest = meta.timeline if found.manifests.get(number) is None else found.manifests[number].timeline
+        if (number, newest) not in found.tails:
+            detail = "is not there: what no segment has yet is not backed up"
+            flaws.append(Flaw(name=tail_name(number, newest), partition=number, detail=detail))
+    return flaws
 
 
 def metadata_flaws(store: Store, label: Label) -> list[Flaw]:
@@ -274,6 +364,28 @@ def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
     source = source_at(store, end.chosen)
     cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
     put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
+    return EXIT_OK
+
+
+def timelines(*, store: Place, output: AnyForm = "table") -> int:
+    """List the timelines of each partition in a STORE: where a rescue or a restore ended its log, and how far each one
+    reaches. No cluster is asked.
+
+    The last one of a partition is the current one. An older one stays readable above its fork, for `--timeline` of
+    `waltzctl cluster restore`, until its folder is removed from the store by hand.
+
+    \b
+    Examples:
+      waltzctl archive timelines /mnt/archive
+      waltzctl archive timelines s3://waltz-archive/orders -o json
+    """
+    from waltzctl.show import archive
+    from waltzd.archive.contents import branches_in, label_of
+    from waltzd.archive.place import open_archive
+
+    opened = open_archive(store)
+    found = branches_in(opened, label_of(opened, not_done="nothing was listed"))
+    put(archive.branches(found), output)
     return EXIT_OK
 
 

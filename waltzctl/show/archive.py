@@ -12,6 +12,7 @@ from waltzctl.show.terminal import console, count, size
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from waltzd.archive.manifest import Manifest
     from waltzd.archive.verification import Flaw, Survey
 
 
@@ -72,6 +73,29 @@ FLAWS: Columns[Flaw] = (
     Column("last", lambda one: one.last, is_right=True),
     Column("detail", lambda one: one.detail),
 )
+
+
+BRANCHES: Columns[Manifest] = (
+    Column("partition", lambda one: one.partition, is_right=True, cell=str),
+    Column("timeline", lambda one: one.lineage.number, is_right=True),
+    Column("fork", lambda one: one.lineage.fork if one.lineage.later else None, is_right=True),
+    Column("archived", lambda one: one.last, is_right=True, json="archived_to"),
+    Column("segments", lambda one: one.total.segments, is_right=True),
+    Column("shared", lambda one: one.shared, is_right=True, json="shared_segments"),
+    Column("began", lambda one: one.lineage.later[-1].began if one.lineage.later else None),
+    Column("cause", lambda one: one.lineage.later[-1].cause if one.lineage.later else None),
+    Column("identity", lambda one: str(one.timeline), is_wide=True),
+)
+
+
+def branches(found: Sequence[Manifest]) -> Page:
+    """Timelines in a store, those of one partition in their order."""
+
+    def draw(out: Console) -> None:
+        grid(out, BRANCHES, found)
+
+    listing = Listing(kind="timelines", columns=BRANCHES, rows=found)
+    return Page(draw=draw, things=listing, told={"timelines": objects(BRANCHES, found)})
 
 
 def reaching(found: Sequence[Reaching]) -> Page:

@@ -303,6 +303,15 @@ def _contents(facts: Facts) -> Found:
     return f"all that is archived was there {oldest:,.0f} hours ago, or later"
 
 
+def _log_times(facts: Facts) -> Found:
+    """A clock was wrong once."""
+    for view in facts.picture.partitions:
+        if view.said is not None and view.said.ahead_ms > 0:
+            hours = view.said.ahead_ms / 3_600_000
+            yield warn(f"the times of partition {view.partition} stand {hours:,.1f} hours ahead: a clock was wrong")
+    return "no partition has times that stand ahead of the clocks of its storages"
+
+
 def _backup(facts: Facts) -> Found:
     late: list[int] = []
     troubles: dict[str, list[int]] = {}
@@ -571,6 +580,12 @@ RULES = (
         fix="see `waltzctl backup status`: the log goes on, and what is not backed up is lost if all storages are",
         needs=("servers",),
         alerts={"WaltzBackupBehind": (Grade.WARN, 5), "WaltzMetadataNotSaved": (Grade.WARN, 30)},
+    ),
+    Rule(
+        name="times",
+        find=_log_times,
+        fix="set the clocks of the machines (NTP); times never fall, so the log keeps its time until clocks have caught up",
+        needs=("servers",),
     ),
     Rule(
         name="durable groups",

@@ -38,6 +38,8 @@ from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 APART = 1_000_000
 """So many microseconds may the clocks of servers differ. What was committed after the moment of a backup may have a time
 before it, which its owner gave it; but what it caused has a later one, by a clock that may be so much behind."""
+AHEAD = 60_000_000
+"""Microseconds: a client may pass on a time that is so far ahead, and an owner's clock less."""
 _TAIL = re.compile(r"partition-(0|[1-9][0-9]{0,4})/tail\.json")
 
 
@@ -220,8 +222,19 @@ class ArchivedLog:
         """The highest that the store knows of."""
         return max(self._session, self.end.session)
 
+    @property
+    def ahead_from(self) -> Point | None:
+        """The last end in front of times that stand ahead because a clock was wrong: they are later than the moment at
+        which all of this was saved. None where no time does, or nothing says when it was saved."""
+        moment, time = self._complete_to, self.end.time
+        if moment is None or time is None or time <= moment + 2 * APART + AHEAD:
+            return None
+        return self.at_time(moment + 2 * APART + AHEAD)
+
     @cached_property
     def reach(self) -> Reach:
+        if self.ahead_from is not None:  # its times say nothing about what is missing
+            return Reach(partition=self.partition, end=self.end, complete_to=self._complete_to)
         times = [self._complete_to, None if self.end.time is None else self.end.time - 1]
         known = [time for time in times if time is not None]
         return Reach(partition=self.partition, end=self.end, complete_to=max(known, default=None))
@@ -357,6 +370,9 @@ class Cut:
     points: Mapping[int, Point]
     time: int | None = None
     """The moment at which all of them are cut."""
+    ahead: Mapping[int, int] = field(default_factory=dict)
+    """Partitions whose times stand ahead, because a clock was wrong, and the last id in front of these. Such a log is taken
+    to its end: by its times, all that follows would be left out."""
     given: Mapping[int, int] = field(default_factory=dict)
     """The marks that were asked for, where these are others: in front of a batch that goes on behind the mark."""
 
@@ -401,7 +417,9 @@ def cut_latest(logs: Mapping[int, ArchivedLog], *, is_each: bool = False) -> Cut
             f"{_told(unknown)}: no moment is known to which all partitions are complete",
             next_step="give a moment with --to-time and take these as far as they go, with --each-as-far-as-it-goes",
         )
-    return Cut(points={number: log.at_time(time) for number, log in logs.items()}, time=time)
+    ahead = {number: front.mark for number, log in logs.items() if (front := log.ahead_from) is not None}
+    points = {number: log.end if number in ahead else log.at_time(time) for number, log in logs.items()}
+    return Cut(points=points, time=time, ahead=ahead)
 
 
 def cut_at_marks(logs: Mapping[int, ArchivedLog], marks: Mapping[int, int]) -> Cut:

@@ -83,6 +83,8 @@ class ReplicaStatus:
     """Timelines of its log behind the first one, as it remembers them; what it holds is the log of the last one."""
     untrimmed: str = ""
     """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
+    time: int = 0
+    """Microseconds since 1970 by the clock of the storage, when it was opened; 0 where it does not say."""
 
     @property
     def timeline(self) -> UUID:
@@ -400,6 +402,9 @@ class OwnedPartition:
     """None before anything was looked for in this session."""
     timelines: tuple[Timeline, ...] = ()
     """Timelines of its log behind the first one, with who began each of them and when."""
+    ahead_ms: int = 0
+    """Milliseconds that the time of its last batch stands ahead of the clocks of its owner and storages; 0 where it does
+    not."""
 
     @property
     def backed_up_to(self) -> int | None:

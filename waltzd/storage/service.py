@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from time import time_ns
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -150,7 +151,7 @@ class ReplicaService(_Service, ReplicaServicer):
         else:
             status = self._calls.status(target.partition)
         message = to_message(wire.ReplicaStatus, status)
-        message.stream_port = self._stream_port
+        message.stream_port, message.time = self._stream_port, time_ns() // 1000
         return message
 
     @_answered

@@ -685,6 +685,7 @@ class ReplicaStatus(_message.Message):
     FLOOR_FIELD_NUMBER: _builtins.int
     TIMELINES_FIELD_NUMBER: _builtins.int
     UNTRIMMED_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.bytes
     promised_session: _builtins.int
@@ -709,6 +710,8 @@ class ReplicaStatus(_message.Message):
     """The first id that it has: what is below is only in the archive."""
     untrimmed: _builtins.str
     """Why it keeps what is below the floor that its owner named last; empty where it keeps nothing of it."""
+    time: _builtins.int
+    """Microseconds since 1970 by the clock of the storage; 0: it does not say. Only of `Open`."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """Not empty: the replica does not vouch for what it holds."""
@@ -749,10 +752,11 @@ class ReplicaStatus(_message.Message):
         floor: _builtins.int = ...,
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
         untrimmed: _builtins.str = ...,
+        time: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail", "timelines", b"timelines", "untrimmed", b"untrimmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archives", b"archives", "available", b"available", "committed", b"committed", "contact", b"contact", "damaged_segments", b"damaged_segments", "end", b"end", "findings", b"findings", "floor", b"floor", "full", b"full", "incarnation", b"incarnation", "last_id", b"last_id", "local_low_mark", b"local_low_mark", "low_mark", b"low_mark", "partition", b"partition", "promised_session", b"promised_session", "segments", b"segments", "session", b"session", "stream_port", b"stream_port", "tail", b"tail", "time", b"time", "timelines", b"timelines", "untrimmed", b"untrimmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3792,6 +3796,7 @@ class OwnedPartition(_message.Message):
     BACKUP_TROUBLE_FIELD_NUMBER: _builtins.int
     ARCHIVE_CHECK_FIELD_NUMBER: _builtins.int
     TIMELINES_FIELD_NUMBER: _builtins.int
+    AHEAD_MS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     generation: _builtins.int
     session: _builtins.int
@@ -3814,6 +3819,8 @@ class OwnedPartition(_message.Message):
     """For how long something that is committed is not backed up; 0: all is."""
     backup_trouble: _builtins.str
     """Why its backup does not go on."""
+    ahead_ms: _builtins.int
+    """By how much the time of its last batch stands ahead of the clocks of its owner and storages; 0: it does not."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedReplica]: ...
     @_builtins.property
@@ -3858,10 +3865,11 @@ class OwnedPartition(_message.Message):
         backup_trouble: _builtins.str = ...,
         archive_check: Global___ArchiveCheck | None = ...,
         timelines: _abc.Iterable[Global___Timeline] | None = ...,
+        ahead_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archived", b"archived", "backed_up", b"backed_up", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "archive_check", b"archive_check", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "timelines", b"timelines", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check", "_archived", b"_archived", "_backed_up", b"_backed_up", "ahead_ms", b"ahead_ms", "archive_check", b"archive_check", "archive_trouble", b"archive_trouble", "archived", b"archived", "backed_up", b"backed_up", "backup_lag_ms", b"backup_lag_ms", "backup_trouble", b"backup_trouble", "committed", b"committed", "format", b"format", "generation", b"generation", "last_id", b"last_id", "low_mark", b"low_mark", "mounts", b"mounts", "partition", b"partition", "replicas", b"replicas", "session", b"session", "statistics", b"statistics", "step", b"step", "tail_bytes", b"tail_bytes", "timelines", b"timelines", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__archive_check: _TypeAlias = _typing.Literal["archive_check"]  # noqa: Y015
     _WhichOneofArgType__archive_check: _TypeAlias = _typing.Literal["_archive_check", b"_archive_check"]  # noqa: Y015

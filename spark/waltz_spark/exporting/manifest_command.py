@@ -95,14 +95,14 @@ def verify(
 
 
 def _verified_archive(store: str, shown: AnyForm, progress: Shown, *, against_log: bool) -> int:
-    from waltzctl.records.archive import verify as verify_archive
+    from waltzctl.records.archive import verified as verified_archive
 
     if against_log:
         raise BadArgument(
             f"{store} is an archive, and --against-log compares an export", not_done="nothing was checked",
             next_step=f"export it (`waltzctl spark-export OUTPUT --source {store}`), and verify OUTPUT against the log",
         )  # fmt: skip
-    return verify_archive(store=store, output=shown, progress=progress)
+    return verified_archive(store, output=shown, progress=progress)
 
 
 def _found(

@@ -388,8 +388,11 @@ class Pipeline:
             )
 
     def check_seen(self, seen: int) -> None:
-        """What the log itself says is not ahead of it."""
-        check_seen(seen, max(self.settings.clock(), self._clock.last))
+        """Raise `ClockAhead` where the time would move the log far ahead of the clocks of its owner and storages."""
+        check_seen(seen, self._now(), self._clock.last)
+
+    def _now(self) -> int:
+        return self.session.witness.bounded(self.settings.clock(), asyncio.get_running_loop().time())
 
     def check_groups(self, batch: AppendBatch) -> None:
         if batch.follows is None or not batch.follows.any():
@@ -460,7 +463,7 @@ class Pipeline:
             return
         first_id, portions = session.tail.next_id, [portion for _, portion in taken]
         run = build(first_id, portions, partition=session.partition, generation=session.generation)
-        time = self._clock.next(self.settings.clock(), seen) if session.format > 0 else 0
+        time = self._clock.next(self._now(), seen) if session.format > 0 else 0
         for item, portion in taken:
             self._flights.append(
                 _Flight(item.member, portion.sequences, first_id, item.cost, portion.bytes, item.arrived, time)

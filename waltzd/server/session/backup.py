@@ -96,7 +96,8 @@ class Backup:
         if not self._asked:
             self._failed.clear()
             return seconds
-        began, moment = asyncio.get_running_loop().time(), owned.settings.wall()
+        began = asyncio.get_running_loop().time()
+        moment = owned.witness.bounded(owned.settings.wall(), began)
         if self._is_idle(moment):
             self._since = began
             return seconds

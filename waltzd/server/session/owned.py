@@ -28,6 +28,7 @@ from waltzd.errors import (
 from waltzd.protocol.descriptions import Archived, OwnedPartition, PartitionStatistics
 from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
+from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.core.membership import acknowledging
 from waltzd.server.session.archiving import Archiving
 from waltzd.server.session.backup import Backup
@@ -351,4 +352,14 @@ class OwnedLog(Generic[P]):
             backup_trouble="" if self._backup is None else self._backup.trouble,
             archive_check=None if self._archiving is None else self._archiving.seen,
             timelines=log.core.meta.timelines,
+            ahead_ms=self._ahead(log) // 1000,
         )
+
+    def _ahead(self, log: Log) -> int:
+        """Microseconds that the time of the log stands ahead of the clocks of its owner and storages; 0 where it does not,
+        as far as clocks that are right may differ."""
+        end = log.open_tail.end if log.open_tail is not None else None
+        if end is None:
+            return 0
+        ahead = end.time - log.witness.bounded(self._settings.wall(), asyncio.get_running_loop().time())
+        return ahead if ahead > AHEAD_MAX else 0

@@ -39,6 +39,7 @@ from waltzd.protocol.descriptions import DIVERGED, OwnedReplica, ReplicaStatus
 from waltzd.protocol.peers import AppendPort, Content, ReplicaPort, runs_of
 from waltzd.protocol.quorum import EMPTY
 from waltzd.protocol.timelines import Lineage
+from waltzd.server.core.clock import Witness
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail
@@ -96,6 +97,7 @@ class Log(Reading):
         self.say = say
         self.watch = watch
         self.core = Recovery(meta, roles, is_taken=False)
+        self.witness = Witness()
         self.marks: Marks | None = None
         """What is committed in the open session."""
         self.open_tail: Tail | None = None
@@ -468,6 +470,7 @@ class ReplicaLink:
         if log.has_forgotten(self.name, status):
             self.story = f"has forgotten what it had acknowledged: it holds ids up to {status.last_id}"
         core.opened(self.name, status)
+        log.witness.heard(self.name, status.time, asyncio.get_running_loop().time())
         if log.is_other(status) and not core.divergence(self.name):
             log.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
         log.decided.ring()

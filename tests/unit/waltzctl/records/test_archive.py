@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+from tests.archives import Uploads
 from tests.batches import batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import FaultyStore
-from waltzctl.records.archive import file_of, metadata_flaws
-from waltzd.archive.manifest import Entry, Label
+from waltzctl.records.archive import file_of, metadata_flaws, missing_flaws
+from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.metadata import metadata_name
 from waltzd.archive.piece import piece_of
+from waltzd.archive.tail import tail_name
+from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.verification import survey
 from waltzd.cluster.cluster import ROOT
-from waltzd.cluster.documents import ClusterMeta
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta
 from waltzd.cluster.metadata import Saved, write
 from waltzd.format.layout import FileHeader, index_name, segment_name
 
@@ -58,3 +62,25 @@ def test_documents_that_are_not_what_was_saved_are_named() -> None:
         data[bit // 8] ^= 1 << bit % 8
         store.objects[metadata_name(2)].data = bytes(data)
         assert [flaw.name for flaw in metadata_flaws(store, label)] == [metadata_name(2)], bit
+
+
+def test_a_store_that_lacks_what_the_documents_know_is_not_clean() -> None:
+    """Its newest manifest, its tail, a whole partition, all documents: the rest of the store is whole each time."""
+    store = FaultyStore()
+    uploads = Uploads(store, cluster=KEY)
+    uploads.batches(batches_of([[b"a"], [b"b"], [b"c"], [b"d"]], cuts=[1, 3]))
+    manifest = uploads.manifest
+    meta = ArchiveMeta(
+        archive=manifest.archive, number=manifest.number, sha256=manifest.sha256, last=manifest.last
+    )  # fmt: skip
+    tail = PartitionTail(store, survey(store).label, 0, lambda: UUID(int=77))
+    tail.add(session=1, since=4, last=3, moment=5, read=lambda first, last, size: ())
+    assert missing_flaws(survey(store), {0: meta}) == []
+    assert [flaw.name for flaw in missing_flaws(survey(store), None)] == ["metadata"]
+    assert missing_flaws(survey(store), {0: meta, 1: meta})[0].name == manifest_name(1, 2)
+    other = replace(meta, timeline=UUID(int=5))
+    assert missing_flaws(survey(store), {0: other})[0].name == manifest_name(0, 2, UUID(int=5))
+    for name in (manifest_name(0, 2), tail_name(0)):
+        gone = store.objects.pop(name)
+        assert [flaw.name for flaw in missing_flaws(survey(store), {0: meta})] == [name]
+        store.objects[name] = gone

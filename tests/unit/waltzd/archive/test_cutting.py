@@ -233,3 +233,18 @@ def test_a_footer_or_a_head_that_is_wrong_is_damage() -> None:
         store.objects[name].data = right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :]
         with pytest.raises(ArchiveDamaged, match=said):
             ArchivedLog(log.archive, log.manifest).at_time(TIME)
+
+
+def test_times_that_stand_ahead_do_not_hold_up_the_latest_moment() -> None:
+    """A clock was a day ahead for one batch, and times never fall: what follows has that time, and is restored."""
+    second = 1_000_000
+    times = [TIME + n * second for n in range(10)] + [TIME + 86_400 * second] * 200
+    now = TIME + 50 * 60 * second
+    ahead, _ = log_at(times, cuts=[100, 209], complete_to=now - second)
+    healthy, _ = log_at([TIME + n * 10 * second for n in range(300)], cuts=[299], partition=1, complete_to=now - second)
+    cut = cut_latest({0: ahead, 1: healthy})
+    assert {number: point.mark for number, point in cut.points.items()} == {0: ahead.last, 1: healthy.last}
+    assert cut.time == now - second
+    assert list(cut.ahead) == [0]
+    assert ahead.last - cut.ahead[0] == 400
+    assert not cut_latest({1: healthy, 2: healthy}).ahead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -257,7 +258,7 @@ def test_a_run_that_was_killed_is_gone_on_with() -> None:
         restore(disk, log, 13)
         check(disk, 13).close()
         killed += 1
-    assert killed == 6  # each object, and the end of its footer
+    assert killed == 9  # the footer of each object, the object, and the end of its footer
 
 
 @pytest.mark.parametrize("loss", [Loss.ORDERED, Loss.SCATTERED])
@@ -340,3 +341,20 @@ def test_nothing_is_written_over() -> None:
     with pytest.raises(TargetNotEmpty):
         restore(disk, archived(), 9)
     check(disk, 13).close()
+
+
+def test_segments_that_are_not_of_one_log_are_not_restored() -> None:
+    """Each of them is whole, and two logs were mixed: the footer of one does not name the one in front of it."""
+    mine, other = archived(), FaultyStore()
+    other_batches = batches_of([[b"A", b"B"], [b"C"], *PAYLOADS[2:]], follows=FOLLOWS, cuts=[1, 3, 5])
+    uploads = Uploads(other, cluster=OLD)
+    uploads.batches(other_batches)
+    foreign = uploads.log().pieces[0]
+    pieces = (foreign, *mine.pieces[1:])
+    mine.archive.store.put_new(foreign.name(0), other.objects[foreign.name(0)].data)
+    mixed_up = ArchivedLog(mine.archive, replace(mine.manifest, entries=pieces), mine.rest)
+    disk = blank_disk()
+    with pytest.raises(ArchiveDamaged, match="its footer names another one in front"):
+        restore(disk, mixed_up, 13)
+    assert not disk.exists(f"{ROOT}/0.new")
+    restore(disk, ArchivedLog(mine.archive, replace(mine.manifest, entries=pieces[:1])), 2)

@@ -13,7 +13,7 @@ from waltzd.archive import manifest as manifests
 from waltzd.archive import verification
 from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.piece import piece_of
-from waltzd.archive.verification import Flaw, Survey, check_from, check_piece, survey
+from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_from, check_piece, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive, UnknownVersion
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import FileHeader
@@ -163,3 +163,26 @@ def test_a_missing_object_is_met_wherever_it_was(monkeypatch: pytest.MonkeyPatch
         assert name in looked(store, known).missing
         store.objects[name] = whole
     assert looked(store, known) == ArchiveCheck(last_id=20)
+
+
+def test_a_segment_of_another_log_is_not_added_and_is_found_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = archive(2, partitions=1)
+    label = survey(store).label
+    writer = PartitionArchive(store, label, 0)
+    newest = writer.newest_after(writer.start())
+    known = Archived(archive=newest.archive, number=2, sha256=newest.sha256, last_id=newest.last)
+    others = batches_of([[b"x", b"b"], [b"c"]] * 12, cuts=range(1, 24, 2))
+    footer = NO_HASH
+    for own in segments_of(others)[:3]:
+        data, footer = segment_raw(own, key=KEY, footer_before=footer)
+    expected = FileHeader(created_ms=0, key=KEY, partition=0, first_id=own[0].first_id)
+    piece = piece_of(data, b"", expected=expected, last_id=own[-1].last_id, path="here")
+    with pytest.raises(ArchiveDamaged, match="are not of one log"):
+        writer.add(known, piece, data)
+    assert survey(store).manifests[0].number == 2
+    monkeypatch.setattr(PartitionArchive, "_check_chain", lambda *_: None)  # as an older version added it
+    writer.add(known, piece, data)
+    found = survey(store)
+    assert (found.flaws, flaws(store)) == ([], [])
+    (flaw,) = branch_flaws(store, label, found.manifests[0])
+    assert (flaw.name, flaw.first) == (piece.name(0), piece.first)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzd.errors import ClockAhead
-from waltzd.server.core.clock import AHEAD_MAX, HybridClock, check_seen
+from waltzd.server.core.clock import AHEAD_MAX, OWN_AHEAD_MAX, HybridClock, Witness, check_seen
 
 TIMES = st.integers(0, 1 << 60)
 
@@ -29,3 +29,41 @@ def test_a_client_far_ahead_is_refused(ahead: int, is_refused: bool) -> None:
             check_seen(now + ahead, now)
     else:
         check_seen(now + ahead, now)
+
+
+SECOND = 1_000_000
+NOW = 1_700_000_000 * SECOND
+
+
+def test_an_application_does_not_move_the_time_of_a_partition_by_passing_on_its_own() -> None:
+    """Each batch passes on the time of the one before and almost a minute more: the log gets ahead by one minute only."""
+    clock, refused = HybridClock(NOW), 0
+    for _ in range(500):
+        seen = clock.last + 59 * SECOND
+        try:
+            check_seen(seen, NOW, clock.last)
+        except ClockAhead:
+            refused += 1
+            continue
+        clock.next(NOW, seen)
+    assert clock.last <= NOW + AHEAD_MAX
+    assert refused == 499
+    check_seen(clock.last, NOW, clock.last)  # what it has read in this very log
+
+
+def test_a_log_that_stands_ahead_takes_what_moves_it_no_further() -> None:
+    check_seen(NOW + 3600 * SECOND, NOW, last=NOW + 3600 * SECOND)
+    with pytest.raises(ClockAhead):
+        check_seen(NOW + 3601 * SECOND, NOW, last=NOW + 3600 * SECOND)
+
+
+def test_an_owner_whose_clock_is_a_day_ahead_is_held_by_its_storages() -> None:
+    day, witness = 86_400 * SECOND, Witness()
+    assert witness.bounded(NOW + day, 5.0) == NOW + day, "nobody told a time"
+    for name, offset in (("a", -SECOND), ("b", 0), ("c", 7 * day)):
+        witness.heard(name, NOW + offset, 5.0)
+    assert witness.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX
+    assert witness.bounded(NOW + day, 65.0) == NOW + 60 * SECOND + OWN_AHEAD_MAX, "their time goes on"
+    assert witness.bounded(NOW + 3 * SECOND, 5.0) == NOW + 3 * SECOND
+    witness.heard("b", 0, 6.0)
+    assert witness.bounded(NOW + day, 5.0) == NOW + OWN_AHEAD_MAX, "an answer without a time changes nothing"
