@@ -662,12 +662,15 @@ class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
         def send(at: int) -> Coroutine[Any, Any, AppendOutcome]:
             return line.send(count, at, make(at), deadline)
 
+        await line.ready_epoch(deadline)  # keys are those of one timeline, which the mount tells
         if position is not None and position > line.mount.known:
             await line.prove(position, deadline)
         return await self._keys_of(line.partition).append(hashes_of(own), position, count, send, deadline)
 
     def _once_of(self, line: Line, idempotency_key: str | None) -> Once | None:
-        return None if idempotency_key is None else Once(self._keys_of(line.partition), key_locks(idempotency_key))
+        if idempotency_key is None:
+            return None
+        return Once(lambda: self._keys_of(line.partition), key_locks(idempotency_key))
 
     def _keys_of(self, partition: int) -> Keys:
         timeline, known = self._lines[partition].mount.timeline, self._keys.get(partition)

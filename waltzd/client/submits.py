@@ -31,8 +31,13 @@ Wait: TypeAlias = Literal["committed", "applied"]
 class Once:
     """The idempotency key of a submit."""
 
-    keys: Keys
+    find_keys: Callable[[], Keys]
+    """The keys of the partition in its current timeline."""
     locks: Sequence[Lock]
+
+    @property
+    def keys(self) -> Keys:
+        return self.find_keys()
 
     async def find(self, through: int, timeout: float | None) -> int | None:
         return await self.keys.find(hashes_of(self.locks), through, timeout)

@@ -24,6 +24,7 @@ from waltzd import (
     Transaction,
     Unknown,
 )
+from waltzd.client.keys import now_us
 from waltzd.client.mount import Mount, State
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
@@ -209,10 +210,12 @@ def test_a_position_a_token_a_feed_and_a_scan_of_what_was_given_up_are_refused()
 def test_a_key_that_was_given_up_is_not_found_again() -> None:
     async def story() -> None:
         fake = FakeCluster(format=1)
+        fake.now = now_us()
         partition = fake.partitions[0]
         async with client_of(fake) as client:
             first = await client.append(b"a", partition=0, idempotency_key="k")
             assert await client.append(b"a", partition=0, idempotency_key="k") == first
+            assert await client.append(b"a", partition=0, idempotency_key="k", position=0) == first
             partition.fork(-1)
             await stopped(client)
             await client.set_partitions([])
