@@ -7,8 +7,9 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,7 +25,7 @@ from waltzctl.playground import java
 from waltzctl.playground.java import find_java, zookeeper_jars
 from waltzd.client.loop import run
 from waltzd.cluster.access import Access, CoordinatorTls
-from waltzd.cluster.coordinator import Coordinator, Create, Set
+from waltzd.cluster.coordinator import Coordinator, Create, Node, Set
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import BadArgument, CannotConnect, CoordinatorRefused, DirectoryHeld, NotInstalled, PortInUse
 from waltzd.protocol.address import Address
@@ -187,6 +188,41 @@ def test_a_process_whose_loop_stands_loses_its_session(zookeeper: LocalZooKeeper
 
     told(work())
     assert seen == [None, 2]
+
+
+def test_a_loop_that_asks_much_when_it_has_lost_contact_goes_on(zookeeper: LocalZooKeeper) -> None:
+    """An owner of hundreds of partitions looks at all of them at once. Its loop stood before, so kazoo's thread neither
+    sends nor connects until the loop goes on; the loop must not wait for that thread."""
+    is_over = threading.Event()
+    seen: list[object] = []
+
+    async def ask() -> None:
+        one = ZooKeeperCoordinator(
+            zookeeper.hosts, f"/{uuid4()}", session_seconds=SHORT_SECONDS, call_seconds=60, needs_loop=True
+        )
+        await one.start()
+        await one.commit([Create("/", b"root")])
+        asking = [asyncio.create_task(one.get("/")) for _ in range(2000)]
+        while one._client.connected:  # the loop stands until kazoo's thread has noticed that
+            time.sleep(0.01)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert {type(answer) for answer in answers} <= {Node, CannotConnect}
+        found = None
+        while found is None:
+            with suppress(CannotConnect):
+                found = await one.get("/")
+        seen.append(found.data)
+        await one.close()
+
+    def asked() -> None:
+        try:
+            asyncio.run(ask())
+        finally:
+            is_over.set()
+
+    threading.Thread(target=asked, daemon=True).start()
+    assert is_over.wait(60)
+    assert seen == [b"root"]
 
 
 def test_a_zookeeper_that_lost_its_data_is_met_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import check_name
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.group import settings
+from waltzctl.show.terminal import count
 from waltzd.cluster import group_log
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of
@@ -245,7 +246,7 @@ def _lost(group: GroupView) -> list[str]:
     return [
         f"forget where {group.name} stands in {spell_numbers([one.partition for one in group.partitions])}",
         *(["nobody is left to do what is not done, and how much that is is not known"] if lag is None else []),
-        *([f"nobody is left to do {lag:,} transactions that are not done"] if lag else []),
+        *([f"nobody is left for {count(lag, 'transaction')} not done yet"] if lag else []),
         *([f"forget {group.parked:,} that are parked"] if group.parked else []),
         *([f"send away {', '.join(group.members)}"] if group.members else []),
     ]

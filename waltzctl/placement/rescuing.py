@@ -21,7 +21,7 @@ from waltzctl.picture.picture import Picture
 from waltzctl.placement.moving import POLL_SECONDS, RealDaemons, situation
 from waltzctl.placement.rescue import Scene
 from waltzctl.shell.change import Change, Changing, who
-from waltzctl.shell.numbers import chosen
+from waltzctl.shell.numbers import chosen, spell
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
@@ -88,7 +88,7 @@ def rescue(
         closed = [number for number in wanted if not now.found.partitions[number].is_open]
         if not closed:
             raise Unsafe(
-                f"partition {numbers} is open and takes transactions: there is nothing to rescue",
+                f"{spell(wanted, 'is', 'are')} open: there is nothing to rescue",
                 not_done="nothing was changed",
                 next_step="`waltzctl status` shows how it is",
             )

@@ -51,6 +51,10 @@ SAYINGS_MAX = 32
 """What one message holds of that."""
 SETTLED_SECONDS = 1.0
 """A stream that has lasted so long is followed by another one at once."""
+OTHER_EPOCH = (
+    "the group is in another epoch there: the partition had a change of owner, or the group a reset or other settings"
+)
+"""Why a delivery of an earlier join is too late."""
 NO_REQUEST = (-1, -1, -1)
 _log = logging.getLogger("waltz.client")
 
@@ -251,7 +255,7 @@ class Attendance:
             if is_same and saying.verb in (Verb.ACKNOWLEDGE, Verb.REJECT):
                 self._unsent.append(saying)
             else:
-                self._miss(saying, "the partition has had a change of owner")
+                self._miss(saying, OTHER_EPOCH)
         if not is_same:
             self._newest.clear()
         self._is_over.clear()
@@ -417,7 +421,7 @@ class Attendance:
         if self._is_closed:
             return self._late(one, "the subscription is closed")
         if one._life != self._life:
-            return self._late(one, "the group is in another epoch there: the partition had a change of owner, or a reset")
+            return self._late(one, OTHER_EPOCH)
         if self._newest.get(one.id, one._tag) != one._tag:
             return self._late(one, "it was taken away, and given to this member again")
         return None

@@ -93,6 +93,41 @@ class LoopBeat:
             raise OSError(f"the event loop has stood still for {late:.1f} seconds; {self._seconds:.1f} are allowed")
 
 
+class _RequestCount:
+    """Pair of sockets by which kazoo counts its requests: a byte for each is written, and one read when it was sent.
+
+    At most one byte is in the pair, because a full pair blocks whoever asks. That is the loop, and a loop that stands is
+    the reason why kazoo's thread does not connect and reads nothing: neither would ever go on."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._lock = threading.Lock()
+        self._count = 0
+        """Invariant: a byte is in the pair if this is not 0."""
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def send(self, data: bytes) -> int:
+        with self._lock:
+            if self._count == 0:
+                self._writer.send(b"\0")
+            self._count += len(data)
+        return len(data)
+
+    def recv(self, _: int) -> bytes:
+        """Count one request less. Kazoo calls it only after `select` found a request."""
+        with self._lock:
+            self._count -= 1
+            return self._reader.recv(1) if self._count == 0 else b"\0"
+
+    def close(self) -> None:
+        with self._lock:
+            self._count = 0  # so that the next `send` finds out, which tells kazoo
+            self._reader.close()
+            self._writer.close()
+
+
 class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
     """Kazoo's threads and connections; says when one of the threads has ended.
 
@@ -147,6 +182,10 @@ class _Threads(SequentialThreadingHandler):  # type: ignore[misc]
             self._refused_since = now
             self._forget()  # before kazoo says on this connection what it has seen
         return made
+
+    def create_socket_pair(self) -> tuple[_RequestCount, _RequestCount]:
+        count = _RequestCount()
+        return count, count
 
     def select(self, readers: Sequence[Any], writers: Sequence[Any], others: Sequence[Any], timeout: float | None) -> Any:
         """Kazoo asks before it reads and before it writes anything."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 
 import pytest
 
@@ -65,3 +66,28 @@ def test_nothing_is_read_written_or_connected_for_a_loop_that_stands() -> None:
             threads.create_connection(address, "localhost", 5.0)
         beat._at = clock.now
         assert threads.select([], [one], [], 0)[1] == [one]
+
+
+def test_requests_that_nobody_sends_block_nobody() -> None:
+    """A loop asks for hundreds of partitions at once. What kazoo uses by itself is full after 278 requests."""
+    threads = _Threads(None, LoopBeat(2.0), ended=lambda: None, forget=lambda: None, session_seconds=6.0)
+    reader, writer = threads.create_socket_pair()
+
+    def ask() -> None:
+        for _ in range(10_000):
+            writer.send(b"\0")
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(20)
+    assert not asking.is_alive()
+    for _ in range(10_000):
+        assert threads.select([reader], [], [], 0)[0] == [reader]
+        assert reader.recv(1) == b"\0"
+    assert threads.select([reader], [], [], 0)[0] == []
+    writer.send(b"\0")
+    assert threads.select([reader], [], [], 0)[0] == [reader]
+    writer.close()
+    reader.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        writer.send(b"\0")
