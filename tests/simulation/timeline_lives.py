@@ -60,10 +60,11 @@ class Life:
     # -- what happens
 
     async def pipeline(self) -> Appender:
-        return await self.c.until(
+        found: Appender = await self.c.until(
             lambda: pipeline if (pipeline := self.owned._pipeline) is not None and not pipeline.is_held else None,
             seconds=SECONDS,
         )
+        return found
 
     async def append(self) -> None:
         for _ in range(self.random.randrange(1, 12)):
