@@ -209,7 +209,7 @@ def test_the_lineage_survives_in_either_slot() -> None:
         assert partition.key == KEY
 
 
-def keeps_nothing(site: Site, first_ids: Iterable[int]) -> str:
+def keeps_nothing(site: Site, first_ids: Iterable[int], why: str) -> str:
     return ""
 
 

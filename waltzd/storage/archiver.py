@@ -129,7 +129,8 @@ class Archiver:
         _check(known, partition, lineage)
         if lineage.later and not (known.timeline == lineage.current and known.number):
             async with self._turn:
-                begin = await self._run(self._begin_of, store, partition, known.archive)
+                archive = await self._run(self._archive, store, partition, known.archive, lineage.current)
+                begin = await self._run(archive.begin)
             if begin is None or begin.number:  # the archive says first what the timeline takes over
                 return BackedUp(last_id=-1, archives_first=True)
             known = Archived(timeline=lineage.current)
@@ -267,10 +268,6 @@ class Archiver:
             )
 
     # -- a timeline that begins
-
-    def _begin_of(self, store: Store, partition: Partition, wanted: UUID | None) -> Manifest | None:
-        """On the thread."""
-        return self._archive(store, partition, wanted, partition.lineage.current).begin()
 
     def _begun(self, store: Store, partition: Partition, known: Archived, lineage: Lineage) -> Archived:
         """On the thread. How far the archive of the current timeline reaches, of which the coordinator knows nothing: what
