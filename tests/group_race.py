@@ -83,7 +83,6 @@ class Race:
         self.lives = 0
 
     async def run(self) -> Verdict:
-        await self.cluster.make_group_log()
         made = await self.cluster.connect(self.cluster.servers[0], self.cluster.meta.key).make_group(self.meta)
         self.made_at = made.made_at
         members = [asyncio.create_task(self._live(number)) for number in range(self.course.members)]

@@ -151,7 +151,7 @@ async def latencies(cluster: LocalCluster, seconds: float) -> None:
 
 async def idle(groups: int, seconds: float) -> None:
     """Each group has begun in one partition, and nobody works in it."""
-    async with LocalCluster(partitions=1, servers=1, groups=True) as cluster:
+    async with LocalCluster(partitions=1, servers=1) as cluster:
         board = _board(cluster)
         gc.collect()
         before = _rss()
@@ -188,7 +188,7 @@ def _rss() -> int:
 async def _all(options: argparse.Namespace) -> None:
     print("rest")
     await idle(options.groups, options.seconds)  # first: what the others leave behind would be taken for its own
-    async with LocalCluster(partitions=1, groups=True) as cluster:
+    async with LocalCluster(partitions=1) as cluster:
         print("acknowledgements")
         for mode, members, is_single in (
             (Mode.QUEUE, 1, False),

@@ -298,7 +298,7 @@ def test_a_transfer_over_two_partitions_is_done_once_also_two_hours_later(
                     assert await debit(first) == Declined()
                 assert bank.balances == {payer: 70, payee: 30, "nobody": 0}
 
-    LocalCluster(groups=True).run(story)
+    LocalCluster().run(story)
 
 
 class Delivered:
@@ -486,4 +486,4 @@ def test_durable_groups() -> None:
         with BlockingClient(cluster.servers, connect=cluster.connect, partitions=[]) as client:
             shown.work_on_threads(client, lambda payload: "the last one" if payload == b"four" else "")
 
-    LocalCluster(partitions=2, groups=True).run(story)
+    LocalCluster(partitions=2).run(story)

@@ -129,7 +129,7 @@ def test_members_of_a_group_do_nothing_twice(tmp_path: Path, monkeypatch: pytest
                 assert other.is_done(0, 4)
                 await other.close()
 
-    LocalCluster(groups=True).run(story)
+    LocalCluster().run(story)
 
 
 def test_a_second_view_is_built_beside_the_first_and_compared(engine: Engine) -> None:

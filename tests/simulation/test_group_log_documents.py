@@ -70,7 +70,7 @@ def test_what_was_saved_has_the_group_log() -> None:
         assert saved.logs == 3
         await put_back(local, lambda cluster: loading(cluster, Hands(local), saved, file="file", where="", who="test"))
 
-    LocalCluster(partitions=2, groups=True).run(story)
+    LocalCluster(partitions=2).run(story)
 
 
 def test_documents_that_are_older_than_the_group_log_are_completed_from_storages() -> None:
@@ -81,7 +81,7 @@ def test_documents_that_are_older_than_the_group_log_are_completed_from_storages
         await written(local)
         await put_back(local, lambda cluster: loading(cluster, Hands(local), saved, file="file", where="", who="test"))
 
-    LocalCluster(partitions=2).run(story)
+    LocalCluster(partitions=2, groups=False).run(story)
 
 
 def test_documents_that_are_made_of_what_storages_hold_have_the_group_log() -> None:
@@ -93,4 +93,4 @@ def test_documents_that_are_made_of_what_storages_hold_have_the_group_log() -> N
             lambda cluster: rebuilding(cluster, Hands(local), local.meta, storages, replicas=3, where="", who="test"),
         )
 
-    LocalCluster(partitions=2, groups=True).run(story)
+    LocalCluster(partitions=2).run(story)

@@ -90,7 +90,7 @@ class LocalCluster:
         storages: int = 3,
         storage_seconds: float = 5.0,
         format: int = 1,
-        groups: bool = False,
+        groups: bool = True,
     ) -> None:
         """Every storage holds every partition.
 
@@ -100,7 +100,8 @@ class LocalCluster:
             storages: How many; a majority of them commits.
             storage_seconds: How long a server waits for a storage that is paused.
             format: Of the files: 1 also keeps times, locks and groups of transactions.
-            groups: Whether it begins with the log that durable groups need (see `make_group_log`).
+            groups: Begin with the group log, as a new cluster does; without it, as a cluster of an older version of Waltz,
+                which gets it by `make_group_log`.
 
         Raises:
             BadArgument: A number is below 1.

@@ -30,7 +30,7 @@ def with_cluster(
         async with asyncio.timeout(SECONDS), cluster.client(**settings) as client:
             await test(cluster, client)
 
-    LocalCluster(partitions=partitions, groups=True).run(story)
+    LocalCluster(partitions=partitions).run(story)
 
 
 async def fill(client: Client, count: int, partition: int = 0) -> None:
@@ -324,7 +324,7 @@ def test_a_group_that_makes_no_sense_is_refused_here(wrong: dict[str, Any]) -> N
 
 def test_the_blocking_twins() -> None:
     seen = []
-    with BlockingCluster(partitions=1, groups=True) as cluster, cluster.client() as client:
+    with BlockingCluster(partitions=1) as cluster, cluster.client() as client:
         assert client.create_group("mailer", mode="queue")
         client.append_many([b"0", b"1", b"2", b"3"], partition=0)
         for delivery in client.subscribe("mailer"):

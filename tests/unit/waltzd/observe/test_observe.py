@@ -158,7 +158,7 @@ def test_clients_of_a_process_share_a_registry_by_name() -> None:
 def test_deliveries_of_durable_groups_are_counted_by_what_became_of_them() -> None:
     async def story() -> None:
         page = Page()
-        async with LocalCluster(partitions=1, groups=True) as cluster:
+        async with LocalCluster(partitions=1) as cluster:
             client = cluster.client()
             observe.metrics(client, registry=page.registry)
             observe.traces(client)

@@ -492,13 +492,13 @@ def test_what_was_acknowledged_and_not_written_down_comes_again_after_a_change_o
             await working
         await inbox.close()
 
-    LocalCluster(groups=True).run(story)
+    LocalCluster().run(story)
     assert sent(engine) == [id for id in range(21) if id != 3]
     assert set(given) == set(range(21))
 
 
 def test_a_blocking_member_has_an_inbox(engine: Engine) -> None:
-    with BlockingCluster(groups=True) as cluster, cluster.client() as client:
+    with BlockingCluster() as cluster, cluster.client() as client:
         client.create_group("mailer", mode="queue", partitions=[0])
         client.append_many([b"%d" % number for number in range(3)], partition=0)
         inbox = inbox_of(engine)

@@ -62,7 +62,7 @@ def as_server(cluster: LocalCluster, **settings: Any) -> GroupLogClient[bytes]:
     return GroupLogClient(cluster.servers, connect=lambda at, key: cluster._port(at, key, identity), **settings)
 
 
-@told(partitions=2)
+@told(partitions=2, groups=False)
 async def test_a_cluster_gets_its_group_log_while_it_runs(cluster: LocalCluster) -> None:
     async with cluster.client() as application:
         with pytest.raises(NoSuchPartition):
@@ -78,7 +78,7 @@ async def test_a_cluster_gets_its_group_log_while_it_runs(cluster: LocalCluster)
         await cluster.make_group_log()  # once more: nothing to do
 
 
-@told(partitions=2, groups=True, storage_seconds=1.0)
+@told(partitions=2, storage_seconds=1.0)
 async def test_it_keeps_what_was_acknowledged_through_the_loss_of_its_owner_and_of_a_storage(cluster: LocalCluster) -> None:
     cluster.pause_storage(0)
     async with as_server(cluster) as client:
@@ -95,7 +95,7 @@ async def test_it_keeps_what_was_acknowledged_through_the_loss_of_its_owner_and_
     cluster.resume_storage(1)
 
 
-@told(partitions=1, groups=True)
+@told(partitions=1)
 async def test_the_lock_of_a_group_refuses_who_has_not_read_on(cluster: LocalCluster) -> None:
     async with as_server(cluster) as client:
         lock = lock_of("mailer", 0)
@@ -105,7 +105,7 @@ async def test_the_lock_of_a_group_refuses_who_has_not_read_on(cluster: LocalClu
         assert isinstance(late, Rejected)
 
 
-@told(partitions=2, groups=True)
+@told(partitions=2)
 async def test_applications_are_refused_and_not_told_where_it_is(cluster: LocalCluster) -> None:
     async with cluster.client(name="billing") as application:
         assert application.topology.groups is None
@@ -119,7 +119,7 @@ async def test_applications_are_refused_and_not_told_where_it_is(cluster: LocalC
         await anext(aiter(port.fetch(2, 0)))
 
 
-@told(partitions=2, groups=True)
+@told(partitions=2)
 async def test_without_certificates_the_library_refuses(cluster: LocalCluster) -> None:
     async with cluster.client() as application:
         assert application.topology.groups is not None
@@ -129,7 +129,7 @@ async def test_without_certificates_the_library_refuses(cluster: LocalCluster) -
             await application.append(b"", partition=2)
 
 
-@told(partitions=2, groups=True)
+@told(partitions=2)
 async def test_a_server_is_a_client_of_the_group_log_alone(cluster: LocalCluster) -> None:
     async with as_server(cluster) as client:
         with pytest.raises(BadArgument, match="for the group log, 2"):
@@ -141,7 +141,7 @@ async def test_a_server_is_a_client_of_the_group_log_alone(cluster: LocalCluster
                 await other.end_position(1)
 
 
-@told(partitions=2, groups=True)
+@told(partitions=2)
 async def test_servers_follow_an_assignment_that_has_lost_it(cluster: LocalCluster) -> None:
     """As after documents that were put back from a time before there was one."""
     documents = Cluster(cluster.tree.connect())
@@ -188,7 +188,7 @@ def test_a_client_begins_where_the_trimmed_log_does(monkeypatch: pytest.MonkeyPa
             async with as_server(cluster, view=entries):
                 await entries.wait(len(found))
 
-    LocalCluster(partitions=2, groups=True).run(story)
+    LocalCluster(partitions=2).run(story)
 
 
 async def written(client: GroupLogClient[bytes], count: int) -> None:
