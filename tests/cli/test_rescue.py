@@ -66,7 +66,7 @@ def load(cluster: LocalCluster, name: str, acknowledged: Acknowledged) -> Iterat
 
 
 def last_id(acknowledged: Acknowledged, partition: int) -> int:
-    return max((id_ for number, id_ in acknowledged if number == partition), default=-1)
+    return max((id_ for number, id_ in list(acknowledged) if number == partition), default=-1)
 
 
 def until(is_true: Callable[[], bool]) -> None:

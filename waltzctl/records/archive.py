@@ -23,7 +23,7 @@ from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.numbers import check_partitions, partitions_of
 from waltzctl.shell.options import Output
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
-from waltzctl.shell.reach import Meant, Reach, using
+from waltzctl.shell.reach import ClusterOptions, Meant, Reach, using
 from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put, put_json
@@ -116,7 +116,7 @@ def verify(
         bool,
         Option("--with-cluster", help="Compare with the documents of the running cluster, too, not only with saved ones."),
     ] = False,
-    reach: Meant,
+    given: ClusterOptions,
     output: AnyForm = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
@@ -139,7 +139,7 @@ def verify(
     def ask() -> Mapping[int, ArchiveMeta]:
         from waltzd.cluster.archives import all_archived
 
-        return using(reach, lambda cluster: all_archived(cluster.coordinator))
+        return using(given.reach(), lambda cluster: all_archived(cluster.coordinator))
 
     return verified(
         store, quick=quick, partitions=partitions, output=output, progress=progress, ask=ask if with_cluster else None
