@@ -25,7 +25,15 @@ from waltzd.daemon.audit import AUDIT_NAME, TRAFFIC_NAME
 from waltzd.daemon.logs import EVENTS_NAME
 from waltzd.disk.real import translate
 from waltzd.errors import AlreadyThere, DirectoryHeld, NoLocalCluster
-from waltzd.format.layout import CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, JOURNAL_NAME, PROMISE_NAME, RESERVE_NAME
+from waltzd.format.layout import (
+    CONTROL_NAME,
+    GROUPS_NAME,
+    IDENTITY_NAME,
+    JOURNAL_NAME,
+    PROMISE_NAME,
+    RESERVE_NAME,
+    SCRUB_NAME,
+)
 
 LOCK = "lock"
 _PID_BYTES = 200
@@ -42,7 +50,7 @@ _DIRECTORIES = re.compile(
 )
 _AUDITS = AUDIT_NAME, TRAFFIC_NAME
 _AUDIT = "|".join(map(re.escape, _AUDITS))
-_OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, EVENTS_NAME, *_AUDITS)
+_OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, SCRUB_NAME, EVENTS_NAME, *_AUDITS)
 _FILES = re.compile(
     rf"""
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}|{re.escape(ARCHIVE_KEY)}){_NEW} | {NOTE} | {LOCK}

@@ -301,6 +301,9 @@ def heal(
     plan = Plan(verb="archive heal", subject=opened.place, steps=tuple(steps))
     for flaw in rest:
         archive.told_flaw(flaw, f"{source} does not have it; look on other storages, and for older versions in the store")
+    if rest and not steps:
+        put_plan(plan, output, result="impossible", healed=[], left=[flaw.name for flaw in rest])
+        return EXIT_FINDINGS
     reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
     if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
         return EXIT_FINDINGS if rest else EXIT_OK

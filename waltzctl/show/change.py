@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 HEADS = {
     "dry-run": ("would do", "bold"),
     "nothing-to-do": ("nothing to do", "bold green"),
+    "impossible": ("nothing could be done", "bold red"),
     "refused": ("refused", "bold red"),
     "done": ("done", "bold green"),
 }

@@ -22,7 +22,7 @@ from typing import Protocol
 from waltzd.disk.seam import Disk, join, read_whole
 from waltzd.errors import FlushFailed, WaltzError
 from waltzd.format.finding import Finding
-from waltzd.format.layout import NEW_SUFFIX, segment_name
+from waltzd.format.layout import NEW_SUFFIX, SCRUB_NAME, segment_name
 from waltzd.protocol.descriptions import ScrubStatus
 from waltzd.storage.lane import Lane, RunBlocking
 from waltzd.storage.offline.inspection import SegmentTask, inspect_segment
@@ -30,7 +30,6 @@ from waltzd.storage.replica.directory import Directory
 
 LOOK_SECONDS = 60.0
 """Longest time between two looks at which segments there are."""
-STATE_NAME = "scrub.json"
 STATE_BYTES_MAX = 1 << 10
 log = logging.getLogger("waltz.storage")
 
@@ -99,7 +98,7 @@ class Scrub:
         self._run = run
         self._period = period_seconds
         self._clock = clock
-        self._path = join(replicas.directory.path, STATE_NAME)
+        self._path = join(replicas.directory.path, SCRUB_NAME)
         self.round = Round()
         self._read_bytes = 0
         """Size of the segment that was read last; 0 before the first one of this process."""

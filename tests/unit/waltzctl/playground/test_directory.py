@@ -21,6 +21,7 @@ storage-1/data/waltz-storage.reserve storage-1/data/waltz-groups.ctl storage-1/d
 storage-1/data/7.set-aside-2/0000000000000000000.seg storage-1/data/7.new/0000000000000000000.seg
 storage-1/data/0/0000000000000000190.idx.new
 storage-1/data/0/0000000000000000190.seg.3.new storage-1/data/rebuild-index.journal
+storage-1/data/scrub.json storage-1/data/scrub.json.new
 """)
 NOT_OURS = words("""
 cluster.json.bak notes.txt log/notes.log log/storage-1.log.gz storage/storage.yml storage-1/notes storage-1/data/0/notes
