@@ -30,7 +30,9 @@ from waltz_spark.table.position import (
     Limit,
     Position,
     advanced,
+    beginning_at,
     between,
+    check_timelines,
     covers,
     end_of,
     lost,
@@ -66,7 +68,7 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             selection = timed(self._selection, self._origin, catalog)
             starts = {partition: span.first for partition, span in selection.spans(catalog.spans).items()}
             tell_losses(selection.passed_over(catalog.spans))
-            return Position(catalog.key, starts).to_json()
+            return beginning_at(catalog, starts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Spark has no limit of both kinds; it hands this one back, and `latestOffset` keeps both."""
@@ -91,12 +93,13 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """After a restart this is asked for a batch that an earlier process planned."""
         with telling():
-            begin = Position.from_json(start)
-            spans = between(begin, Position.from_json(end))
+            begin, behind = Position.from_json(start), Position.from_json(end)
+            spans = between(begin, behind)
             catalog = self._catalog
             if catalog is None or not covers(catalog, spans):
                 catalog = self._look()
             self._reconciled(begin, catalog)
+            check_timelines(behind, self._origin, catalog)
             left = readable(spans, catalog, fail_on_loss=self._selection.fails_on_loss)
             return [*tasks(self._origin, catalog, left, self._sizing)]
 
@@ -113,6 +116,8 @@ class WaltzStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reconciled(self, position: Position, catalog: Catalog) -> Position:
         among, fails = self._selection.partitions, self._selection.fails_on_loss
+        if position.key == catalog.key:
+            check_timelines(position, self._origin, catalog)
         found = reconciled(position, catalog, among=among, fail_on_loss=fails)
         news = [what for what in lost(position, catalog, among=among).values() if what not in self._told]
         self._told.update(news)

@@ -12,7 +12,7 @@ from uuid import UUID
 from waltz_spark.exporting.archive import form_in
 from waltz_spark.exporting.delta import DeltaTable
 from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.export import Range, Run, has_leftovers, planned, wanted
+from waltz_spark.exporting.export import Range, Run, check_history, has_leftovers, planned, wanted
 from waltz_spark.exporting.form import Form, form_of, read_batches
 from waltz_spark.exporting.manifest import SPARK, Manifest, Query
 from waltz_spark.exporting.tasks import Assignment, Job, Written, answer_of, write, written_of
@@ -78,11 +78,13 @@ class Exporting:
         asked = asked or Range()
         origin, before = self.origin, newest_manifest(self.destination)
         catalog = origin.catalog(asked.partitions)
+        check_history(origin, catalog, before, self.destination.place)
         spans = wanted(catalog, before, asked)
         assignments = planned(catalog, spans, is_lossless=self.is_lossless, file_data_bytes=self.file_data_bytes)
         job = Job(
-            origin=origin, destination=self.destination, cluster=catalog.key, form=self.form, decoder=self.decoder,
-            is_lossless=self.is_lossless, query=self.query, throttle=Throttle(self.bytes_per_second),
+            origin=origin, destination=self.destination, cluster=catalog.key, timelines=catalog.timelines,
+            form=self.form, decoder=self.decoder, is_lossless=self.is_lossless, query=self.query,
+            throttle=Throttle(self.bytes_per_second),
             columns=tuple(before.shape.schema) if before and self.query.engine == SPARK else (),
         )  # fmt: skip
         return Run(job=job, before=before, assignments=assignments, table=self.table)

@@ -38,7 +38,7 @@ from waltzctl.main import run
 from waltzctl.shell.reach import ClusterOptions
 from waltzd.archive import manifest
 from waltzd.archive.metadata import save_metadata
-from waltzd.archive.place import open_store
+from waltzd.archive.place import open_archive
 from waltzd.cluster.cluster import ROOT
 from waltzd.cluster.documents import ClusterMeta
 from waltzd.cluster.metadata import Saved, write
@@ -69,7 +69,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultyStore, ArchiveOrigin]]:
     """A store in memory, and an origin that reads it."""
     store = FaultyStore()
-    monkeypatch.setattr(archive_origin, "open_store", lambda _: store)
+    monkeypatch.setattr(archive_origin, "open_archive", lambda _: store)
     yield store, ArchiveOrigin(place=f"memory {next(NUMBERS)}")
     archive_origin._opened.cache_clear()
 
@@ -439,7 +439,7 @@ def test_a_bucket_that_holds_an_archive(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="archives")
         log, place = mixed_log(tmp_path / "s" / "0", 3), "s3://archives/orders"
-        archived([log.directory], open_store(place))
+        archived([log.directory], open_archive(place))
         origin = Asked(sources=(place,), cluster=ClusterOptions()).origin()
         assert origin == ArchiveOrigin(place=place), "no option says that it is no export"
         catalog, theirs = origin.catalog(), plain(log)
@@ -462,7 +462,7 @@ def test_the_group_log_is_left_out_where_the_documents_say_which_one_it_is(tmp_p
     place = str(archive_of(logs, tmp_path / "archive"))
     assert sorted(ArchiveOrigin(place=place).catalog().spans) == [0, 1]
     meta = ClusterMeta(name="orders", key=KEY, partitions=1, created="2026", format=1)
-    save_metadata(open_store(place), write(Saved(moment="2026-11-24T10:00:00+00:00", documents={ROOT: meta})))
+    save_metadata(open_archive(place), write(Saved(moment="2026-11-24T10:00:00+00:00", documents={ROOT: meta})))
     origin = ArchiveOrigin(place=place)
     assert sorted(origin.catalog().spans) == [0]
     with pytest.raises(NoSuchPartition):

@@ -38,6 +38,8 @@ from waltzd.errors import (
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run
 from waltzd.protocol.locks import Committed
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 
 PARTITIONS, RECORDS = 3, 1500
 BATCH = 4 << 20
@@ -370,11 +372,16 @@ def test_readers_are_spread_over_replicas() -> None:
 
 def test_what_was_committed_stays_committed() -> None:
     """An owner that was replaced and does not know it yet says less than was heard from the new one."""
-    memory, one, other = _Memory(), UUID(int=1), UUID(int=2)
-    assert memory.highest(one, {0: 5, 1: -1}) == {0: 5, 1: -1}
-    assert memory.highest(one, {0: 3, 1: 2}) == {0: 5, 1: 2}
-    assert memory.highest(one, {1: 1}) == {1: 2}
-    assert memory.highest(other, {0: 3, 1: 1}) == {0: 3, 1: 1}, "in another cluster it means other transactions"
+    memory, one, other, later = _Memory(), UUID(int=1), UUID(int=2), UUID(int=3)
+
+    def highest(key: UUID, marks: dict[int, int], timeline: UUID = FIRST) -> dict[int, Position]:
+        return memory.highest(key, {number: Position(mark, timeline) for number, mark in marks.items()})
+
+    assert highest(one, {0: 5, 1: -1}) == {0: 5, 1: -1}
+    assert highest(one, {0: 3, 1: 2}) == {0: 5, 1: 2}
+    assert highest(one, {1: 1}) == {1: 2}
+    assert highest(one, {1: 0}, later) == {1: 0}, "on another timeline the log may end earlier"
+    assert highest(other, {0: 3, 1: 1}) == {0: 3, 1: 1}, "in another cluster it means other transactions"
 
 
 def test_a_rate_is_kept_on_the_average() -> None:

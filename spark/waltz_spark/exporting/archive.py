@@ -21,10 +21,12 @@ from waltz_spark.log.decode import BATCH
 from waltz_spark.log.encode import Beside, beside, encode, resealed
 from waltz_spark.log.groups import Grouped
 from waltz_spark.log.origin import BATCH_BYTES, Catalog, Extent, Span
-from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchPartition, WaltzError
+from waltzd.errors import ArchiveUnfit, ExportDamaged, NoSuchPartition, OtherTimeline, WaltzError
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 
 _OTHERS = "they are not those that were read from the log"
 
@@ -132,7 +134,17 @@ class ExportOrigin:
                 for piece in manifest.pieces
                 if piece.partition in wanted
             ),
+            timelines={number: manifest.timelines[number] for number in wanted if number in manifest.timelines},
         )
+
+    def check(self, partition: int, position: Position) -> None:
+        """An export does not know where its timeline forked, so no position of another one is taken."""
+        current = the_manifest(destination_of(self.output)).timelines.get(partition, FIRST)
+        raise OtherTimeline(
+            f"the reader stands at id {position} of partition {partition} on timeline {position.timeline}; "
+            f"{self.describe()} ends on timeline {current}, and does not know where that one forked",
+            partition=partition, position=position, timeline=current,
+        )  # fmt: skip
 
     def header(self, extent: Extent) -> FileHeader | None:
         """Of the segment that the records lay in, where the export kept it."""

@@ -36,7 +36,7 @@ from waltz_spark.exporting.manifest import (
     manifest_path,
 )
 from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written, assignments_of, run_waves, unseen
-from waltz_spark.log.origin import Catalog, Origin, Span
+from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
 from waltz_spark.log.plan import Sizing, Split, plan
 from waltzd.errors import BadArgument, BeyondLog, ExportDamaged, ExportGap, ExportHeld, NoSuchPartition, NotOurExport
 
@@ -107,6 +107,15 @@ def check_same(before: Manifest, *, cluster: UUID, shape: Shape, place: str) -> 
     ):
         if was != now:
             raise NotOurExport(f"{place} was made differently: {what} was {was}, and is to be {now}")
+
+
+def check_history(origin: Origin, catalog: Catalog, before: Manifest | None, place: str) -> None:
+    """Raise `OtherTimeline` where the export has ids above the last one that its timeline and the log share."""
+    if before is not None:
+        check_reached(
+            origin, catalog, before.ends, what=f"the export {place}",
+            next_step=lambda _number, _fork: "export the log anew into another folder; this one keeps the old history",
+        )  # fmt: skip
 
 
 def wanted(catalog: Catalog, before: Manifest | None, asked: Range) -> dict[int, Span]:
@@ -338,7 +347,7 @@ class Run:
             shape = self.job.shape
             newest = Manifest(number=0, export=uuid.uuid4(), cluster=self.job.cluster, source=source, written=now,
                               shape=replace(shape, schema=ready[0].columns or shape.schema))  # fmt: skip
-        following = newest.extended(pieces, source=source, written=now)
+        following = newest.extended(pieces, source=source, written=now, timelines=self.job.timelines)
         hold.check()
         if not self.destination.put_new(manifest_path(following.number), encode(following)):
             raise ExportHeld(f"another run has published number {following.number} in {self.destination.place}")

@@ -112,7 +112,7 @@ def _run(
     destination: Destination, before: Manifest | None, wish: Wish, asked: Range, log: Asked
 ) -> tuple[Run, dict[int, Span]]:
     """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
-    from waltz_spark.exporting.export import Run, planned, wanted
+    from waltz_spark.exporting.export import Run, check_history, planned, wanted
     from waltz_spark.exporting.form import check_rows
     from waltz_spark.exporting.manifest import SPARK
     from waltz_spark.exporting.tasks import Job, check_batches, segment_head
@@ -122,6 +122,7 @@ def _run(
     query = query_of(wish, before, form, is_lossless=is_lossless)
     origin = log.origin()
     catalog = origin.catalog(asked.partitions)
+    check_history(origin, catalog, before, destination.place)
     asked = asked.timed(origin, catalog)
     _say_timeless(origin, catalog, asked)
     spans = wanted(catalog, before, asked)
@@ -130,8 +131,9 @@ def _run(
     file_data = None if wish.file_bytes is None else data_bytes_of(form, wish.file_bytes)
     assignments = planned(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
     job = Job(
-        origin=origin, destination=destination, cluster=catalog.key, form=form, is_lossless=is_lossless, decoder=decoder,
-        query=query, columns=tuple(before.shape.schema) if before and query.engine == SPARK else (),
+        origin=origin, destination=destination, cluster=catalog.key, timelines=catalog.timelines, form=form,
+        is_lossless=is_lossless, decoder=decoder, query=query,
+        columns=tuple(before.shape.schema) if before and query.engine == SPARK else (),
         throttle=Throttle(wish.bytes_per_second),
     )  # fmt: skip
     table = None

@@ -35,6 +35,8 @@ from waltzd.errors import ArchiveUnfit, BadSql, ExportDamaged, UnknownVersion
 from waltzd.format.checksum import joined_crc
 from waltzd.format.footer import HASH_BYTES
 from waltzd.format.layout import HEADER_BYTES
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
 
 MARK, VERSION = "waltz-export", 1
 HIDDEN = "_waltz"
@@ -257,6 +259,8 @@ class Manifest:
     shape: Shape
     pieces: Sequence[Piece] = field(default=())
     """In order of partition and id."""
+    timelines: Mapping[int, UUID] = field(default_factory=dict)
+    """Of each partition whose log has forked, the identity of the timeline that it was read from last."""
 
     @cached_property
     def partitions(self) -> Mapping[int, Total]:
@@ -267,10 +271,22 @@ class Manifest:
         """For each partition with files, the first id that is not in them."""
         return {partition: part.span.last + 1 for partition, part in self.partitions.items()}
 
-    def extended(self, pieces: Iterable[Piece], *, source: str, written: str) -> Manifest:
-        """The next manifest, with these files."""
-        grown = sorted((*self.pieces, *pieces), key=_order)
-        following = replace(self, number=self.number + 1, source=source, written=written, pieces=tuple(grown))
+    @property
+    def ends(self) -> Mapping[int, Position]:
+        """For each partition with files, the last id in them, and the timeline in which it was read."""
+        return {number: Position(part.span.last, self.timelines.get(number)) for number, part in self.partitions.items()}
+
+    def extended(
+        self, pieces: Iterable[Piece], *, source: str, written: str, timelines: Mapping[int, UUID] | None = None
+    ) -> Manifest:
+        """The next manifest, with these files; `timelines`: those that they were read from, where not the first one."""
+        news = tuple(pieces)
+        grown = sorted((*self.pieces, *news), key=_order)
+        read = {**self.timelines, **{piece.partition: (timelines or {}).get(piece.partition, FIRST) for piece in news}}
+        following = replace(
+            self, number=self.number + 1, source=source, written=written, pieces=tuple(grown),
+            timelines={number: timeline for number, timeline in read.items() if timeline != FIRST},
+        )  # fmt: skip
         assert following.partitions.keys() >= self.partitions.keys()
         return following
 
@@ -437,9 +453,17 @@ def _manifest_json(manifest: Manifest) -> dict[str, Any]:
         **_put(_MANIFEST, manifest),
         # An export without SQL is written as it was before there was any.
         "shape": {**_put(_SHAPE, shape), "schema_fingerprint": shape.fingerprint, **_put(said, shape.query)},
-        "partitions": {str(partition): total_json(part) for partition, part in manifest.partitions.items()},
+        "partitions": {
+            str(number): {**total_json(part), **_timeline_json(manifest.timelines.get(number))}
+            for number, part in manifest.partitions.items()
+        },
         "files": [piece_json(piece) for piece in manifest.pieces],
     }
+
+
+def _timeline_json(timeline: UUID | None) -> dict[str, Any]:
+    """The first timeline is written nowhere: an export of a log that never forked is as it was before there were any."""
+    return {} if timeline is None else {"timeline": str(timeline)}
 
 
 def total_json(part: Total) -> dict[str, Any]:
@@ -487,6 +511,9 @@ def decode(text: bytes, place: str) -> Manifest:
             **_taken(_MANIFEST, value),
             shape=Shape(**_taken(_SHAPE, shape), query=_query_of(shape)),
             pieces=tuple(map(piece_of, value["files"])),
+            timelines={
+                int(number): UUID(part["timeline"]) for number, part in value["partitions"].items() if "timeline" in part
+            },
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportDamaged(f"{place} cannot be understood: {error}") from error

@@ -79,6 +79,8 @@ class Job:
     origin: Origin
     destination: Destination
     cluster: UUID
+    timelines: Mapping[int, UUID] = field(default_factory=dict)
+    """Of each partition whose log has forked, the timeline that is read."""
     form: Form
     is_lossless: bool = False
     decoder: Decoder | None = None

@@ -43,6 +43,8 @@ from waltzd.format.checksum import crc32
 from waltzd.format.footer import Footer
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 
 READ_BYTES = 16 << 20
 """Of one request of a reading. It is in memory beside what is made of it."""
@@ -103,6 +105,12 @@ class Contents:
     """Of the cluster."""
     pieces: dict[int, list[Entry]]
     """Of each partition that has any, in the order of ids."""
+    lineages: dict[int, Lineage] = field(default_factory=dict)
+    """Timelines of these partitions; the pieces are of the last one."""
+
+    @property
+    def timelines(self) -> dict[int, UUID]:
+        return {number: lineage.current for number, lineage in self.lineages.items() if lineage.current != FIRST}
 
     def extents(self) -> Iterator[Extent]:
         for partition, pieces in self.pieces.items():
@@ -149,13 +157,15 @@ class ArchiveOrigin:
             label = label_of(self._store, not_done=_NOT_READ)
             found = newest_manifests(self._store, label, partitions)
             group_log = self._group_log() if found else None
+            if group_log is not None:
+                found.pop(group_log, None)
             return Contents(
                 key=label.cluster,
                 pieces={
                     number: all_pieces(PartitionArchive(self._store, label, number), manifest)
                     for number, manifest in found.items()
-                    if number != group_log
                 },
+                lineages={number: manifest.lineage for number, manifest in found.items()},
             )
 
     def _group_log(self) -> int | None:
@@ -183,7 +193,12 @@ class ArchiveOrigin:
             key=found.key,
             spans={number: Span(pieces[0].first, pieces[-1].last) for number, pieces in found.pieces.items()},
             extents=tuple(found.extents()),
+            timelines=found.timelines,
         )
+
+    def check(self, partition: int, position: Position) -> None:
+        lineage = self.contents([partition]).lineages.get(partition, NEVER_FORKED)
+        lineage.check(position.timeline, position, what="the reader", partition=partition)
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         _, piece = _piece_at(extent)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 from uuid import UUID
@@ -63,6 +63,8 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import Run
 from waltzd.format.scan import Tail, judge_tail, survey
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.storage.offline.verify import partition_of
 from waltzd.storage.replica.control import Ledger, read_ledger
 from waltzd.storage.replica.promise import floor_of, read_promise
@@ -100,6 +102,8 @@ class Replica:
     """Of its segments, as far as they may be given."""
     complaint: WaltzError | None = None
     """Why it cannot be read at all."""
+    lineage: Lineage = NEVER_FORKED
+    """Timelines of its log; it holds the last one."""
 
     @property
     def span(self) -> Span:
@@ -181,12 +185,20 @@ class DirectoryOrigin:
                 not_done="nothing was read",
                 next_step="leave it out, or name the directory of a storage that has it",
             )
-        shares = {number: shared(_sound(replicas)) for number, replicas in sorted(found.items())}
+        sound = {number: _of_newest_timeline(_sound(replicas)) for number, replicas in sorted(found.items())}
+        shares = {number: shared(replicas) for number, replicas in sound.items()}
+        timelines = {number: replicas[0].lineage.current for number, replicas in sound.items()}
         return Catalog(
             key=next(iter(keys)),
             spans={number: Span(parts[0][1].first, parts[-1][1].last) for number, parts in shares.items()},
             extents=tuple(extent for parts in shares.values() for part in parts for extent in _extents(*part)),
+            timelines={number: timeline for number, timeline in timelines.items() if timeline != FIRST},
         )
+
+    def check(self, partition: int, position: Position) -> None:
+        found = [each for storage in self.storages for each in self._replicas(storage, self._ledger(storage), {partition})]
+        lineage = _of_newest_timeline(found)[0].lineage if found else NEVER_FORKED
+        lineage.check(position.timeline, position, what="the reader", partition=partition)
 
     def header(self, extent: Extent) -> FileHeader | None:
         """Of the segment that the extent lies in: where it begins, and when it was made. None where it cannot be read:
@@ -256,6 +268,9 @@ class DirectoryOrigin:
         directory = extent.place.rpartition("/")[0]
         storage = directory.rpartition("/")[0]
         yield Place(directory, extent.partition, self._key(storage)), extent.span
+        if len(self.storages) == 1:
+            return
+        lineage = self._lineage(storage, extent.partition)
         for other in self.storages:
             if other == storage:
                 continue
@@ -265,8 +280,12 @@ class DirectoryOrigin:
                 _log.warning("%s cannot be read: %s", other, error.message)
                 continue
             for replica in replicas:
-                if replica.complaint is None:
+                if replica.complaint is None and replica.lineage == lineage:
                     yield Place(replica.directory, extent.partition, replica.key), replica.span
+
+    def _lineage(self, storage: str, partition: int) -> Lineage:
+        replicas = self._replicas(storage, self._ledger(storage), {partition})
+        return next((replica.lineage for replica in replicas), NEVER_FORKED)
 
     def _key(self, storage: str) -> UUID | None:
         """What the ledger would say, without the marks of all partitions: those are many, and every extent is asked for."""
@@ -320,6 +339,10 @@ class DirectoryOrigin:
         promise, findings = read_promise(self.disk, directory, number, key, is_expected=ledger.has_identity)
         if promise is None and findings:
             return _complaining(bare, findings[0].sentence())
+        lineage = NEVER_FORKED if promise is None else Lineage.decode(promise.timelines)
+        if lineage is None:
+            return _complaining(bare, "its promise names timelines that are no history of a log")
+        bare = replace(bare, lineage=lineage)
         mark = certain_mark(struct, promise)
         if mark is None:
             return _complaining(bare, "its record in the control file is damaged, so nothing says what is committed")
@@ -343,6 +366,7 @@ class DirectoryOrigin:
             last_id=last_id,
             first_ids=tuple(first_ids),
             bytes=tuple(_bytes(entries, first_id, last_id) for first_id in first_ids),
+            lineage=bare.lineage,
         )
 
     # -- what is not vouched for
@@ -403,6 +427,23 @@ def _sound(replicas: Sequence[Replica]) -> list[Replica]:
         assert replicas[0].complaint is not None
         raise replicas[0].complaint
     return sound
+
+
+def _of_newest_timeline(replicas: Sequence[Replica]) -> list[Replica]:
+    """Return those replicas that hold the newest timeline: what the others have above a fork is not the log any more."""
+
+    def rank(replica: Replica) -> tuple[int, int]:
+        later = replica.lineage.later
+        return replica.lineage.number, later[-1].session if later else 0
+
+    newest = max(replicas, key=rank).lineage
+    for replica in replicas:
+        if replica.lineage != newest:
+            _log.warning(
+                "partition %d in %s is not read: it holds timeline %d, and the log goes on under timeline %d",
+                replica.partition, replica.directory, replica.lineage.number, newest.number,
+            )  # fmt: skip
+    return [replica for replica in replicas if replica.lineage == newest]
 
 
 def _extents(replica: Replica, span: Span) -> Iterator[Extent]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from waltz_spark.log.archive_origin import ArchiveOrigin, is_piece
+from waltz_spark.log.archive_origin import ArchiveOrigin, Contents, is_piece
 from waltz_spark.log.live_origin import LiveOrigin
 from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltzd.archive.place import check_place
-from waltzd.errors import ForeignArchive
+from waltzd.errors import ForeignArchive, OtherTimeline
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
+from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,27 @@ class JoinedOrigin:
                 not_done="nothing was read",
                 next_step="name the archive of this cluster, as its storages do in `archive`",
             )
-        return Catalog(key=live.key, spans=live.spans, extents=tuple(_joined(live, archived.extents())))
+        shared = {number: self._shared(live, archived, number) for number in archived.pieces}
+        pieces = [part for extent in archived.extents() if (part := _cut(extent, shared[extent.partition])) is not None]
+        return replace(live, extents=tuple(_joined(live, pieces)))
+
+    def _shared(self, live: Catalog, archived: Contents, partition: int) -> Span:
+        """Return the ids of the archive that are on the log of the cluster: the archive may still end with a timeline that
+        the cluster has left."""
+        pieces = archived.pieces[partition]
+        if not pieces:
+            return Span(0, EMPTY)
+        last = Position(pieces[-1].last, archived.timelines.get(partition, FIRST))
+        if last.timeline != live.position(partition, last).timeline:
+            try:
+                self.live.check(partition, last)
+            except OtherTimeline as error:
+                fork = error.number("fork")
+                return Span(pieces[0].first, EMPTY if fork is None else fork)
+        return Span(pieces[0].first, last)
+
+    def check(self, partition: int, position: Position) -> None:
+        self.live.check(partition, position)
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         origin = self.archive if is_piece(extent) else self.live

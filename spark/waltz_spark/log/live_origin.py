@@ -45,7 +45,9 @@ from waltzd.errors import (
 )
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.peers import ServerPort
+from waltzd.protocol.positions import Position
 from waltzd.protocol.role import allowed
+from waltzd.protocol.timelines import FIRST
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls
@@ -126,13 +128,13 @@ _Sealed: TypeAlias = Sequence[tuple[int, int, int]]
 
 class _Memory:
     """For streams, which look again and again: what changes seldom need not be asked every time. And a mark that was seen
-    once stays: an owner that was replaced and does not know it yet may say less."""
+    once stays, on its timeline: an owner that was replaced and does not know it yet may say less."""
 
     def __init__(self) -> None:
         self.until = 0.0
         self.addresses: tuple[tuple[str, ...], _Storages] | None = None
         self.sealed: dict[int, _Sealed] = {}
-        self.marks: dict[int, int] = {}
+        self.marks: dict[int, Position] = {}
         self.key: UUID | None = None
 
     def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
@@ -144,11 +146,15 @@ class _Memory:
             self.until, self.addresses = now + REMEMBERED_SECONDS, None
             self.sealed.clear()
 
-    def highest(self, key: UUID, marks: Mapping[int, int]) -> dict[int, int]:
+    def highest(self, key: UUID, marks: Mapping[int, Position]) -> dict[int, Position]:
         if self.key != key:
             self.key = key
             self.marks.clear()
-        found = {number: max(mark, self.marks.get(number, mark)) for number, mark in marks.items()}
+        found = dict(marks)
+        for number, mark in marks.items():
+            known = self.marks.get(number, mark)
+            if known.timeline == mark.timeline:
+                found[number] = max(known, mark)
         self.marks |= found
         return found
 
@@ -211,6 +217,20 @@ class LiveOrigin:
         finally:
             await where.close()
 
+    def check(self, partition: int, position: Position) -> None:
+        wait_for(self._check(partition, position))
+
+    async def _check(self, partition: int, position: Position) -> None:
+        servers, _ = self._memory.addresses = self._memory.addresses or await self._addresses()
+        where = Routes(servers, self._server, call_seconds=CALL_SECONDS)
+        try:
+            await where.open(self.seconds)
+            await where.ask(
+                partition, "HighWaterMark", lambda port: port.high_water_mark(partition, since=position), self.seconds
+            )
+        finally:
+            await where.close()
+
     # -- what there is
 
     async def _catalog(self, partitions: Collection[int] | None) -> Catalog:
@@ -244,21 +264,22 @@ class LiveOrigin:
         memory.sealed |= await self._sealed({number: routes[number] for number in numbers if number not in memory.sealed})
         return Catalog(
             key=topology.cluster_key,
-            spans={number: Span(0, marks[number]) for number in numbers},
+            spans={number: Span(0, int(marks[number])) for number in numbers},
             extents=tuple(
                 extent
                 for number in numbers
-                for extent in extents_of(number, marks[number], memory.sealed[number], routes[number].encode())
+                for extent in extents_of(number, int(marks[number]), memory.sealed[number], routes[number].encode())
             ),
+            timelines={number: mark.timeline for number, mark in marks.items() if mark.timeline != FIRST},
         )
 
-    async def _mark(self, where: Routes, number: int) -> int:
+    async def _mark(self, where: Routes, number: int) -> Position:
         """An owner without a majority is asked for what it knows: reading what is committed needs no majority. An owner
         that is still recovering says neither."""
         clock = asyncio.get_running_loop().time
         until = clock() + CONFIRM_SECONDS
 
-        async def ask(port: ServerPort) -> int:
+        async def ask(port: ServerPort) -> Position:
             try:
                 return await port.high_water_mark(number, confirmed=True)
             except NotReady as error:

@@ -7,12 +7,16 @@ sent to the tasks, and opens what it needs there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
+from waltzd.errors import OtherTimeline
 from waltzd.format.record import Run
+from waltzd.protocol.positions import Position
+from waltzd.protocol.quorum import EMPTY
+from waltzd.protocol.timelines import FIRST
 
 BATCH_BYTES = 4 << 20
 """What to read at once. Smaller batches cost more for each (1 MiB: a fifth), larger ones leave the processor's caches."""
@@ -55,6 +59,12 @@ class Catalog:
     """For each partition, the ids that can be read."""
     extents: tuple[Extent, ...]
     """Together they cover the spans, without overlap; in order of partition and id."""
+    timelines: Mapping[int, UUID] = field(default_factory=dict)
+    """Of each partition whose log has forked, the identity of the timeline that is read."""
+
+    def position(self, partition: int, id_: int) -> Position:
+        """Return this id as a position of the timeline that is read."""
+        return Position(id_, self.timelines.get(partition, FIRST))
 
 
 class Origin(Protocol):
@@ -76,3 +86,34 @@ class Origin(Protocol):
         """The id of the first record in the catalog whose time is `time` (µs since 1970) or later; the one behind the last
         where there is none. Records of format 0 have no time, and lie in front of all that have one."""
         ...
+
+    def check(self, partition: int, position: Position) -> None:
+        """Raise `OtherTimeline` where the position, which is of another timeline than the log, is not on the log."""
+        ...
+
+
+def check_reached(
+    origin: Origin, catalog: Catalog, reached: Mapping[int, Position], *, what: str, next_step: Callable[[int, int], str]
+) -> None:
+    """Raise `OtherTimeline` where a last id that was read is not on the log any more. A position at or below the fork is.
+
+    Args:
+        origin: Where the log is read from.
+        catalog: What it has.
+        reached: Last id that was read of each partition.
+        what: Which remembers the ids, for the message.
+        next_step: Makes the next step of a partition and of the last id that both timelines share.
+    """
+    for number, position in sorted(reached.items()):
+        if number not in catalog.spans or position == EMPTY:
+            continue
+        if position.timeline == catalog.position(number, position).timeline:
+            continue
+        try:
+            origin.check(number, position)
+        except OtherTimeline as error:
+            fork = error.number("fork")
+            message = f"{what} has ids up to {position} of partition {number} that are not on the log: {error.message}"
+            raise OtherTimeline(
+                message, next_step=next_step(number, EMPTY if fork is None else fork), **error.facts
+            ) from error

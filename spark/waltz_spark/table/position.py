@@ -8,13 +8,16 @@ is new therefore enters a position first, with nothing read, and is read from th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
-from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
 from waltzd.errors import ForeignCluster, PositionUnknown, TransactionsGone
+from waltzd.protocol import positions
+from waltzd.protocol.timelines import FIRST
 
-VERSION = 1
+VERSION, FORKED_VERSION = 1, 2
+"""The second one names timelines. Programs that know none refuse it; a log that never forked is written as ever."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +25,36 @@ class Position:
     key: UUID
     """Of the cluster: ids of another one mean other transactions."""
     next: Mapping[int, int]
+    timelines: Mapping[int, UUID] = field(default_factory=dict)
+    """Of each partition whose log has forked, the timeline in which the id in front of `next` was seen."""
+
+    @property
+    def reached(self) -> Mapping[int, positions.Position]:
+        """For each partition the last id in front of `next`, and its timeline."""
+        return {each: positions.Position(id_ - 1, self.timelines.get(each)) for each, id_ in self.next.items()}
 
     def to_json(self) -> dict[str, object]:
         """As Spark keeps it. Spark compares positions as texts, so the order of the partitions matters."""
-        return {"v": VERSION, "cluster": str(self.key), "next": {str(each): self.next[each] for each in sorted(self.next)}}
+        timelines = {str(each): str(self.timelines[each]) for each in sorted(self.timelines)}
+        return {
+            "v": FORKED_VERSION if timelines else VERSION,
+            "cluster": str(self.key),
+            "next": {str(each): self.next[each] for each in sorted(self.next)},
+            **({"timelines": timelines} if timelines else {}),
+        }
 
     @classmethod
     def from_json(cls, said: Mapping[str, object]) -> Position:
         try:
             version, key, next_ = said["v"], UUID(str(said["cluster"])), said["next"]
-            if version != VERSION or not isinstance(next_, dict):
+            timelines = {} if version == VERSION else said["timelines"]
+            if version not in (VERSION, FORKED_VERSION) or not isinstance(next_, dict) or not isinstance(timelines, dict):
                 raise ValueError
-            return cls(key, {int(partition): int(id_) for partition, id_ in next_.items()})
+            return cls(
+                key,
+                {int(partition): int(id_) for partition, id_ in next_.items()},
+                {int(partition): UUID(str(timeline)) for partition, timeline in timelines.items()},
+            )
         except (KeyError, ValueError, TypeError) as error:
             raise PositionUnknown(
                 f"the checkpoint holds a position that cannot be understood: {str(said)[:200]}"
@@ -54,7 +75,34 @@ NO_LIMIT = Limit()
 
 
 def end_of(catalog: Catalog) -> Position:
-    return Position(catalog.key, {partition: span.last + 1 for partition, span in catalog.spans.items()})
+    return beginning_at(catalog, {partition: span.last + 1 for partition, span in catalog.spans.items()})
+
+
+def beginning_at(catalog: Catalog, next_: Mapping[int, int]) -> Position:
+    """A position in the log as it is."""
+    return Position(catalog.key, next_, {each: catalog.timelines[each] for each in next_ if each in catalog.timelines})
+
+
+def _moved(start: Position, catalog: Catalog, next_: Mapping[int, int]) -> Position:
+    """`start` with other ids. A partition that stays where it was keeps its timeline: there is nothing new to read."""
+    timelines = {
+        each: start.timelines.get(each, FIRST)
+        if each not in catalog.spans or start.next.get(each) == id_
+        else catalog.position(each, id_).timeline
+        for each, id_ in next_.items()
+    }
+    return Position(start.key, next_, {each: timeline for each, timeline in timelines.items() if timeline != FIRST})
+
+
+def check_timelines(position: Position, origin: Origin, catalog: Catalog) -> None:
+    """Raise `OtherTimeline` where ids that the position counts as read are not on the log any more."""
+    check_reached(
+        origin, catalog, position.reached, what="the checkpoint",
+        next_step=lambda number, fork: (
+            "undo what came from the transactions above the fork, then begin the query with a new checkpoint and "
+            f'startingTxnIds {{"{number}": {fork + 1}}}'
+        ),
+    )  # fmt: skip
 
 
 def advanced(start: Position, catalog: Catalog, *, limit: Limit = NO_LIMIT, bound: Position | None = None) -> Position:
@@ -70,7 +118,7 @@ def advanced(start: Position, catalog: Catalog, *, limit: Limit = NO_LIMIT, boun
         lags = by_txns(lags, limit.txns, turn=sum(start.next.values()))
     after = {each: id_ + lags.get(each, 0) for each, id_ in start.next.items()}
     news = {each: span.first for each, span in catalog.spans.items() if each in end and each not in start.next}
-    return Position(start.key, {**after, **news})
+    return _moved(start, catalog, {**after, **news})
 
 
 def weights(catalog: Catalog, start: Position, lags: Mapping[int, int]) -> dict[int, int]:
@@ -123,7 +171,7 @@ def reconciled(start: Position, catalog: Catalog, *, among: Iterable[int] | None
     next_ = dict(start.next)
     for partition in gone.keys() & catalog.spans.keys():  # where the log ends before, wait until it has come so far
         next_[partition] = max(next_[partition], catalog.spans[partition].first)
-    return Position(start.key, next_)
+    return _moved(start, catalog, next_)
 
 
 def lost(start: Position, catalog: Catalog, *, among: Iterable[int] | None) -> dict[int, str]:

@@ -1,0 +1,235 @@
+"""A log that an operator ended at an earlier id: what remembers ids goes on up to the fork, and is refused above it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+from uuid import UUID
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from waltz_spark import stream
+from waltz_spark.exporting.archive import ExportOrigin
+from waltz_spark.exporting.destination import LocalDestination
+from waltz_spark.exporting.export import check_history
+from waltz_spark.exporting.manifest import Manifest, decode, encode, manifest_path
+from waltz_spark.log.archive_origin import ArchiveOrigin, Contents
+from waltz_spark.log.directory_origin import DirectoryOrigin
+from waltz_spark.log.joined_origin import JoinedOrigin
+from waltz_spark.log.live_origin import LiveOrigin
+from waltz_spark.log.origin import Catalog, Span
+from waltz_spark.table.position import NO_LIMIT, Position, advanced, between, end_of
+
+from tests.spark.test_directory_origin import log_of, promise, read_all, store
+from tests.spark.test_manifest import SHAPE, piece_of
+from tests.spark.test_stream import FakeLog, batch, reader_of, told
+from waltzd.archive.manifest import Entry
+from waltzd.disk.simulated import SimDisk
+from waltzd.errors import OtherTimeline, PositionUnknown
+from waltzd.format.layout import PROMISE_BYTES, PROMISE_NAME
+from waltzd.protocol import positions
+from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
+from waltzd.testing import BlockingCluster
+
+KEY, LATER = UUID(int=1), UUID(int=77)
+FORK = 5
+FORKED = NEVER_FORKED.forked(identity=LATER, fork=FORK, session=9, cause="partition rescue", began="", who=None)
+
+
+class ForkedLog(FakeLog):
+    """An origin in memory whose partition 0 forks when a test says so."""
+
+    lineage: Lineage = NEVER_FORKED
+
+    def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
+        found = super().catalog(partitions)
+        timelines = {} if self.lineage.current == FIRST else {0: self.lineage.current}
+        return Catalog(key=found.key, spans=found.spans, extents=found.extents, timelines=timelines)
+
+    def check(self, partition: int, position: positions.Position) -> None:
+        self.lineage.check(position.timeline, position, what="the reader", partition=partition)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> ForkedLog:
+    log = ForkedLog(spans={0: Span(0, 9), 1: Span(0, 9)})
+    monkeypatch.setattr(stream, "open_origin", lambda _options: log)
+    return log
+
+
+# -- offsets of a stream ---------------------------------------------------------------------------------------------------
+
+
+def test_an_offset_keeps_its_timelines() -> None:
+    plain = Position(KEY, {1: 7, 0: 3})
+    assert plain.to_json() == {"v": 1, "cluster": str(KEY), "next": {"0": 3, "1": 7}}, "as it was before there were any"
+    forked = Position(KEY, {1: 7, 0: 3}, {0: LATER})
+    said = json.loads(json.dumps(forked.to_json()))
+    assert (said["v"], said["timelines"]) == (2, {"0": str(LATER)})
+    assert [Position.from_json(each.to_json()) for each in (plain, forked)] == [plain, forked]
+    assert {each: last.timeline for each, last in forked.reached.items()} == {0: LATER, 1: FIRST}
+    assert forked.reached == {0: 2, 1: 6}
+
+
+@pytest.mark.parametrize("change", [{"v": 3}, {"timelines": ["0"]}, {"timelines": {"0": "x"}}, {"timelines": None}])
+def test_an_offset_with_other_timelines_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(PositionUnknown):
+        Position.from_json({**Position(KEY, {0: 3}, {0: LATER}).to_json(), **change})
+
+
+def test_what_stands_still_keeps_its_offset_though_the_log_forked() -> None:
+    """Else Spark would begin a batch without a row."""
+    there = Catalog(key=KEY, spans={0: Span(0, 2), 1: Span(0, 9)}, extents=(), timelines={0: LATER, 1: LATER})
+    start = Position(KEY, {0: 3, 1: 3})
+    after = advanced(start, there, limit=NO_LIMIT)
+    assert (after.next, after.timelines) == ({0: 3, 1: 10}, {1: LATER})
+    assert advanced(after, there, limit=NO_LIMIT) == after
+    assert end_of(there).timelines == {0: LATER, 1: LATER}
+    assert between(start, after) == {1: Span(3, 9)}
+
+
+@pytest.mark.parametrize("next_id", [0, 3, FORK + 1])
+def test_a_query_below_the_fork_goes_on(log: ForkedLog, next_id: int) -> None:
+    start = reader_of(startingTxnIds=f'{{"0": {next_id}, "1": -2}}').initialOffset()
+    log.lineage, log.spans = FORKED, {0: Span(0, 19), 1: Span(0, 9)}
+    reader = reader_of()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end["timelines"] == {"0": str(LATER)}
+    expected = [*((0, id_) for id_ in range(next_id, 20)), *((1, id_) for id_ in range(10))]
+    assert sorted(batch(reader, start, end)) == expected
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_query_above_the_fork_is_refused(log: ForkedLog, fails: str) -> None:
+    """Also where the log has as many ids again."""
+    start = reader_of(startingTxnIds=f'{{"0": {FORK + 2}, "1": -2}}').initialOffset()
+    log.lineage, log.spans = FORKED, {0: Span(0, 19), 1: Span(0, 9)}
+    reader = reader_of(failOnDataLoss=fails)
+    with pytest.raises(OtherTimeline, match="the checkpoint has ids up to 6 of partition 0") as caught:
+        reader.latestOffset(start, ReadAllAvailable())
+    assert caught.value.number("fork") == FORK
+    assert 'new checkpoint and startingTxnIds {"0": 6}' in told(caught)
+    with pytest.raises(OtherTimeline):
+        reader.partitions(start, {**start, "next": {"0": 9, "1": 0}})
+
+
+def test_a_batch_that_was_planned_above_the_fork_is_not_read_with_other_rows(log: ForkedLog) -> None:
+    start = reader_of(startingTxnIds='{"0": 2, "1": -1}').initialOffset()
+    end = reader_of().latestOffset(start, ReadAllAvailable())
+    log.lineage, log.spans = FORKED, {0: Span(0, 19), 1: Span(0, 9)}
+    with pytest.raises(OtherTimeline, match="ids up to 9 of partition 0"):
+        reader_of().partitions(start, end)
+    assert batch(reader_of(), start, {**end, "next": {"0": FORK + 1, "1": 0}}) == [(0, id_) for id_ in range(2, FORK + 1)]
+
+
+# -- manifests of an export ------------------------------------------------------------------------------------------------
+
+
+def manifest_of(last: int, timelines: dict[int, UUID] | None = None) -> Manifest:
+    empty = Manifest(number=0, export=UUID(int=1), cluster=KEY, source="a test", written="", shape=SHAPE)
+    pieces = [piece_of(number, 0, b"abc", last + 1) for number in (0, 1)]
+    return empty.extended(pieces, source="a test", written="", timelines=timelines)
+
+
+def test_a_manifest_keeps_the_timeline_of_each_end() -> None:
+    old, new = manifest_of(4), manifest_of(4, {0: LATER, 7: LATER})
+    assert b"timeline" not in encode(old), "as it was before there were any"
+    assert [decode(encode(each), "here") for each in (old, new)] == [old, new]
+    assert new.timelines == {0: LATER}
+    assert {number: last.text for number, last in new.ends.items()} == {0: f"4@{LATER}", 1: "4"}
+    following = old.extended([piece_of(1, 5, b"x", 1)], source="", written="", timelines={0: LATER, 1: LATER})
+    assert following.timelines == {1: LATER}, "of partition 0 nothing was added"
+
+
+def test_an_export_goes_on_up_to_the_fork_and_is_refused_above(log: ForkedLog) -> None:
+    log.lineage, log.spans = FORKED, {0: Span(0, 19)}
+    for good in (None, manifest_of(FORK), manifest_of(19, {0: LATER})):
+        check_history(log, log.catalog(), good, "/out")
+    with pytest.raises(OtherTimeline, match="the export /out has ids up to 6 of partition 0") as caught:
+        check_history(log, log.catalog(), manifest_of(FORK + 1), "/out")
+    assert caught.value.number("fork") == FORK
+    assert "into another folder" in caught.value.detail_next_step
+    with pytest.raises(OtherTimeline, match="which this log never had"):
+        check_history(log, log.catalog(), manifest_of(2, {0: UUID(int=78)}), "/out")
+
+
+def test_an_export_that_is_read_says_its_timelines(tmp_path: Path) -> None:
+    destination = LocalDestination(str(tmp_path))
+    destination.put_new(manifest_path(1), encode(manifest_of(4, {0: LATER})))
+    origin = ExportOrigin(output=str(tmp_path))
+    assert origin.catalog().timelines == {0: LATER}
+    with pytest.raises(OtherTimeline, match="does not know where that one forked"):
+        check_history(origin, origin.catalog(), manifest_of(2), "/out")
+
+
+# -- what origins say ------------------------------------------------------------------------------------------------------
+
+
+def give_timelines(disk: SimDisk, directory: str, committed: int, lineage: Lineage) -> None:
+    found = replace(promise(committed, committed), timelines=lineage.encode())
+    disk.remove(f"{directory}/{PROMISE_NAME}")
+    disk.create(f"{directory}/{PROMISE_NAME}").write(0, found.encode().ljust(PROMISE_BYTES, b"\0"))
+
+
+def test_of_several_directories_those_of_the_newest_timeline_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    """One that was not there when the log was ended reaches further, with what is not the log any more."""
+    old, new = log_of(40, seed=1), log_of(20, seed=2)
+    disk = SimDisk()
+    store(disk, "a", old, [0], mark=39)
+    directory = store(disk, "b", new, [0], mark=19)
+    give_timelines(disk, directory, 19, FORKED)
+    origin = DirectoryOrigin(storages=("a", "b"), disk=disk)
+    assert origin.catalog().spans == {0: Span(0, 19)}
+    assert origin.catalog().timelines == {0: LATER}
+    assert read_all(origin) == bytes(new.data)
+    assert "partition 0 in a/0 is not read: it holds timeline 1, and the log goes on under timeline 2" in caplog.text
+    origin.check(0, positions.Position(FORK))
+    with pytest.raises(OtherTimeline):
+        origin.check(0, positions.Position(FORK + 1))
+    assert DirectoryOrigin(storages=("a",), disk=disk).catalog().timelines == {}
+
+
+def test_what_an_archive_has_above_the_fork_is_not_given_beside_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = ForkedLog(spans={0: Span(0, 19)})
+    pieces = [entry(first, last) for first, last in ((0, 3), (4, 8), (9, 12))]
+    monkeypatch.setattr(ArchiveOrigin, "contents", lambda _self, _partitions=None: Contents(KEY, {0: pieces}))
+    joined = JoinedOrigin(archive=ArchiveOrigin(place="/a"), live=cast(LiveOrigin, live))
+    assert [extent.span for extent in joined.catalog().extents] == [Span(0, 3), Span(4, 8), Span(9, 12), Span(13, 19)]
+    live.lineage = FORKED
+    assert [extent.span for extent in joined.catalog().extents] == [Span(0, 3), Span(4, FORK), Span(FORK + 1, 19)]
+    assert joined.catalog().timelines == {0: LATER}
+
+
+def entry(first: int, last: int) -> Entry:
+    return Entry(
+        level=0, first=first, last=last, record_bytes=90, crc=0, segments=1, stored_bytes=100, size=100, index_bytes=10,
+        sha256="",
+    )  # fmt: skip
+
+
+def test_a_cluster_says_its_timeline_and_where_it_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with BlockingCluster(partitions=1) as cluster:
+        monkeypatch.setattr(LiveOrigin, "_server", lambda _self, address, key: cluster.connect(address, key))
+        origin = LiveOrigin(servers=cluster.servers)
+        with cluster.client() as client:
+            for each in range(10):  # one by one: what was written together is kept together
+                client.append(b"%d" % each, partition=0)
+        before = origin.catalog()
+        assert (before.spans, before.timelines) == ({0: Span(0, 9)}, {})
+        timeline = cluster.rescue(0, FORK)
+        cluster.wait_until_ready()
+        for reader in (origin, LiveOrigin(servers=cluster.servers)):
+            catalog = reader.catalog()
+            assert (catalog.spans, catalog.timelines) == ({0: Span(0, FORK)}, {0: timeline}), "the old mark is forgotten"
+        with cluster.client() as client:
+            client.append_many([b"another"] * 10, partition=0)
+        catalog = origin.catalog()
+        assert catalog.spans == {0: Span(0, 15)}
+        check_history(origin, catalog, manifest_of(FORK), "/out")
+        with pytest.raises(OtherTimeline, match=f"forked behind id {FORK}") as caught:
+            check_history(origin, catalog, manifest_of(FORK + 1), "/out")
+        assert caught.value.number("fork") == FORK
