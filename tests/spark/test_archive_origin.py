@@ -405,8 +405,11 @@ def test_commands_understand_an_archive(tmp_path: Path, capsys: pytest.CaptureFi
     other.export()
     assert run(["spark-export", output, "--source", archive]) == 0, "nothing is new"
     assert run(["export", "verify", output, "--against-log", "--source", archive]) == 0
-    assert run(["export", "verify", archive, "--progress", "off"]) == 0
     capsys.readouterr()
+    assert run(["export", "verify", archive, "--progress", "off"]) == 8
+    told = capsys.readouterr().out
+    assert "the store has no saved documents" in told, "nobody saved any here"
+    assert "segment/" not in told
     segment = next(Path(archive).glob("partition-0/segment/*"))
     segment.write_bytes(b"x" + segment.read_bytes()[1:])
     assert run(["export", "verify", archive]) == 8
