@@ -38,7 +38,7 @@ API = {
     "Locks and outcomes": (
         *("waltzd.Lock", "waltzd.read_lock", "waltzd.write_lock", "waltzd.append_lock", "waltzd.LoggedLock"),
         *("waltzd.Outcome", "waltzd.AppendOutcome", "waltzd.Committed", "waltzd.Rejected", "waltzd.Declined"),
-        *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes", "waltzd.Token"),
+        *("waltzd.Unknown", "waltzd.Reason", "waltzd.Outcomes", "waltzd.Token", "waltzd.Position"),
     ),
     "Serializers": (
         *("waltzd.serializers.EventType", "waltzd.serializers.Json", "waltzd.serializers.JsonEvents"),

@@ -211,6 +211,7 @@ CHANGING = {
     "cluster set": ["--replicas", "3"],
     "create-cluster": ["--name", "trial", "--partitions", "1", "--storage", "one=127.0.0.1:1,127.0.0.1:2"],
     "group create": ["mailer"],
+    "group pass-over": ["7"],
     "group parked discard": ["mailer", "--all"],
     "group parked list": ["mailer", "--payload"],
     "group parked replay": ["mailer", "--all"],

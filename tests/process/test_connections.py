@@ -212,9 +212,11 @@ def test_only_so_many_watch_the_health_of_a_process(monkeypatch: pytest.MonkeyPa
         fatal: list[BaseException] = []
         await found.start(lambda server: health_service.add_health(server, {}, unready), on_fatal=fatal.append)
         channel: Any = grpc.aio.insecure_channel(str(found.address))
-        watching = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
-        for watch in watching[:2]:
-            await watch.read()
+        stub, watching = health_pb2_grpc.HealthStub(channel), list[Any]()
+        for _ in range(2):
+            watching.append(stub.Watch(health_pb2.HealthCheckRequest()))
+            await watching[-1].read()
+        watching.append(stub.Watch(health_pb2.HealthCheckRequest()))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await watching[2].read()
         assert error_of(refused.value).code == "W2050"

@@ -75,7 +75,7 @@ def drops_a_frame_of_the_feed_after_a_new_mount(patches: Patches) -> None:
     patches.wrap(Line, "fed", make)
 
 
-@mutant(0, aim=Aim(faults=("reset", "crash"), setup=BUSY))
+@mutant(1, aim=Aim(faults=("reset", "crash"), setup=BUSY))
 def hands_on_a_frame_of_the_feed_twice(patches: Patches) -> None:
     """The first records that come on a new mount reach the application two times."""
 

@@ -50,7 +50,7 @@ def lets_an_older_instance_mount_again(patches: Patches) -> None:
     patches.set(Pipeline, "check_epoch", lambda self, name, epoch: None)
 
 
-@mutant(3, aim=UNKNOWING)
+@mutant(1, aim=UNKNOWING)
 def believes_the_first_instance_that_comes_to_a_new_owner(patches: Patches) -> None:
     """The coordinator is not asked which one is the newest."""
 

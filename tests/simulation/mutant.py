@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, TypeAlias
 
-from tests.simulation.plan import Plan, make_plan
+from tests.simulation.plan import Plan, make_plan, names
 from tests.simulation.world import Outcome, simulate
 
 
@@ -89,7 +89,10 @@ class Aim:
         fixed = self.setup if self.faults is None else {"lease_seconds": 0.0, **self.setup}
         if self.format is not None:
             fixed = {"format": self.format, **fixed}
-        return replace(plan, setup=replace(plan.setup, **fixed))
+        setup = replace(plan.setup, **fixed)
+        missing = set(names("member", plan.setup.members)) - set(names("member", setup.members))
+        events = tuple(event for event in plan.events if event.who not in missing)
+        return replace(plan, setup=setup, events=events)
 
 
 BUSY: dict[str, Any] = {"rate": 40.0, "partitions": 1, "session_seconds": 1.5, "keep_alive_seconds": 1.5}

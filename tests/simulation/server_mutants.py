@@ -193,7 +193,7 @@ def does_not_save_what_it_decides(patches: Patches) -> None:
     patches.wrap(Session, "_save", make)
 
 
-@mutant(1, aim=FORGET)
+@mutant(5, aim=FORGET)
 def ignores_incarnations(patches: Patches) -> None:
     """An old copy of a replica votes like the replica."""
 
@@ -398,7 +398,7 @@ def names_a_barrier_that_is_too_low(patches: Patches) -> None:
     patches.wrap(Pipeline, "join", make)
 
 
-@mutant(0, aim=Aim(faults=(), setup={**BUSY, "callers": 3, "locks": 3}))
+@mutant(1, aim=Aim(faults=(), setup={**BUSY, "callers": 3, "locks": 3}))
 def gives_outcomes_to_the_wrong_transactions(patches: Patches) -> None:
     """Where some of a batch were refused, the ids of the others are told to the first ones."""
 

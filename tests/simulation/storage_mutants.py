@@ -40,7 +40,7 @@ def acknowledges_before_it_flushes(patches: Patches) -> None:
     patches.set(Segment, "flush", flush)
 
 
-@mutant(12, aim=Aim(faults=("power", "disk"), setup=BUSY))
+@mutant(1, aim=Aim(faults=("power", "disk"), setup=BUSY))
 def ignores_a_flush_that_failed(patches: Patches) -> None:
     """An error of a data flush is swallowed, as if the next flush would bring the bytes."""
 
@@ -118,7 +118,7 @@ def does_not_flush_the_control_file(patches: Patches) -> None:
     _without_flush(patches, ControlFile, "_write_slot")
 
 
-@mutant(1, aim=Aim(faults=("power", "coordinator"), setup=BUSY))
+@mutant(2, aim=Aim(faults=("power", "coordinator"), setup=BUSY))
 def does_not_flush_the_promise_file(patches: Patches) -> None:
     """A promise is answered before it is flushed."""
     _without_flush(patches, PromiseFile, "change")

@@ -59,8 +59,8 @@ def test_nothing_is_lost_when_partitions_are_handed_over_in_order(seed: int) -> 
 
 
 def test_leader_and_owner_that_are_killed_together_are_replaced_before_the_coordinator_misses_them() -> None:
-    plan = make_plan(1, faults=("suspicion",), servers=3, storages=3, clients=2, seconds=6.0)
-    setup = replace(plan.setup, session_seconds=40.0, partitions=2, rate=40.0, never_mended=())
+    plan = make_plan(2, faults=("suspicion",), servers=3, storages=3, clients=2, seconds=6.0)
+    setup = replace(plan.setup, session_seconds=40.0, partitions=2, rate=40.0, lease_seconds=0.0, never_mended=())
     events = tuple(
         Event(at=at, what=what, who=f"server-{number}") for at, what in ((2.0, "kill"), (5.0, "start")) for number in (1, 2)
     )
