@@ -19,3 +19,16 @@ def as_json(told: Any) -> Any:
     found = json.loads(told.out)
     assert found["version"] == 1
     return found
+
+
+def plain(err: str) -> str:
+    """Return what standard error says, with an error object of `-o json` as the text that people read."""
+    lines = []
+    for line in err.splitlines():
+        if line.startswith('{"version"'):
+            error = json.loads(line)["error"]
+            line = " ".join(
+                [error["code"], error["message"], error.get("not_done", ""), error.get("next_step", "")]
+            )  # fmt: skip
+        lines.append(line)
+    return "\n".join(lines) + "\n"

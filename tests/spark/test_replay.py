@@ -26,6 +26,7 @@ from tests.spark.telling import run_examples
 from waltzctl.main import run
 from waltzd.errors import ArchiveUnfit, ReplayDiffers
 from waltzd.format.record import encode_payloads
+from waltzd.protocol.timelines import FIRST
 from waltzd.sql import sqlite
 
 
@@ -67,6 +68,8 @@ class Numbered:
     payload: bytes
     header: int = 0
     follows: bool = False
+    lineage: None = None
+    timeline: UUID = FIRST
 
 
 def database_with(path: Path, made: dict[int, list[Movement]], marks: dict[int, int]) -> Path:

@@ -23,6 +23,7 @@ from waltz_spark.exporting.manifest import Manifest
 from waltz_spark.exporting.verification import check_files, check_log, strays
 from waltz_spark.log.directory_origin import DirectoryOrigin
 
+from tests.cli.outcome import plain
 from tests.spark.bare import FOR_FILES, bare_python, forked, packed
 from tests.spark.exporting import export as export_without_spark
 from tests.spark.growing import GrowingStorage
@@ -195,8 +196,8 @@ def test_nobody_runs_the_tasks(standalone: Spark, ended: dict[str, Ended]) -> No
     found = ended["nobody"]
     assert (found.code, found.out) == (6, "")
     (log,) = logs(found.path)
-    assert found.err.startswith(
-        f"W2227 the master {standalone.master} gave no executor within 0.5 s. What Spark said is in {log}\n"
+    assert plain(found.err).startswith(
+        f"W2227 the master {standalone.master} gave no executor within 0.5 s. What Spark said is in {log}"
     )
     assert "--executor-wait waits longer" in found.said
 
@@ -220,7 +221,7 @@ def test_workers_without_a_package(standalone: Spark, tmp_path: Path) -> None:
     python = forked(tmp_path / "python", on_workers=bare_python(tmp_path / "bare", ("numpy",)))
     found = end_of(tmp_path, export(standalone, tmp_path, "--conf", f"spark.pyspark.python={python}", *ONE))
     assert (found.code, found.out) == (3, "")
-    assert found.err.startswith("W2213 the Python of the workers lacks pyarrow 18 (on ")
+    assert plain(found.err).startswith("W2213 the Python of the workers lacks pyarrow 18 (on ")
     assert "pip install pyarrow" in found.said
     assert [log in found.said for log in logs(found.path)] == [True]
     assert manifest(found.path) is None
@@ -256,7 +257,9 @@ def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended],
     assert (process.returncode, out) == (7, "")
     kept = sum(check_exact(tmp_path).values())
     assert 0 < kept < 6000
-    assert err.startswith(f"W2105 after {kept:,} records: the master {standalone.master} has had no executor for 2 s")
+    assert plain(err).startswith(
+        f"W2105 after {kept:,} records: the master {standalone.master} has had no executor for 2 s"
+    )
     assert [log in " ".join(err.split()) for log in logs(tmp_path)] == [True]
     export_without_spark(tmp_path / "out", storage.directory, is_lossless=False)
     assert check_exact(tmp_path) == {0: 3000, 1: 3000}

@@ -12,10 +12,11 @@ from waltz_spark.exporting.destination import LocalDestination, newest_manifest
 from waltz_spark.exporting.export import has_leftovers
 from waltz_spark.exporting.submission import failure, how_to_see, how_to_stop
 
+from tests.cli.outcome import plain
 from tests.spark import stand_in_submit
 from tests.spark.bare import FOR_FILES, bare_python
 from tests.spark.growing import GrowingStorage
-from tests.spark.telling import Outcome, Tool
+from tests.spark.telling import Outcome, Tool, plain
 
 YARN = "INFO Client: Application report for application_1700000000000_0042 (state: RUNNING)\n"
 POD = "INFO LoggingPodStatusWatcherImpl: Waiting for application x with application ID s and submission ID jobs:x-driver"
@@ -44,7 +45,7 @@ def logs(tmp_path: Path) -> list[Path]:
 
 def told_of(outcome: Outcome) -> str:
     assert outcome.out == ""
-    return " ".join(outcome.err.split())
+    return " ".join(plain(outcome.err).split())
 
 
 def test_a_driver_on_the_cluster(
