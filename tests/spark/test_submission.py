@@ -16,7 +16,7 @@ from tests.cli.outcome import plain
 from tests.spark import stand_in_submit
 from tests.spark.bare import FOR_FILES, bare_python
 from tests.spark.growing import GrowingStorage
-from tests.spark.telling import Outcome, Tool, plain
+from tests.spark.telling import Outcome, Tool
 
 YARN = "INFO Client: Application report for application_1700000000000_0042 (state: RUNNING)\n"
 POD = "INFO LoggingPodStatusWatcherImpl: Waiting for application x with application ID s and submission ID jobs:x-driver"
