@@ -90,6 +90,7 @@ class Broken(AssertionError):
 class Outcome:
     plan: Plan
     trace: list[str]
+    history: History
     verdict: Verdict | None = None
     failure: BaseException | None = None
     seconds: float = 0.0
@@ -116,7 +117,7 @@ class Outcome:
 
 def simulate(plan: Plan) -> Outcome:
     world = Simulation(plan)
-    outcome = Outcome(plan, world.trace)
+    outcome = Outcome(plan, world.trace, world.history)
     gc.disable()  # what is finalized when must not depend on how much memory there is
     try:
         with world.logs():
