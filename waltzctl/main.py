@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:  # an application has this program, too
 
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, Interrupted, deaf, silence_stdout
 from waltzctl.shell.options import HELP, command_of
+from waltzctl.shell.removed import check_command
 from waltzctl.show.terminal import printable
 
 COMPLETE = "_WALTZCTL_COMPLETE"
@@ -296,6 +297,7 @@ class LazyGroup(TyperGroup):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS[self._table]:
             import difflib
 
+            check_command(f"{self._table} {args[0]}".strip())
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(self.list_commands(ctx))}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")

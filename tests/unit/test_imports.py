@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzd.client", "waltzd.daemon", "waltzd.server.session", "waltzd.storage.offline"),
     ("waltzd.serializers", "waltzd.sql", "waltzd.observe", "waltzd.server.clients", "waltzd.storage"),
     ("waltzd.server.subscriptions",),
-    ("waltzd.server",),
+    ("waltzd.server", "waltzctl.shell.removed"),
     ("waltzd.testing", "waltzctl.shell.options", "waltzctl.shell.safety", "waltzctl.show.terminal"),
     ("waltzctl.show.forms",),
     ("waltzctl.show.change",),

@@ -22,7 +22,10 @@ from uuid import UUID
 
 import typer
 from typer import Option
+from typer._click.exceptions import UsageError  # what typer raises for a command line that it refuses
 from typer.core import TyperCommand
+
+from waltzctl.shell.removed import check_options
 
 OWN, CHANGE, SPARK, CLUSTER, OUTPUT = "Options", "Change", "Spark", "Cluster", "Output"
 """Sections of a help page, in their order: what is the command's own comes first."""
@@ -114,9 +117,13 @@ class Command(TyperCommand):
     bare: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(self.completed(args))
         try:
-            return super().parse_args(ctx, list(self.completed(args)))
-        except typer.BadParameter as mistake:
+            return super().parse_args(ctx, given.copy())
+        except UsageError as mistake:
+            check_options(ctx.command_path.partition(" ")[2], given)
+            if not isinstance(mistake, typer.BadParameter):
+                raise
             type_ = getattr(mistake.param, "type", None)
             value, is_not, _ = mistake.message.partition(" is not ")
             if is_not and getattr(type_, "name", None) in _WANTED:

@@ -1,0 +1,42 @@
+"""Commands and options that earlier versions had, and what to use in place of each.
+
+A removed name is neither unknown nor misspelt: whoever types it, or runs a script that has it, is told what replaced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from waltzd.errors import BadArgument
+
+REMOVED: dict[str, str] = {}
+"""Removed name → the replacement, as the text that follows "Next: " in the error.
+
+A name is a group (`analysis`), a command (`cluster status`), an option of a command (`spark-export --lossless`), or one
+value of an option (`spark-export --format json`). The entry of a group covers all its commands."""
+
+
+def check_command(name: str) -> None:
+    """Raise `BadArgument` if a command or a group of this name was removed."""
+    if name in REMOVED:
+        raise BadArgument(f"`waltzctl {name}` was removed", next_step=REMOVED[name])
+
+
+def check_options(command: str, arguments: Sequence[str]) -> None:
+    """Raise `BadArgument` if the arguments of a command name a removed option, or a removed value of an option.
+
+    Call it only with arguments that the command refused: the value of a valid option may look like a removed one.
+    """
+    for option in _options(arguments):
+        if f"{command} {option}" in REMOVED:
+            raise BadArgument(f"{option} of `waltzctl {command}` was removed", next_step=REMOVED[f"{command} {option}"])
+
+
+def _options(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield each option alone, then with its value: `--format`, `--format json`."""
+    for word, following in pairwise([*arguments, ""]):
+        option, has_value, value = word.partition("=")
+        if option.startswith("-"):
+            yield option
+            yield f"{option} {value if has_value else following}"
