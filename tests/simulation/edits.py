@@ -1,5 +1,5 @@
 """Bugs of the kind that a tired colleague makes, as they stand in `edits.txt`: for each what the product does wrong then,
-the module, the lines that go and those that come, and what catches it.
+the module and the function, the lines that go and those that come, and what catches it.
 
 What catches it are tests of its room, or drawn seeds of the simulator. One that neither catches is a hole in the proof.
 """
@@ -26,7 +26,8 @@ def _read(text: str) -> dict[str, Edit]:
         assert name not in found, f"there are two edits that {name}"
         found[name] = Edit(
             name=name,
-            module=where.removeprefix("in "),
+            module=where.split()[1],
+            scope="".join(where.split()[2:]),
             old="".join(line + "\n" for line in marked["-"]),
             new="".join(line + "\n" for line in marked["+"]),
             tests=tuple(one for one in by if not one.startswith("seed ")),
