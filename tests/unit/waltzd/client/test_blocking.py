@@ -95,7 +95,8 @@ def test_what_a_view_submits_on_its_own_thread_does_not_wait_for_the_view() -> N
 
     view, fake = Replies(), FakeCluster()
     fake.partitions[0].write(b"1")
-    with BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as view.client:
+    view.client = BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS)
+    with view.client:  # the view is called before `open` returns, so it has its client before that
         view.reached(2)
         view.client.caught_up()
         assert view.outcomes == [Committed(1)]
