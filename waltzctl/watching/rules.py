@@ -285,12 +285,16 @@ def _contents(facts: Facts) -> Found:
     """What was archived is looked for again and again."""
     oldest = None
     for view in facts.picture.partitions:
-        found = None if view.said is None else view.said.archive_check
-        if found is None:
+        if view.said is None:
             continue
-        if found.missing:
-            yield Reason(sentence=f"the archive of partition {view.partition} lacks what was in it: {found.missing}")
-        if found.age_ms is not None:
+        if lost := view.said.lost_object:
+            yield Reason(
+                key=f"lost object {view.partition}",
+                sentence=f"the archive of partition {view.partition} lacks what was in it: {lost}",
+                partitions=(view.partition,),
+            )
+        found = view.said.archive_check
+        if found is not None and found.age_ms is not None:
             oldest = max(oldest or 0.0, found.age_ms / 3_600_000)
     if oldest is None:
         return "nobody has looked for all of it since the partitions have their owners"
@@ -572,6 +576,7 @@ RULES = (
         find=_contents,
         fix="find out who deletes in the store; `waltzctl archive heal` puts back what a storage still has",
         needs=("servers",),
+        is_now=True,
         alerts={"WaltzArchiveIncomplete": (Grade.FAIL, 5)},
     ),
     Rule(

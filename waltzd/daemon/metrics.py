@@ -183,10 +183,6 @@ def archived_id(owned: OwnedPartition) -> int:
     return -1 if owned.archived is None else owned.archived.last_id
 
 
-def is_incomplete(owned: OwnedPartition) -> bool:
-    return owned.archive_check is not None and bool(owned.archive_check.missing)
-
-
 _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = (
     ("open", "1 when it takes transactions.", lambda owned: owned.step == "OPEN"),
     ("generation", "How often its ownership has moved.", lambda owned: owned.generation),
@@ -200,7 +196,7 @@ _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = 
     ("margin", "Members that may still fail before nothing can be written; negative: nothing can be written.", margin),
     ("archived_id", "The highest id that is archived; -1 for none.", archived_id),
     ("archive_stopped", "1 while its archive does not go on.", lambda owned: bool(owned.archive_trouble)),
-    ("archive_incomplete", "1 while its archive lacks what was in it.", is_incomplete),
+    ("archive_incomplete", "1 while its archive lacks what was in it.", lambda owned: bool(owned.lost_object)),
     (
         "backup_lag_seconds",
         "For how long something that is committed is not backed up; 0 when all is.",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from waltzd.errors import WaltzError
+from waltzd.errors import ObjectAbsent, WaltzError
 from waltzd.format.batch import End
 from waltzd.format.finding import Finding
 from waltzd.protocol.groups import GroupTotals
@@ -405,6 +405,13 @@ class OwnedPartition:
     ahead_ms: int = 0
     """Milliseconds that the time of its last batch stands ahead of the clocks of its owner and storages; 0 where it does
     not."""
+
+    @property
+    def lost_object(self) -> str:
+        """What is gone from the store of its archive, as the daily look or the last attempt to trim found it; empty where
+        nothing is known to be gone."""
+        missing = "" if self.archive_check is None else self.archive_check.missing
+        return missing or (self.archive_trouble if ObjectAbsent.code in self.archive_trouble else "")
 
     @property
     def backed_up_to(self) -> int | None:

@@ -12,11 +12,11 @@ import yaml
 from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.picture.picture import Picture, ServerView
 from waltzctl.show.group import totals
-from waltzctl.watching.facts import Facts, Grade, Lost, ZooKeeperServer
+from waltzctl.watching.facts import Facts, Grade, Health, Lost, Verdict, ZooKeeperServer
 from waltzctl.watching.rules import AGAIN, RULES, diagnose, judge
 from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
-from waltzd.errors import CannotConnect
+from waltzd.errors import CannotConnect, ObjectAbsent
 from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ArchiveCheck, ScrubStatus, Statistics, Vitals
 from waltzd.protocol.groups import GroupTotals, GroupTrouble
@@ -239,6 +239,26 @@ def test_how_long_disks_last_is_said_where_nothing_leaves_them() -> None:
     trimmed = replace(filled, meta=replace(filled.meta, keep_local="7d"))
     assert "free space" not in grades(facts(trimmed)), "what is archived leaves it"
     assert "free space" in grades(facts(replace(trimmed, partitions=(STUCK,))))
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [{"archive_check": ArchiveCheck(missing="it is gone")}, {"archive_trouble": f"{ObjectAbsent.code} it is gone"}],
+    ids=["found by the daily look", "found by trimming"],
+)
+def test_an_archived_object_that_is_lost_makes_a_cluster_degraded(trouble: dict[str, Any]) -> None:
+    def verdict(**changes: Any) -> Verdict:
+        first, *others = sound().partitions
+        assert first.said is not None
+        return judge(facts(replace(sound(), partitions=(replace(first, said=replace(first.said, **changes)), *others))))
+
+    assert verdict(archive_trouble="s1: W2260 away").is_healthy
+    lost = verdict(**trouble)
+    (reason,) = lost.reasons
+    assert lost.health is Health.DEGRADED
+    assert reason.sentence.startswith("the archive of partition 0 lacks what was in it")
+    assert "waltzctl archive heal" in reason.next_step
+    assert not reason.stops
 
 
 def test_what_is_archived_was_there_not_long_ago() -> None:
