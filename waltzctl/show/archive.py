@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from waltzctl.shell.numbers import spell
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects
-from waltzctl.show.terminal import console, count, size
+from waltzctl.show.terminal import console, count, paragraph, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,8 +62,8 @@ REACHING: Columns[Reaching] = (
     Column("", lambda one: one.checked_ms, json="checked_ms_ago"),
     Column("archive", lambda one: one.archive, is_wide=True),
     Column("sha256", lambda one: one.sha256, is_wide=True),
-    Column("trouble", lambda one: one.trouble),
-    Column("missing", lambda one: one.missing),
+    Column("trouble", lambda one: one.trouble, is_wide=True),
+    Column("missing", lambda one: one.missing, is_wide=True),
 )
 FLAWS: Columns[Flaw] = (
     Column("object", lambda one: one.name),
@@ -98,9 +99,21 @@ def branches(found: Sequence[Manifest]) -> Page:
     return Page(draw=draw, things=listing, told={"timelines": objects(BRANCHES, found)})
 
 
+def troubles(found: Sequence[Reaching]) -> list[str]:
+    """Return a sentence for each trouble, with all partitions that have it."""
+    said: dict[str, list[int]] = {}
+    for one in found:
+        for trouble, words in ((one.trouble, "does not go on"), (one.missing, "lacks what was in it")):
+            if trouble:
+                said.setdefault(f"{words}: {trouble}", []).append(one.partition)
+    return [f"{spell(numbers)}: the archive {sentence}" for sentence, numbers in said.items()]
+
+
 def reaching(found: Sequence[Reaching]) -> Page:
     def draw(out: Console) -> None:
         grid(out, REACHING, found)
+        for sentence in troubles(found):
+            paragraph(out, sentence, "yellow")
         if not any(one.archive for one in found):
             out.print("Nothing is archived: set `archive` in the configuration of the storages.", soft_wrap=True)
 
