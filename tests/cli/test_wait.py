@@ -80,3 +80,15 @@ def test_a_second_storage_is_stopped_only_when_the_first_is_level_again(cluster:
         if "storage-2" not in cluster.running:
             cluster.start_one("storage-2")
     assert waltzctl("cluster", "wait", "--healthy", "--timeout", str(PATIENCE_SECONDS), *where).code == 0
+
+
+def test_without_a_server_it_is_not_known_whether_a_storage_may_be_stopped(cluster: LocalCluster, waltzctl: Tool) -> None:
+    words = ("storage", "may-stop", "storage-1", "--timeout", "3600", "--directory", cluster.directory)
+    server = cluster.daemons["server-1"]
+    server.ask_to_end()
+    assert server.wait_end(PATIENCE_SECONDS)
+    try:
+        told = waltzctl(*words)
+        refused(told, 5, "whether storage-1 may be stopped is not known", "ZooKeeper lists no server", "start a server")
+    finally:
+        cluster.start_one("server-1")

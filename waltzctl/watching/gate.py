@@ -78,7 +78,8 @@ def may_stop(
 ) -> int:
     """Whether a storage may be stopped: without it every partition still has a majority of replicas that are level and
     answer. The end is 0 when it may. Otherwise the command waits for the others until --timeout, and refuses with 5 then;
-    where a partition has too few replicas to spare one, it refuses at once. It stops nothing itself.
+    where a partition has too few replicas to spare one, or no server is up that knows, it refuses at once. It stops nothing
+    itself.
 
     The unit of a storage asks it before each stop where it is told the name of the storage (`WALTZ_STORAGE`), so that a
     second one is not stopped while the first still copies what it has missed.
@@ -93,13 +94,19 @@ def may_stop(
         return obstacles(found.picture, name)
 
     def is_hopeless(found: Sighting) -> bool:
-        return cannot_spare(found.picture, name)
+        return has_no_owner(found.picture, name) or cannot_spare(found.picture, name)
 
     with Waiting(progress) as line:
         found = loop.run(_until(reach, timeout, waits_for, line.say, is_hopeless))
+    if has_no_owner(found.picture, name):
+        raise Unsafe(
+            f"whether {name} may be stopped is not known: {obstacles(found.picture, name)[0]}",
+            not_done="it was not waited for the other storages: they do not become level without a server",
+            next_step="start a server and ask again; when the whole cluster is shut down, stop the storage all the same",
+        )
     if left := waits_for(found):
         more = f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else ""
-        hopeless = is_hopeless(found)
+        hopeless = cannot_spare(found.picture, name)
         raise Unsafe(
             f"{name} should not be stopped now: {'; '.join(left[:TOLD_MAX])}{more}",
             not_done=f"it was not waited for the other storages: {name} holds partitions that cannot spare a replica"
@@ -115,12 +122,12 @@ def may_stop(
 
 
 def obstacles(found: Picture, name: str) -> list[str]:
-    """Return why a storage should not fall silent, a sentence for each partition that would not go on. Where no server is
-    up, none goes on anyway: a cluster that is shut down stops its servers first. Pure."""
+    """Return why a storage should not fall silent, a sentence for each partition that would not go on, or one sentence when
+    ZooKeeper lists no server: then no owner says which replicas are level. Pure."""
     if name not in {view.meta.name for view in found.storages}:
         raise unknown("storage", name, [view.meta.name for view in found.storages])
-    if not found.servers:
-        return []
+    if has_no_owner(found, name):
+        return ["ZooKeeper lists no server, so no owner says which replicas are level"]
     answering = {view.meta.name for view in found.storages if view.said is not None}
     reasons = []
     for view in _held(found, name):
@@ -132,6 +139,11 @@ def obstacles(found: Picture, name: str) -> list[str]:
         elif effect.refusal is not None:
             reasons.append(effect.refusal)
     return reasons
+
+
+def has_no_owner(found: Picture, name: str) -> bool:
+    """Return whether this storage has members of partitions and no server is registered that could own them. Pure."""
+    return not found.servers and bool(_held(found, name))
 
 
 def cannot_spare(found: Picture, name: str) -> bool:

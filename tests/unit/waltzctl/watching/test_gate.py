@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import partition, storage, well
-from waltzctl.watching.gate import cannot_spare, obstacles
+from waltzctl.watching.gate import cannot_spare, has_no_owner, obstacles
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, NoSuchName
 
@@ -27,7 +27,14 @@ def test_another_one_is_silent() -> None:
 def test_what_is_not_known_is_no_yes() -> None:
     mute = replace(partition(0), said=None)
     assert obstacles(well(partitions=(mute, partition(1))), "s1") == ["its owner does not say how partition 0 is"]
-    assert obstacles(well(servers=(), partitions=(mute,)), "s1") == [], "nobody waits for it"
+
+
+def test_without_a_server_nobody_knows() -> None:
+    alone = well(servers=())
+    assert has_no_owner(alone, "s1")
+    assert obstacles(alone, "s1") == ["ZooKeeper lists no server, so no owner says which replicas are level"]
+    assert not has_no_owner(well(), "s1")
+    assert obstacles(well(servers=(), partitions=()), "s1") == [], "it holds nothing that anybody could miss"
 
 
 def test_one_replica_can_never_be_spared() -> None:
