@@ -144,6 +144,7 @@ class Relocation:
             margins=tuple(effects),
             danger=Danger.TYPED if together or self.deletes_files else danger(effects),
             unsafe=(*undecided, *shortages(wanted, said)),
+            moves=tuple(sorted(changed)),
         )
 
     @property

@@ -220,6 +220,7 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked, tls: Tls | None =
         reason=asked.reason,
         steps=plan.steps,
         outcome="begun",
+        moves=plan.moves,
     )
     number = await cluster.begin_history(entry)
     outcome = "interrupted"
@@ -232,9 +233,24 @@ async def recorded(cluster: Cluster, plan: Plan, asked: Asked, tls: Tls | None =
     finally:
         try:
             await cluster.end_history(number, replace(entry, ended=_now(), outcome=outcome))
+            if outcome == "done":
+                await _close_resumed(cluster, number, entry)
         except WaltzError as error:  # what became of the change itself is not hidden by this
             why = printable(f"{error.code} {error.message}")
             typer.echo(f"How it ended is not in the history, entry {number}: {why}", err=True)
+
+
+async def _close_resumed(cluster: Cluster, number: int, entry: HistoryEntry) -> None:
+    """Close the entries of killed commands whose moves are over, with the command that finished or cancelled them. One that
+    still runs writes its own end later."""
+    if not entry.moves:
+        return
+    left = (await cluster.moves())[0].partitions.keys()
+    how = "cancelled" if entry.verb == "moves cancel" else "resumed"
+    for other, before in await cluster.history():
+        moves = set(before.moves)
+        if before.ended is None and other < number and moves & set(entry.moves) and not moves & left:
+            await cluster.close_history(other, ended=_now(), outcome=f"{how} by entry {number}, {entry.who}")
 
 
 def who(tls: Tls | None = None) -> str:

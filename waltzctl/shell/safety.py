@@ -119,6 +119,8 @@ class Plan:
     danger: Danger = Danger.ASK
     unsafe: tuple[str, ...] = ()
     """Reasons against the change that margins do not show."""
+    moves: tuple[int, ...] = ()
+    """Partitions whose replicas it moves."""
 
     @property
     def refusals(self) -> list[str]:

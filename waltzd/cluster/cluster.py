@@ -571,6 +571,19 @@ class Cluster:
         path = f"{HISTORY}/{number:010}"
         await self.coordinator.commit([Set(path, encode(entry), await self._version_of(path))])
 
+    async def close_history(self, number: int, *, ended: str, outcome: str) -> None:
+        """Say how this entry ended, unless that is said already: its own command may do so at the same moment."""
+        path = f"{HISTORY}/{number:010}"
+        node = await self.coordinator.get(path)
+        if node is None:
+            return  # it has made room
+        entry = decode(HistoryEntry, node.data, path)
+        if entry.ended is None:
+            with suppress(ChangedMeanwhile, NodeMissing):
+                await self.coordinator.commit(
+                    [Set(path, encode(replace(entry, ended=ended, outcome=outcome)), node.version)]
+                )
+
     # -- its end -------------------------------------------------------------------------------------------------------
 
     async def delete(self) -> int:

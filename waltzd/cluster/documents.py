@@ -269,7 +269,7 @@ class HistoryEntry(Document):
 
     began: str
     ended: str | None
-    """None while it goes on, and for good when the command was killed."""
+    """None while it goes on, and after the command was killed: until another one has finished or cancelled its moves."""
     who: str
     verb: str
     subject: str
@@ -277,7 +277,9 @@ class HistoryEntry(Document):
     steps: tuple[AnyText, ...]
     """What was planned."""
     outcome: str
-    """"begun", "done", or what went wrong."""
+    """"begun", "done", what went wrong, or which command went on with it after it was killed."""
+    moves: tuple[int, ...] = field(default=(), metadata={ADDED: True})
+    """Partitions whose replicas the command moves: another command may finish that."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from waltzctl.shell.reach import Reach
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan
 from waltzctl.show.change import history
 from waltzctl.show.forms import put
-from waltzd.cluster.cluster import HISTORY, Cluster
+from waltzd.cluster.cluster import HISTORY, NO_VERSION, Cluster
 from waltzd.cluster.coordinator import Delete
-from waltzd.cluster.documents import ClusterMeta, HistoryEntry
+from waltzd.cluster.documents import ClusterMeta, HistoryEntry, Moves
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadArgument, CannotConnect, ChangedMeanwhile, NotConfirmed, Unsafe
 from waltzd.protocol.role import Role
@@ -247,6 +247,49 @@ def test_what_failed_or_was_interrupted_is_in_the_history() -> None:
     async def forever(cluster: Cluster) -> None:
         async with recorded(cluster, PLAN, YES):
             await asyncio.Event().wait()
+
+    run(work())
+
+
+@pytest.mark.parametrize(("verb", "how"), [("moves resume", "resumed"), ("moves cancel", "cancelled")])
+def test_a_killed_command_is_closed_by_the_one_that_ends_its_moves(verb: str, how: str) -> None:
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        killed = HistoryEntry(
+            began="2026-01-01", ended=None, who="ann", verb="storage remove", subject="s1", reason=None, steps=("x",),
+            outcome="begun", moves=(0, 1),
+        )  # fmt: skip
+        await cluster.begin_history(killed)
+        other = replace(killed, verb="partition assign", moves=(2,))
+        await cluster.begin_history(other)
+        await cluster.begin_history(replace(killed, moves=()))
+        await cluster.save_moves(Moves(partitions={1: ("s2",)}), NO_VERSION)
+        async with recorded(cluster, replace(PLAN, verb=verb, moves=(0,)), YES):
+            pass
+        assert dict(await cluster.history())[1] == killed, "one of its moves is not over"
+        _, version = await cluster.moves()
+        await cluster.save_moves(Moves(partitions={}), version)
+        async with recorded(cluster, replace(PLAN, verb=verb, moves=(1,)), YES):
+            pass
+        found = dict(await cluster.history())
+        assert found[1].outcome == f"{how} by entry 5, {found[5].who}"
+        assert found[1].ended is not None
+        assert found[2] == other, "nobody has touched its moves"
+        assert found[3].ended is None
+        assert found[5].outcome == "done"
+
+    run(work())
+
+
+def test_an_entry_that_its_own_command_has_ended_stays() -> None:
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        async with recorded(cluster, replace(PLAN, moves=(0,)), YES):
+            pass
+        entry = await only_entry(cluster)
+        await cluster.close_history(1, ended="later", outcome="resumed by entry 2")
+        await cluster.close_history(2, ended="later", outcome="resumed by entry 3")
+        assert await only_entry(cluster) == entry
 
     run(work())
 
