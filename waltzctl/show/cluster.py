@@ -13,6 +13,7 @@ from waltzctl.picture.picture import PartitionView, Picture, ServerView, Storage
 from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
 from waltzctl.show.terminal import ROWS_MAX, count, paragraph, put_next, size, table
+from waltzctl.show.timeline import timeline_sentence
 from waltzctl.watching.facts import Health, Reason, Sighting
 from waltzctl.watching.troubles import SLOW_MS
 from waltzd.cluster.assignment import spell_numbers
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from waltzctl.placement.plan import Creation
     from waltzd.cluster.documents import PartitionMeta
-    from waltzd.protocol.timelines import Timeline
 from waltzd.protocol.descriptions import OwnedReplica
 
 STYLES = {Health.HEALTHY: "bold green", Health.DEGRADED: "bold yellow", Health.DOWN: "bold red"}
@@ -197,17 +197,6 @@ def partition(found: PartitionView, meta: PartitionMeta | None, goal: tuple[str,
         },
         draw=draw,
         things=Listing(kind="replicas", columns=columns, rows=rows),
-    )
-
-
-def timeline_sentence(one: Timeline) -> str:
-    """Who ended the log of the timeline before, when, and where."""
-    how = f" by {one.cause}" if one.cause else ""
-    when = f" at {one.began}" if one.began else ""
-    by = f" ({one.who})" if one.who else ""
-    return (
-        f"timeline {one.number}: begun{how}{when}{by} in session {one.session:,}; it shares timeline {one.parent} up to id "
-        f"{one.fork:,}, and what that had above was given up"
     )
 
 
