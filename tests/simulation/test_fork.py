@@ -21,7 +21,7 @@ from tests.simulation.sample import (
 )
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import OtherTimeline, StaleSession, WaltzError
-from waltzd.format.layout import aside_partition
+from waltzd.format.layout import aside_build_name, aside_partition, is_aside_build
 from waltzd.format.record import Run
 from waltzd.format.scan import survey
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
@@ -70,14 +70,16 @@ def held(partition: Partition) -> list[bytes]:
 
 
 def set_aside(disk: SimDisk) -> list[bytes]:
-    """The records above the fork in all directories that were set aside: after a crash there are several."""
+    """The records above the fork in what was set aside: one directory, also after a crash."""
     out: dict[int, bytes] = {}
 
     def take(offset: int, run: Run) -> None:
         for id_, record in enumerate(records_of(run), run.first_id):
             assert out.setdefault(id_, record) == record
 
-    for folder in (entry.name for entry in disk.list(ROOT) if aside_partition(entry.name) == 0):
+    folders = [entry.name for entry in disk.list(ROOT) if entry.is_directory and entry.name != "0"]
+    assert [aside_partition(name) for name in folders] == [0], folders
+    for folder in folders:
         for name in disk.names(f"{ROOT}/{folder}"):
             file = disk.open(f"{ROOT}/{folder}/{name}")
             survey(file, first_id=int(name[:-4]), end=file.size(), version=0, on_run=take)
@@ -193,6 +195,26 @@ def test_a_crash_before_every_operation_loses_nothing_and_claims_nothing(loss: L
         partition.fork(7, SECOND)
         check_gone_over(partition, disk, 7)
     assert steps > 10
+
+
+def test_a_copy_that_was_not_finished_goes_away_with_the_next_start() -> None:
+    disk = of_the_old_timeline()
+    partition = open_directory(disk).partition(0)
+    partition.open_session(6)
+
+    def observe(kind: str, path: str) -> None:
+        if kind == "write" and is_aside_build(path.split("/")[-2]):
+            raise Crash
+
+    disk.observer = observe
+    with pytest.raises(Crash):
+        partition.fork(6, SECOND)
+    disk.observer = None
+    disk.kill()
+    assert [entry.name for entry in disk.list(ROOT) if is_aside_build(entry.name)] == [aside_build_name(0)]
+    partition = open_directory(disk).partition(0)
+    assert [entry.name for entry in disk.list(ROOT) if entry.is_directory] == ["0"]
+    assert held(partition) == expected(0, RECORDS)
 
 
 def test_the_lineage_survives_in_either_slot() -> None:

@@ -50,6 +50,7 @@ NEW_SUFFIX = ".new"
 ASIDE = ".set-aside-"
 """Stands between the number of a partition that was taken off its storage and a number that tells such directories
 apart."""
+_ASIDE_BUILD = f"{ASIDE}new"
 _ASIDE_NAME = re.compile(rf"(0|[1-9][0-9]{{0,9}}){re.escape(ASIDE)}[1-9][0-9]{{0,9}}")
 
 INDEX_ENTRY_BYTES = 8
@@ -83,6 +84,15 @@ def segment_ids(names: Iterable[str]) -> list[int]:
 def aside_name(partition: int, taken: Collection[str]) -> str:
     """A free name for the directory of a partition whose files are kept and no longer used."""
     return next(name for turn in range(1, len(taken) + 2) if (name := f"{partition}{ASIDE}{turn}") not in taken)
+
+
+def aside_build_name(partition: int) -> str:
+    """The directory in which segments of a partition are copied, until they are whole and get their `aside_name`."""
+    return f"{partition}{_ASIDE_BUILD}"
+
+
+def is_aside_build(name: str) -> bool:
+    return name.endswith(_ASIDE_BUILD)
 
 
 def aside_partition(name: str) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import closing
 
 from waltzd.disk.seam import Disk, join
-from waltzd.format.layout import aside_name, segment_name
+from waltzd.format.layout import aside_build_name, aside_name, aside_partition, segment_name
 from waltzd.storage.replica.site import Site
 
 COPIED_AT_ONCE = 1 << 20
@@ -30,18 +30,46 @@ def set_aside(disk: Disk, home: str, number: int) -> str | None:
 
 def set_segments_aside(site: Site, first_ids: Iterable[int], why: str) -> str:
     """Copy the segments with these first ids into a directory of their own, durably, and return its path. They stay where
-    they are, too: a crash at any point leaves the log whole."""
+    they are, too: a crash at any point leaves the log whole. A copy that an earlier attempt has completed, to its last
+    byte, is not made again; one that it has not completed is replaced."""
     disk = site.disk
     home = site.directory.rpartition("/")[0]
-    aside = join(home, aside_name(site.number, set(disk.names(home))))
-    disk.make_directory(aside)
-    for first_id in first_ids:
-        if disk.exists(site.path(first_id)):
-            _copy(disk, site.path(first_id), join(aside, segment_name(first_id)))
-    disk.flush_directory(aside)
+    names = [segment_name(first_id) for first_id in first_ids if disk.exists(site.path(first_id))]
+    number, taken = site.number, set(disk.names(home))
+    for name in sorted(name for name in taken if aside_partition(name) == number):
+        aside = join(home, name)
+        if names and all(_holds(disk, join(site.directory, one), join(aside, one)) for one in names):
+            disk.flush_directory(home)
+            return aside
+    build = join(home, aside_build_name(number))
+    if disk.exists(build):
+        remove_with_files(disk, build)
+    disk.make_directory(build)
+    for one in names:
+        _copy(disk, join(site.directory, one), join(build, one))
+    disk.flush_directory(build)
+    aside = join(home, aside_name(number, taken))
+    disk.rename(build, aside)
     disk.flush_directory(home)
     site.say(f"{why}: its segments were copied to {aside}, and leave the log")
     return aside
+
+
+def remove_with_files(disk: Disk, path: str) -> None:
+    """Remove a directory and the files in it."""
+    for name in disk.names(path):
+        disk.remove(join(path, name))
+    disk.remove_directory(path)
+
+
+def _holds(disk: Disk, source: str, target: str) -> bool:
+    """Return whether the file `target` begins with all bytes of `source`: an attempt that cut the log may have been ended
+    behind the copy, so the source may be shorter now."""
+    if not disk.exists(target) or disk.size(target) < (size := disk.size(source)):
+        return False
+    with closing(disk.open(source)) as old, closing(disk.open(target)) as new:
+        spans = ((offset, min(COPIED_AT_ONCE, size - offset)) for offset in range(0, size, COPIED_AT_ONCE))
+        return all(old.read(*span) == new.read(*span) for span in spans)
 
 
 def _copy(disk: Disk, source: str, target: str) -> None:

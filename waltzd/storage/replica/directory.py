@@ -32,10 +32,11 @@ from waltzd.format.layout import (
     SEGMENT_SUFFIX,
     Identity,
     aside_partition,
+    is_aside_build,
 )
 from waltzd.protocol.address import is_name
 from waltzd.protocol.descriptions import SetAside
-from waltzd.storage.replica.aside import set_aside
+from waltzd.storage.replica.aside import remove_with_files, set_aside
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity, write_identity
 from waltzd.storage.replica.opening import adopt_partition, create_partition_files, open_partition
 from waltzd.storage.replica.partition import Partition
@@ -46,9 +47,7 @@ _ZEROS = bytes(1 << 16)
 
 def delete_directory(disk: Disk, home: str, path: str) -> None:
     """Of a partition, with everything in it."""
-    for name in disk.names(path):
-        disk.remove(join(path, name))
-    disk.remove_directory(path)
+    remove_with_files(disk, path)
     disk.flush_directory(home)
 
 
@@ -106,6 +105,8 @@ class Directory:
         for entry in self._disk.list(self.path):
             if entry.name.endswith(NEW_SUFFIX) and not entry.is_directory:
                 self._disk.remove(join(self.path, entry.name))
+            elif entry.is_directory and is_aside_build(entry.name):  # the log still has all of it
+                remove_with_files(self._disk, join(self.path, entry.name))
         try:
             self._start()
         except DiskFull:

@@ -30,6 +30,7 @@ from waltzd.format.layout import (
     FileHeader,
     Identity,
     Promise,
+    aside_build_name,
     aside_name,
     aside_partition,
     control_bytes,
@@ -40,6 +41,7 @@ from waltzd.format.layout import (
     index_name,
     index_offset,
     initial_structs,
+    is_aside_build,
     read_promise_file,
     segment_name,
 )
@@ -380,6 +382,9 @@ def test_names_in_golden_files_are_plain() -> None:
 def test_only_what_was_set_aside_has_such_a_name() -> None:
     """What has it may be deleted on an operator's word."""
     assert [aside_partition(aside_name(number, {"7.set-aside-1"})) for number in (0, 7, 2147483647)] == [0, 7, 2147483647]
-    for name in ("7", "7.new", "7.set-aside-", "7.set-aside-0", "07.set-aside-1", "set-aside-1", ".set-aside-1",
-                 "7.set-aside-1/../7", "7.set-aside-1\n", "7xset-aside-1", "waltz-storage.ctl", ""):  # fmt: skip
+    for name in ("7", "7.new", "7.set-aside-", "7.set-aside-0", "07.set-aside-1", "set-aside-1",
+                 ".set-aside-1", aside_build_name(7), "7.set-aside-1/../7", "7.set-aside-1\n",
+                 "7xset-aside-1", "waltz-storage.ctl", ""):  # fmt: skip
         assert aside_partition(name) is None, name
+    assert is_aside_build(aside_build_name(7))
+    assert not is_aside_build(aside_name(7, ()))
