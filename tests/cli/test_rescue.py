@@ -134,6 +134,9 @@ def test_the_log_goes_on_under_timeline_2_and_an_old_copy_is_set_aside(
     )
     told = waltzctl("partition", "describe", "0", *place)
     assert "timeline 2: begun by partition rescue at" in told.out, told.out
+    told = waltzctl("txn", "get", "0", "0", *place)
+    assert "partition 0, timeline 2: begun by partition rescue at" in told.err, told
+    assert waltzctl("txn", "get", "0", "0", "-o", "json", *place).err == ""
 
     # What storage-2 held above the fork is set aside; storage-1 and storage-3 had nothing to set aside.
     described = json.loads(waltzctl("storage", "describe", "storage-2", "-o", "json", *place).out)

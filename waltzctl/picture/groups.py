@@ -20,8 +20,9 @@ from waltzd.cluster.documents import ServerMeta
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta
 from waltzd.errors import NoSuchGroup, WaltzError
 from waltzd.protocol.channels import Channels, named_in, numbers_of
-from waltzd.protocol.descriptions import ServerDescription
+from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
 from waltzd.protocol.groups import GroupPlace
+from waltzd.protocol.timelines import Timeline
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.tls import Tls
 
@@ -54,6 +55,8 @@ class GroupAt:
     """The server that owns the partition, and says so."""
     committed: int | None
     """As that server says; None: it is not known."""
+    timelines: tuple[Timeline, ...] = ()
+    """Timelines of the log of the partition behind the first one, as that server says."""
 
     @property
     def partition(self) -> int:
@@ -143,9 +146,12 @@ NO_GROUPS = Groups(groups=(), silent={}, behind={})
 
 
 def together(
-    said: Mapping[str, GroupList | WaltzError], owned: Mapping[int, tuple[str, int]], count: int, channels: Channels
+    said: Mapping[str, GroupList | WaltzError],
+    owned: Mapping[int, tuple[str, OwnedPartition]],
+    count: int,
+    channels: Channels,
 ) -> Groups:
-    """Of all servers, by name. `owned`: who says that it owns a partition, and what is committed there. `count`: the
+    """Of all servers, by name. `owned`: who says that it owns a partition, and how it is there. `count`: the
     partitions of the cluster."""
     lists = {server: found for server, found in said.items() if isinstance(found, GroupList)}
     newest = [found for found in lists.values() if not found.trouble] or list(lists.values())
@@ -164,7 +170,7 @@ def together(
 def _view(
     found: Iterable[GroupDescription],
     everywhere: Mapping[str, Mapping[tuple[str, int], GroupDescription]],
-    owned: Mapping[int, tuple[str, int]],
+    owned: Mapping[int, tuple[str, OwnedPartition]],
     count: int,
     channels: Channels,
 ) -> GroupView:
@@ -178,7 +184,7 @@ def _view(
     begun = {number for places in of_servers.values() for number in places}
 
     def at(number: int) -> GroupAt:
-        owner, committed = owned.get(number, (None, None))
+        owner, said = owned.get(number, (None, None))
         places = {server: known[number] for server, known in of_servers.items() if number in known}
         start = meta.start(number)
         nowhere = GroupPlace(number, epoch=0, reach=start, floor=start, open=0, parked=0, stopped="")
@@ -186,9 +192,10 @@ def _view(
         if owner is not None and owner in of_servers:
             theirs = places.get(owner, nowhere)
             best = theirs if theirs.epoch >= best.epoch else best
+            committed = None if said is None else said.committed
         else:
             committed = None
-        return GroupAt(place=best, owner=owner, committed=committed)
+        return GroupAt(place=best, owner=owner, committed=committed, timelines=() if said is None else said.timelines)
 
     return GroupView(meta=meta, made_at=made_at, partitions=tuple(map(at, sorted(_numbers(meta, begun, count, channels)))))
 
@@ -205,11 +212,11 @@ def _numbers(meta: GroupMeta, begun: set[int], count: int, channels: Channels) -
     return {number for number in numbers if number < count}
 
 
-def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, int]]:
-    """Who says that it owns a partition, and what is committed there; of several the one of the newest generation."""
+def owned_by(servers: Mapping[str, ServerDescription]) -> dict[int, tuple[str, OwnedPartition]]:
+    """Who says that it owns a partition, and how it is there; of several the one of the newest generation."""
     found = [(server, one) for server, said in servers.items() for one in said.partitions]
     found.sort(key=lambda told: told[1].generation)
-    return {one.partition: (server, one.committed) for server, one in found}
+    return {one.partition: (server, one) for server, one in found}
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------

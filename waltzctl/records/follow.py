@@ -19,11 +19,13 @@ from waltzctl.shell.moment import Within
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.reach import Reach, check_operator, first_contact, using
 from waltzctl.show.terminal import printable
+from waltzctl.show.timeline import timeline_sentence
 from waltzctl.watching.poll import LOST, known_of
 from waltzd import Client, ClientSettings, Transaction
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import NoServerUp
+from waltzd.errors import BadMetadata, NoServerUp
+from waltzd.protocol.timelines import Timeline
 from waltzd.wire.servers import ServerClient
 
 LOOK_SECONDS = 1.0
@@ -162,15 +164,18 @@ class Feed:
 
 def with_client(
     reach: Reach, action: Callable[[Client], Awaitable[T]], *, feed: Feed | None = None, seconds: float,
-    typed: int | None = None, is_appending: bool = False,
+    typed: int | None = None, is_appending: bool = False, tells_timelines: bool = False,
 ) -> T:  # fmt: skip
     """Do something as an application would. The coordinator is only asked where servers are, and whether there is the
-    partition `typed`. `seconds`: how long to wait for a partition that is not open."""
+    partition `typed`. `seconds`: how long to wait for a partition that is not open. `tells_timelines`: print the timelines
+    of that partition to standard error."""
     check_operator(reach.tls, "read or append transactions")
     # The client's errors say all that it would log.
     logging.getLogger("waltz.client").addHandler(logging.NullHandler())
     try:
-        addresses = using(reach, lambda cluster: addresses_of(cluster, typed))
+        addresses, timelines = using(reach, lambda cluster: _contact(cluster, typed))
+        for one in timelines if tells_timelines else ():
+            typer.echo(printable(f"partition {typed}, {timeline_sentence(one)}"), err=True)
     except LOST as error:
         known = known_of(reach, last_seen.load(reach.where))
         if known is None or not known.servers:
@@ -206,6 +211,19 @@ async def opened(
         yield client
     finally:
         await client.close()
+
+
+async def _contact(cluster: Cluster, typed: int | None) -> tuple[list[str], tuple[Timeline, ...]]:
+    """Return where servers are, and the timelines of the partition `typed` behind the first one. A document that cannot be
+    read holds up no reader."""
+    addresses = await addresses_of(cluster, typed)
+    if typed is None:
+        return addresses, ()
+    try:
+        meta, _ = await cluster.partition(typed)
+    except BadMetadata:
+        return addresses, ()
+    return addresses, () if meta is None else meta.timelines
 
 
 async def addresses_of(cluster: Cluster, typed: int | None) -> list[str]:

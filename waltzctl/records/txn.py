@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -122,7 +123,7 @@ def get(
         if times.is_bounded and asked[0][0] > asked[0][1]:
             typer.echo(f"Partition {partition} has no transaction of that time.", err=True)
 
-    with_client(reach, show, seconds=seconds, typed=partition)
+    with_client(reach, show, seconds=seconds, typed=partition, tells_timelines=output == "table")
     return EXIT_OK
 
 
@@ -178,7 +179,9 @@ def tail(
         elif times.is_bounded and all(first > last for first, last in spans.values()):
             typer.echo("There are no transactions of that time.", err=True)
 
-    _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
+    told = output == "table"
+    work = partial(with_client, reach, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
+    _until_stopped(work, is_endless=follow)
     return EXIT_OK
 
 
@@ -264,7 +267,9 @@ def grep(
             looked = f"ids {begin} to {end}" if end >= begin else "no ids"
             typer.echo(f"Nothing matches in {looked} of partition {partition}.", err=True)
 
-    _until_stopped(lambda: with_client(reach, show, feed=feed, seconds=seconds, typed=partition), is_endless=follow)
+    told = output == "table"
+    work = partial(with_client, reach, show, feed=feed, seconds=seconds, typed=partition, tells_timelines=told)
+    _until_stopped(work, is_endless=follow)
     return EXIT_OK
 
 

@@ -12,6 +12,7 @@ from waltzctl.picture.picture import silence
 from waltzctl.records.decode import decoded
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
 from waltzctl.show.terminal import ROWS_MAX, count, paragraph
+from waltzctl.show.timeline import timeline_sentence
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupMember, GroupTotals, Mode, ParkedTransaction
@@ -182,6 +183,9 @@ def group(view: GroupView, found: Groups) -> Page:
         out.print(f"durable group {view.name}: {', '.join(settings(view.meta))}", soft_wrap=True)
         wanted = [one for one in view.partitions if one.standing is not Standing.IDLE or one.place.parked]
         shown = view.partitions if len(view.partitions) <= ROWS_MAX else wanted[:ROWS_MAX]
+        for one in view.partitions:
+            for timeline in one.timelines:
+                paragraph(out, f"partition {one.partition}, {timeline_sentence(timeline)}", "yellow")
         grid(out, PLACES, shown)
         if len(shown) < len(view.partitions):
             out.print(f"{count(len(view.partitions) - len(shown), 'more partition')}: -o wide shows all")
@@ -203,6 +207,9 @@ def group(view: GroupView, found: Groups) -> Page:
         "settings": plain(asdict(view.meta)),
         "partitions": objects(PLACES, view.partitions),
         "members": objects(MEMBERS, members),
+        "timelines": {
+            one.partition: [plain(asdict(each)) for each in one.timelines] for one in view.partitions if one.timelines
+        },
         **_told(found),
     }
     return Page(draw=draw, told=told, things=places)
