@@ -611,9 +611,35 @@ async def client_ids_are_never_given_twice(world: World) -> None:
 
 
 @story
+async def client_ids_are_never_given_twice_when_no_server_remembers_what_was_in_the_document(world: World) -> None:
+    """An operator puts an older document back, or creates it again, when all servers were started again. The clock says
+    nothing: clients came faster than it allows for."""
+    coordinator = (await created(world)).coordinator
+
+    async def given_by_a_new_server(count: int) -> list[int]:
+        server = Cluster(coordinator, clock=lambda: 1.0)
+        return [await server.new_client_id() for _ in range(count)]
+
+    given = await given_by_a_new_server(5)
+    kept = await coordinator.get(CLIENT_IDS)
+    assert kept is not None
+    for is_deleted in (False, False, True):
+        given += await given_by_a_new_server(30)
+        node = await coordinator.get(CLIENT_IDS)
+        assert node is not None
+        if is_deleted:
+            await coordinator.commit([Delete(CLIENT_IDS, node.version)])
+            await coordinator.commit([Create(CLIENT_IDS, kept.data)])
+        else:
+            await coordinator.commit([Set(CLIENT_IDS, kept.data, node.version)])
+    given += await given_by_a_new_server(5)
+    assert given == sorted(set(given))
+
+
+@story
 async def client_ids_are_never_given_twice_when_the_document_went_back(world: World) -> None:
-    """An older backup of the coordinator is put back, and neither servers nor clients noticed. Whatever has changed since
-    then, a living client shares its id with nobody."""
+    """The coordinator itself went back, with the versions of its nodes, and neither servers nor clients noticed. Whatever
+    has changed since then, a living client shares its id with nobody."""
     now = 1_700_000_000.0
     cluster = Cluster((await created(world)).coordinator, clock=lambda: now)
     before = [await cluster.new_client_id() for _ in range(3)]
@@ -622,7 +648,8 @@ async def client_ids_are_never_given_twice_when_the_document_went_back(world: Wo
     now += 60
     before += [await cluster.new_client_id() for _ in range(100)]  # many at once
     now += 10
-    await cluster.coordinator.commit([Set(CLIENT_IDS, node.data, node.version + 100)])
+    kept = replace(decode(Counter, node.data, CLIENT_IDS), written=node.version + 101)
+    await cluster.coordinator.commit([Set(CLIENT_IDS, encode(kept), node.version + 100)])
     now -= 2  # another server's clock
     after = [await cluster.new_client_id() for _ in range(100)]
     assert len({*before, *after}) == 203
@@ -647,7 +674,8 @@ async def client_ids_are_never_given_twice_by_a_server_that_remembers_more_than_
         node = await forger.coordinator.get(CLIENT_IDS)
         assert node is not None
         secret = decode(Counter, node.data, CLIENT_IDS).secret
-        await forger.coordinator.commit([Set(CLIENT_IDS, encode(Counter(1, secret)), node.version)])
+        forged = Counter(1, secret, written=node.version + 1)
+        await forger.coordinator.commit([Set(CLIENT_IDS, encode(forged), node.version)])
     assert len(set(given)) == len(given)
 
 

@@ -13,9 +13,8 @@ from waltzd.server.session.wake import Bell
 
 GOING_BACK = ("/partitions/", "/replicas/")
 """What owners decide by."""
-MORE_GOING_BACK = ("/archives", "/clients", "/assignment")
-"""What else an operator puts back with them. Not the counter of client ids: when all servers were started again nobody
-remembers it, and two clients that live get one id (seed 5 of `regress,rewind,archive,instances,crash,reset`)."""
+MORE_GOING_BACK = ("/archives", "/clients", "/assignment", "/ids")
+"""What else an operator puts back with them."""
 
 
 class ZooKeeper:

@@ -73,7 +73,8 @@ of a durable group work, hang, crash and come back; operators replay, skip and r
 machines stand still with their clocks. `pieces`: a new owner reads the locks of the log in many small pieces. `losses`: one
 storage after the other loses its disk, each when all partitions are level again. `vanish`: segments that are archived, and
 that storages still have, go from the store. `age`: storages keep a minute of what is archived, and hours pass at once.
-`regress`: with documents that go back also those of archives, instances and the assignment."""
+`regress`: with documents that go back also those of archives, instances and the assignment, and the counter of client
+ids."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.simulation.cell import Appender, Cell, cell, story
+from tests.simulation.plan import make_plan
+from tests.simulation.world import simulate
 from tests.unit.timeless import run
 from waltzd.cluster.cluster import partition_path, replicas_path
 from waltzd.cluster.coordinator import Delete, Set
@@ -276,3 +278,10 @@ async def test_a_document_is_not_written_when_the_partition_is_given_away_in_tha
         await damage(c, "delete", "/partitions/0")
         await c.until(lambda: pipeline.ended is not None)
         assert await c.cluster.partition(0) == (None, -1)
+
+
+def test_no_client_id_has_two_holders_when_its_counter_went_back() -> None:
+    """All servers were started again since, and none remembers what it had given out."""
+    plan = make_plan(5, faults=("regress", "rewind", "archive", "instances", "crash", "reset"), seconds=6.0)
+    outcome = simulate(plan)
+    assert outcome.kind == "", outcome.story

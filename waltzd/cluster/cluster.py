@@ -401,7 +401,7 @@ class Cluster:
             found, version = await self._document(CLIENT_IDS, Counter)
             if found.secret == NO_SECRET:  # documents of an archive, as another program put them back
                 return await self._count_anew(self._counter or replace(found, secret=uuid4()))
-            self._counter = found
+            self._counter = self._above_all_given(found, version)
         except NodeMissing:
             version = await self._count_anew(self._counter or Counter(1, uuid4()))
         except BadMetadata as error:
@@ -419,10 +419,23 @@ class Cluster:
         node = await self.coordinator.get(CLIENT_IDS)
         before = NO_VERSION if node is None else node.version
         there = known.next if known.next <= max(self._counted, self._drawn_by_now) + CLIENT_IDS_JUMP_MAX else 0
-        counter = replace(known, next=max(there, self._counted, self._drawn_by_now) + CLIENT_IDS_AHEAD)
+        drawn = max(there, self._counted, self._drawn_by_now) + CLIENT_IDS_AHEAD
+        counter = replace(known, next=drawn, written=before + 1)
         await self.coordinator.commit([Check(ROOT, root), *folder, put(CLIENT_IDS, encode(counter), before)])
         self._counter = counter
         return before + 1
+
+    def _above_all_given(self, counter: Counter, version: int) -> Counter:
+        """Return the counter as it has to go on when its node has this version.
+
+        An operator who puts an older document back raises the version of the node. A server gives out one id with each
+        write, and never begins below the clock, so the writes between the two versions bound what was given out since.
+        Versions begin again when a node was deleted, and then the writes are not known."""
+        writes = version - counter.written
+        if writes == 0:
+            return counter
+        first = max(counter.next, self._drawn_by_now)
+        return replace(counter, next=first + (writes if writes > 0 else CLIENT_IDS_AHEAD))
 
     @property
     def _drawn_by_now(self) -> int:
@@ -474,7 +487,7 @@ class Cluster:
                 assert self._counter is not None
                 self._check_jump(self._counter)
                 drawn = max(self._counter.next, self._counted, self._drawn_by_now)
-                counter = replace(self._counter, next=drawn + 1)
+                counter = replace(self._counter, next=drawn + 1, written=version + 1)
                 await self.coordinator.commit([Set(CLIENT_IDS, encode(counter), version)])
             except ChangedMeanwhile as error:
                 if error.facts.get("path") == ROOT:

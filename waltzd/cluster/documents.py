@@ -200,6 +200,8 @@ class Counter(Document):
     secret: UUID
     """What servers prove client ids with. Without certificates, a process that can read it can be any client. `NO_SECRET`
     in documents that were saved into an archive, which others may read; it proves nothing."""
+    written: int = field(default=0, metadata={ADDED: True})
+    """Version that the node got when a server wrote this value. A node with another version was put back by somebody."""
 
 
 @dataclass(frozen=True, kw_only=True)
