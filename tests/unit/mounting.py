@@ -387,6 +387,8 @@ class Room:
         )
 
     client_secret = b"secret"
+    newest_client = 0
+    """Client number that tests set, to let others register."""
 
     async def register(self) -> int:
         self.registered += 1

@@ -79,6 +79,11 @@ _OURS = {path.split("/")[1] for path in (*FOLDERS, ASSIGNMENT, PREFERRED, MOVES,
 _WITH_NODES = (SERVERS, STORAGES)
 """To wait for a change of these is to wait for a change of each node below them, too."""
 CLIENT_ID_MAX = (1 << 31) - 1
+CLIENT_NUMBERS_KEPT = CLIENT_ID_MAX // 4 * 3
+"""Client numbers that follow one before its holder is refused: about three years of the clock. The id is given out again
+after `CLIENT_ID_MAX` numbers, so an owner that knows an older number than others do still refuses the holder in time."""
+CLIENT_NUMBERS_UNKNOWN = CLIENT_ID_MAX // 8
+"""Client numbers that other servers may have given out and this one has not heard of."""
 CLIENT_IDS_PER_SECOND = 16
 """The counter of client ids never lags behind the clock, by so many a second. An older document that is put back may
 therefore not give out an id a second time, unless more than so many were given out each second since it was current."""
@@ -105,6 +110,22 @@ M = TypeVar("M", ServerMeta, StorageMeta)
 N = TypeVar("N")
 K = TypeVar("K")
 R = TypeVar("R")
+
+
+def client_of(number: int) -> int:
+    """Return the client id of a client number."""
+    return (number - 1) % CLIENT_ID_MAX + 1
+
+
+def lap_of(number: int) -> int:
+    """Return how many times all client ids had been given out before this number."""
+    return (number - 1) // CLIENT_ID_MAX
+
+
+def number_of(client: int, newest: int) -> int:
+    """Return the highest number of a client id that may have been given out, where `newest` is the newest one known."""
+    highest = max(newest + CLIENT_NUMBERS_UNKNOWN, CLIENT_ID_MAX)
+    return highest - (highest - client) % CLIENT_ID_MAX
 
 
 def replicas_path(partition: int) -> str:
@@ -441,16 +462,27 @@ class Cluster:
     def _drawn_by_now(self) -> int:
         return int(self._clock() * CLIENT_IDS_PER_SECOND)
 
-    async def new_client_id(self) -> int:
-        """An id that no client has that lives. One is lost when the answer of the coordinator is. One at a time: of many
-        who race for the counter all but one go in vain, and are there again for the next race.
+    @property
+    def newest_client(self) -> int:
+        """The highest client number that this server knows of; others may have given out newer ones."""
+        return max(self._counted, self._drawn_by_now)
 
-        Compare-and-set alone excludes that two get the same id. When the document went back, what this server knows of it
-        excludes it, and the clock: what was counted since then was counted in time that has passed. A document that jumps
-        ahead, to where ids begin again, is refused. A clock that is wrong does no harm: one that is behind
-        changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them. The clock alone takes four
-        years for that, and one server adds no more than `CLIENT_IDS_BEYOND_MAX`, however many are asked for. An outcome is
-        looked for only in what was written after the request, so an id out of use is free."""
+    async def new_client_id(self) -> int:
+        """Return the client id of a new client number."""
+        return client_of(await self.new_client_number())
+
+    async def new_client_number(self) -> int:
+        """Return a number that was never given out. `client_of` makes a client id of it, `lap_of` says how many older
+        numbers have the same id. A number is lost when the answer of the coordinator is. One at a time: of many who race
+        for the counter all but one go in vain, and are there again for the next race.
+
+        Compare-and-set alone excludes that two get the same number. When the document went back, the version of its node
+        excludes it, what this server knows of it, and the clock: what was counted since then was counted in time that has
+        passed. A document that jumps ahead, to where ids begin again, is refused. A clock that is wrong does no harm: one
+        that is behind changes nothing, one that is ahead leaves ids out. Ids begin again after 2^31 of them. The clock
+        alone takes four years for that, and one server adds no more than `CLIENT_IDS_BEYOND_MAX`, however many are asked
+        for. A client that lives longer is refused after `CLIENT_NUMBERS_KEPT` of them. An outcome is looked for only in
+        what was written after the request, so an id out of use is free."""
         async with self._counting:
             now = asyncio.get_running_loop().time()
             self._beyond = max(0.0, self._beyond - CLIENT_IDS_PER_SECOND * (now - self._beyond_at))
@@ -464,7 +496,7 @@ class Cluster:
                     f"{CLIENT_IDS_PER_SECOND} ids a second are given out meanwhile",
                 )
             self._beyond += 1
-            return await self._next_client_id()
+            return await self._next_client_number()
 
     def _check_jump(self, counter: Counter) -> None:
         known = max(self._counted, self._drawn_by_now)
@@ -480,7 +512,7 @@ class Cluster:
             )
         self._counted = max(self._counted, counter.next)
 
-    async def _next_client_id(self) -> int:
+    async def _next_client_number(self) -> int:
         for _ in range(ATTEMPTS_MAX):
             try:
                 version = await self.read_counter()
@@ -494,7 +526,7 @@ class Cluster:
                     raise
                 continue
             self._counter, self._counted = counter, counter.next
-            return (drawn - 1) % CLIENT_ID_MAX + 1
+            return drawn
         raise ChangedMeanwhile(f"{CLIENT_IDS} was changed by others {ATTEMPTS_MAX} times in a row")
 
     # -- what operators want, and what they did ------------------------------------------------------------------------

@@ -169,15 +169,19 @@ class PartitionOwner:
     def client_secret(self) -> bytes:
         return self._cluster.client_secret
 
+    @property
+    def newest_client(self) -> int:
+        return self._cluster.newest_client
+
     async def register(self) -> int:
-        """A new client id."""
+        """Return a new client number."""
         if self.is_degraded:
             raise CannotConnect(
                 "client ids come from the coordinator, which does not answer",
                 not_done="no client id was given out",
                 next_step="try again; clients that have an id go on meanwhile",
             )
-        return await self._cluster.new_client_id()
+        return await self._cluster.new_client_number()
 
     async def raise_epoch(self, name: str) -> int:
         return await self._names.raise_epoch(name)

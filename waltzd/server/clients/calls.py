@@ -8,6 +8,9 @@ a client that mounted under another's id could make that one believe what is not
 keyed hash of the id and of the identity in the certificate. Every server has the key, so any owner can check a mount, after
 any restart, and nothing is kept for each client.
 
+There are 2^31 - 1 client ids, and they begin again after some years: each time is a lap. The hash covers the lap, so an
+owner tells the tokens of two laps apart, and refuses the older holder long before its id is given out again.
+
 What a caller may do is a question to `access`, at every door: where it is missing, the call is open to the world.
 """
 
@@ -21,6 +24,7 @@ from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
+from waltzd.cluster.cluster import CLIENT_ID_MAX, CLIENT_NUMBERS_KEPT, client_of, lap_of, number_of
 from waltzd.cluster.groups import GroupMeta, MadeGroup
 from waltzd.errors import (
     BadArgument,
@@ -72,7 +76,7 @@ class Owner(Protocol):
 
     def topology(self) -> Topology: ...
     async def register(self) -> int:
-        """A client id that no other living client has."""
+        """Return a client number that was never given out."""
         ...
 
     async def raise_epoch(self, name: str) -> int:
@@ -86,6 +90,11 @@ class Owner(Protocol):
     @property
     def client_secret(self) -> bytes:
         """The same on all servers of the cluster, and secret."""
+        ...
+
+    @property
+    def newest_client(self) -> int:
+        """The highest client number that this server knows of."""
         ...
 
     def pipeline(self, partition: int, generation: int | None) -> Pipeline:
@@ -179,10 +188,11 @@ class ServerCalls:
         use = self._registry.use_of(who_is(identity), rights.quotas)
         await use.pay(REQUEST_COST)
         await use.take_id()
-        client, epoch = await self._owner.register(), 0
+        number, epoch = await self._owner.register(), 0
         if introduction.is_exclusive or rights.one_instance:
             epoch = await self._epoch(who_is(identity), identity, introduction)
-        return Registration(client, token_of(self._owner.client_secret, client, identity, epoch), epoch)
+        client = client_of(number)
+        return Registration(client, self._token(client, number, identity, epoch), epoch)
 
     async def _epoch(self, who: Who, identity: str, introduction: Introduction) -> int:
         """A new one, unless the caller has one and needs another client id only."""
@@ -191,18 +201,38 @@ class ServerCalls:
         before = introduction.before
         if before is None or before.epoch == 0:
             return await self._owner.raise_epoch(who.name)
-        self._check_token(before.client, before.token, identity, before.epoch)
+        self._proven(before.client, before.token, identity, before.epoch)
         newest = await self._owner.newest_epoch(who.name)
         if newest > before.epoch:
             raise Superseded(f"a newer instance of {who.name} was registered, with epoch {newest}", epoch=newest)
         return before.epoch
 
-    def _check_token(self, client: int, token: bytes, identity: str, epoch: int) -> None:
-        if not hmac.compare_digest(token, token_of(self._owner.client_secret, client, identity, epoch)):
+    def _token(self, client: int, number: int, identity: str, epoch: int) -> bytes:
+        return token_of(self._owner.client_secret, client, identity, epoch, lap=lap_of(number))
+
+    def _proven(self, client: int, token: bytes, identity: str, epoch: int) -> int:
+        """Return the client number that the token proves; raise `NotPermitted` where it proves none."""
+        number = number_of(client, self._owner.newest_client)
+        if hmac.compare_digest(token, self._token(client, number, identity, epoch)):
+            return number
+        older = number - CLIENT_ID_MAX
+        if older > 0 and hmac.compare_digest(token, self._token(client, older, identity, epoch)):
+            return older
+        raise NotPermitted(
+            f"the client id {client} was not given to {identity or 'this caller'}",
+            not_done="nothing was mounted",
+            next_step="register for a client id, with the certificate that mounts it, and mount with its token",
+        )
+
+    def _check_age(self, number: int) -> None:
+        """Raise `NotPermitted` where the id of this number is given out again soon, or was."""
+        age = self._owner.newest_client - number
+        if age > CLIENT_NUMBERS_KEPT:
             raise NotPermitted(
-                f"the client id {client} was not given to {identity or 'this caller'}",
+                f"the client id {client_of(number)} was given out {age} client ids ago; it is good for "
+                f"{CLIENT_NUMBERS_KEPT}, because all {CLIENT_ID_MAX} are given out again",
                 not_done="nothing was mounted",
-                next_step="register for a client id, with the certificate that mounts it, and mount with its token",
+                next_step="start the client again; it gets another client id",
             )
 
     async def _displace_older(self, pipeline: Pipeline, request: MountRequest, identity: str) -> None:
@@ -296,14 +326,16 @@ class ServerCalls:
                 return
             self._check_key(request.cluster_key)
             check_request(request)
-            self._check_token(request.client, request.token, link.identity, request.epoch)
+            number = self._proven(request.client, request.token, link.identity, request.epoch)
+            self._check_age(number)
             # first: errors of owners say where they are
             _check_rights(self._rights(link.identity, request.partition), request)
             pipeline = self._owner.pipeline(request.partition, request.generation)
             await self._displace_older(pipeline, request, link.identity)
             who, rights = who_is(link.identity), self._rights(link.identity, request.partition)
             _check_rights(rights, request)
-            mount = Mount(link, request, pipeline, rights, self._registry.use_of(who, rights.quotas))
+            use = self._registry.use_of(who, rights.quotas)
+            mount = Mount(link, request, pipeline, rights, use, lap=lap_of(number))
             mount.join()
         except WaltzError as error:
             await refuse(link, error)
@@ -419,7 +451,7 @@ async def _dismiss(link: AttendLink, error: WaltzError) -> None:
         return
 
 
-def token_of(secret: bytes, client: int, identity: str, epoch: int = 0) -> bytes:
-    """The proof that the client id was given to a client of this identity, which knows the token; and the epoch with it."""
-    about = f"client {client} of {identity}" + (f" in epoch {epoch}" if epoch else "")
+def token_of(secret: bytes, client: int, identity: str, epoch: int = 0, *, lap: int = 0) -> bytes:
+    """Return the proof that the client id was given to a client of this identity, in this lap and with this epoch."""
+    about = f"client {client} of {identity}" + (f" in epoch {epoch}" if epoch else "") + (f" in lap {lap}" if lap else "")
     return hmac.digest(secret, about.encode(), "sha256")

@@ -60,8 +60,17 @@ REFUSED_SECONDS = 2.0
 
 
 class Mount:
-    def __init__(self, link: MountLink, request: MountRequest, pipeline: Pipeline, rights: Rights, use: Use) -> None:
-        """`use`: of the name in the client's certificate."""
+    def __init__(
+        self,
+        link: MountLink,
+        request: MountRequest,
+        pipeline: Pipeline,
+        rights: Rights,
+        use: Use,
+        *,
+        lap: int = 0,
+    ) -> None:
+        """`use`: of the name in the client's certificate. `lap`: of its client id."""
         self._partition = request.partition
         self._takes_feed = request.feed is not FeedMode.NONE and not request.asks
         self._appends = not self._takes_feed
@@ -69,7 +78,7 @@ class Mount:
         self._rights = rights
         self._spaces = rights.locks(request.partition)
         mark = checked_mark(request, pipeline)
-        self._member = Member(request.client, request.number, mark, use, epoch=request.epoch)
+        self._member = Member(request.client, request.number, mark, use, epoch=request.epoch, lap=lap)
         self._link = link
         self._pipeline = pipeline
         self._use = use

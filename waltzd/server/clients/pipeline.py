@@ -117,8 +117,12 @@ class Capacity:
 class Member:
     """A mount in its pipeline. What it is told gathers here until the mount sends it; no call waits."""
 
-    def __init__(self, client: int, number: int, mark: int, use: Use, *, epoch: int = 0, is_fed: bool = True) -> None:
+    def __init__(
+        self, client: int, number: int, mark: int, use: Use, *, epoch: int = 0, lap: int = 0, is_fed: bool = True
+    ) -> None:
         self.client = client
+        self.lap = lap
+        """Of its client id. A mount of a later lap is another client's."""
         self.number = number
         self.mark = mark
         self.use = use
@@ -328,22 +332,27 @@ class Pipeline:
         if self.ended is not None:
             raise self.ended
         older = self._members.get(member.client)
-        if older is not None and older.number >= member.number:
+        if older is not None and (older.lap, older.number) >= (member.lap, member.number):
             raise Displaced(
                 f"client {member.client} has mounted partition {self.session.partition} with the number {older.number}; "
                 f"{member.number} is not newer"
+                if older.lap == member.lap
+                else f"the client id {member.client} was given out again, and its new holder has mounted the partition"
             )
-        if older is not None and member.number > older.number + NUMBER_JUMP_MAX:
+        is_again = older is not None and older.lap == member.lap
+        if older is not None and is_again and member.number > older.number + NUMBER_JUMP_MAX:
             raise BadFrame(
                 f"client {member.client} mounts partition {self.session.partition} with the number {member.number}, far "
                 f"above {older.number}, the number of its mount before"
             )
         self.check_mark(member.mark)
         self.check_epoch(member.use.who.name, member.epoch)
-        if older is None:
+        if not is_again:
             self.capacity.enter(member.use)
         self._members[member.client] = member
         if older is not None:
+            if not is_again:
+                self.capacity.leave(older.use)
             older.refuse(Displaced(f"client {member.client} has mounted the partition again"))
         return self.last_id
 

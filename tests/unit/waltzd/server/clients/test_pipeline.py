@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.mounting import KEY, LIMITS, FakeSession, MemoryLink, Reader, Room, batch_of, in_room, mount_request
+from waltzd.cluster.cluster import CLIENT_ID_MAX, CLIENT_NUMBERS_KEPT
 from waltzd.errors import (
     BadArgument,
     BadFrame,
@@ -26,7 +27,7 @@ from waltzd.errors import (
 )
 from waltzd.format.batch import Piece
 from waltzd.format.record import bad_payloads, first_bad
-from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused
+from waltzd.protocol.batches import AppendBatch, Committals, Credit, Feed, FeedMode, Refused, Registration
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.clients.calls import token_of
@@ -686,6 +687,63 @@ def test_a_token_is_good_with_the_certificate_that_it_was_given_to() -> None:
             await reader.hear()
             assert (reader.mounted is not None) is (identity == ann)
             assert (isinstance(reader.end, NotPermitted)) is (identity != ann)
+
+    in_room(test)
+
+
+def test_the_holder_of_a_client_id_that_is_given_out_again_is_refused() -> None:
+    async def test(room: Room) -> None:
+        async def knock(found: Registration, number: int = 1) -> Reader:
+            reader = await room.knock(mount_request(found.client, token=found.token, number=number))
+            await reader.hear()
+            return reader
+
+        first = await room.calls.register(KEY)
+        standing = await knock(first, number=9)
+        assert standing.mounted is not None
+        room.newest_client = CLIENT_NUMBERS_KEPT
+        assert (await knock(first, number=10)).mounted is not None, "it is good for a long time"
+        for newest in (CLIENT_NUMBERS_KEPT + 2, CLIENT_ID_MAX, CLIENT_ID_MAX + CLIENT_NUMBERS_KEPT + 2):
+            room.newest_client = newest
+            late = await knock(first, number=11)
+            assert isinstance(late.end, NotPermitted)
+            assert "are given out again" in late.end.message
+
+        room.registered = room.newest_client = CLIENT_ID_MAX
+        second = await room.calls.register(KEY)
+        room.newest_client += 1
+        assert (second.client, second.token == first.token) == (first.client, False)
+        anew = await knock(second)
+        assert anew.mounted is not None, "whatever number the older holder has come to"
+        await anew.say(batch_of(b"anew"))
+        await anew.until(lambda reader: len(reader.committed) == 1)
+        assert isinstance((await knock(first, number=12)).end, NotPermitted)
+
+    in_room(test)
+
+
+def test_a_mount_of_an_older_lap_ends_when_the_id_has_another_holder() -> None:
+    """It stood all the time, so nobody asked how old its client id is."""
+
+    async def test(room: Room) -> None:
+        first = await room.calls.register(KEY)
+        standing = await room.knock(mount_request(first.client, token=first.token, number=9))
+        await standing.hear()
+        room.registered = room.newest_client = CLIENT_ID_MAX
+        second = await room.calls.register(KEY)
+        anew = await room.knock(mount_request(second.client, token=second.token))
+        await anew.hear()
+        assert anew.mounted is not None
+        await standing.hear()
+        assert isinstance(standing.end, Displaced)
+        with pytest.raises(Displaced):
+            await standing.serving
+        assert room.capacity.callers == 1
+        room.newest_client = 0  # an owner that knows little, and a mount that was let in meanwhile
+        late = await room.knock(mount_request(first.client, token=first.token, number=10))
+        await late.hear()
+        assert isinstance(late.end, Displaced)
+        assert "was given out again" in late.end.message
 
     in_room(test)
 
