@@ -139,9 +139,10 @@ class Member:
         pick: random.Random,
         habits: Callable[[], Habits],
         life: str = "",
+        on_join: Callable[[str, int], None] = lambda holder, made_at: None,
     ) -> None:
         """`habits` is asked before each delivery is worked at. `life`: of the process, so that holders have names of their
-        own."""
+        own. `on_join` gets each holder, and the id of the entry that made the group that it joined."""
         self.name, self.group, self.partition = name, group, partition
         self.trouble = ""
         """Why its last stream has ended."""
@@ -155,6 +156,9 @@ class Member:
         self._habits = habits
         self._life = life
         self._streams = 0
+        self._on_join = on_join
+        self._made_at: int | None = None
+        """Of the group that it joined last."""
         self._old: list[Delivered] = []
         """What it still has of streams that have ended."""
 
@@ -223,6 +227,9 @@ class Member:
         match frame:
             case Joined():
                 stream.epoch = frame.epoch
+                if frame.made_at != self._made_at:  # another group of the name: epochs begin again
+                    self._old, self._made_at = [], frame.made_at
+                self._on_join(stream.holder, frame.made_at)
             case Deliveries():
                 for given in _given(frame, stream.holder, self.partition, self._clock):
                     self._notes.delivered(given)

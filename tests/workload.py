@@ -37,8 +37,11 @@ class GroupView(View):
 class Attempt(Command):
     """One transaction of one caller; its payload is unique, also among its own attempts."""
 
-    def __init__(self, name: str, number: int, pick: random.Random, partition: int, *, locks: int = LOCKS) -> None:
+    def __init__(
+        self, name: str, number: int, pick: random.Random, partition: int, *, locks: int = LOCKS, header: int = 0
+    ) -> None:
         self._name = f"{name}:{number}"
+        self._header = header
         self._attempts = 0
         self._partition = partition
         first, second = pick.sample(range(locks), 2)
@@ -53,5 +56,6 @@ class Attempt(Command):
     def build(self, builder: Builder) -> bool:
         self._attempts += 1
         builder.payload = f"{self._name}:{self._attempts} ".encode() + bytes(self._size)
+        builder.header = self._header
         builder.locks = self._locks
         return True

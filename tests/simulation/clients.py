@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 GROUP_MAX = 6
+HEADERS = 4
+"""How many different ones transactions have, where groups have filters."""
 
 
 class ClientMachine(Machine):
@@ -135,9 +137,13 @@ class ClientMachine(Machine):
             else "",
         )
 
+    def _header(self, pick: random.Random) -> int:
+        return pick.randrange(HEADERS) if "filters" in self.world.setup.faults else 0
+
     async def _caller(self, client: Client, recorder: Recorder, name: str) -> None:
         world, setup = self.world, self.world.setup
         pick = random.Random(f"{world.plan.seed} {name}")
+        headers = random.Random(f"{world.plan.seed} {name} headers")
         pause_seconds = setup.clients * setup.callers / setup.rate
         count = 0
         while world.is_racing:
@@ -147,10 +153,13 @@ class ClientMachine(Machine):
             try:
                 if size:
                     row = range(size)
-                    members = [Attempt(f"{name}:{n}", count, pick, partition, locks=setup.locks) for n in row]
+                    members = [
+                        Attempt(f"{name}:{n}", count, pick, partition, locks=setup.locks, header=self._header(headers))
+                        for n in row
+                    ]
                     outcome = await client.submit_group(recorder.group(members), fresh=False)
                 else:
-                    attempt = Attempt(name, count, pick, partition, locks=setup.locks)
+                    attempt = Attempt(name, count, pick, partition, locks=setup.locks, header=self._header(headers))
                     is_fresh = "marks" in setup.faults and pick.random() < 0.3
                     outcome = await client.submit(recorder.command(attempt, is_fresh=is_fresh), fresh=is_fresh)
             except Superseded:  # it is not the one that lives any more, and ends

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.simulation.mutant import Aim, Patches, mutant
 from waltzd.server.groups.keeper import Keeper
+from waltzd.server.groups.ledger import Key, Ledger
 from waltzd.server.groups.state import State
 from waltzd.server.groups.table import Table
 from waltzd.server.groups.turns import KeyedTurns, OrderedTurns
+from waltzd.server.subscriptions.board import Board
 from waltzd.server.subscriptions.place import Place
 
 SMALL: dict[str, Any] = {"rate": 40.0, "partitions": 1, "members": 4, "session_seconds": 1.5, "keep_alive_seconds": 1.5}
 QUEUE = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "queue"})
 KEYED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "keyed"})
 ORDERED = Aim(faults=("subscribers",), seconds=5.0, storages=3, servers=2, format=1, setup={**SMALL, "mode": "ordered"})
+FILTERED = replace(QUEUE, faults=("subscribers", "filters"))
+REMOVED = replace(QUEUE, faults=("removals",))
 
 
 @mutant(4, 5, aim=QUEUE)
@@ -174,3 +179,58 @@ def forgets_what_a_lost_member_had(patches: Patches) -> None:
         return leave
 
     patches.wrap(Table, "leave", make)
+
+
+@mutant(0, 1, aim=FILTERED)
+def forgets_the_filter_after_a_change_of_owner(patches: Patches) -> None:
+    """A new owner gives out all transactions."""
+
+    def make(right: Any) -> Any:
+        def init(self: Place, key: Any, meta: Any, pipeline: Any, board: Any, on_fatal: Any) -> None:
+            right(self, key, meta, pipeline, board, on_fatal)
+            if board.ledger.state(key.name, key.partition) is not None:
+                self._headers = None
+
+        return init
+
+    patches.wrap(Place, "__init__", make)
+
+
+@mutant(0, 1, aim=FILTERED)
+def takes_what_a_filter_wants_for_what_it_leaves_out(patches: Patches) -> None:
+    """Of the headers that the group wants the highest is left out."""
+
+    def make(right: Any) -> Any:
+        def init(self: Place, key: Any, meta: Any, pipeline: Any, board: Any, on_fatal: Any) -> None:
+            right(self, key, meta, pipeline, board, on_fatal)
+            if self._headers is not None:
+                self._headers = self._headers[:-1]
+
+        return init
+
+    patches.wrap(Place, "__init__", make)
+
+
+@mutant(0, 1, aim=REMOVED)
+def begins_where_the_removed_group_of_the_name_stood(patches: Patches) -> None:
+    """What is left of a group that was removed counts for the one that was made again."""
+
+    def end(self: Ledger, key: Key) -> None:
+        self.groups.pop(key.name, None)
+
+    def state(self: Ledger, name: str, partition: int) -> State | None:
+        found = [one for key, one in self._states.items() if (key.name, key.partition) == (name, partition)]
+        return found[-1] if found else None
+
+    patches.set(Ledger, "_end", end)
+    patches.set(Ledger, "state", state)
+
+
+@mutant(0, aim=REMOVED)
+def removes_no_group(patches: Patches) -> None:
+    """An operator is told that the group is gone, and it is not."""
+
+    async def remove(self: Board, name: str, made_at: int) -> None:
+        return None
+
+    patches.set(Board, "remove", remove)

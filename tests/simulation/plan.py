@@ -53,6 +53,8 @@ FAULTS = (
     "vanish",
     "age",
     "regress",
+    "filters",
+    "removals",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -74,7 +76,8 @@ machines stand still with their clocks. `pieces`: a new owner reads the locks of
 storage after the other loses its disk, each when all partitions are level again. `vanish`: segments that are archived, and
 that storages still have, go from the store. `age`: storages keep a minute of what is archived, and hours pass at once.
 `regress`: with documents that go back also those of archives, instances and the assignment, and the counter of client
-ids."""
+ids. `filters`: a durable group wants the transactions with some headers only. `removals`: a durable group is removed under
+work, and made again under its name."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -92,10 +95,14 @@ BESIDE: dict[str, dict[str, float]] = {
     "vanishing": {"vanish": 0.3},
     "aged": {"age": 0.2},
     "regressing": {"regress": 0.05},
+    "filtering": {"filters": 0.1},
+    "removing": {"removals": 0.1},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
 `spoil` are rare: they may leave a partition to an operator, and a run ends there."""
+OF_GROUPS = ("subscribers", "filters", "removals")
+"""Kinds that need a durable group with members."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
 
@@ -232,8 +239,8 @@ def make_plan(
         spares=picks["later"].choice((1, 1, 2, 3)) if "members" in chosen else 0,
         format=0 if "upgrade" in chosen else picks["newest"].choice((0, 1, 1)),
         feed_bytes=picks["newest"].choice((200, 256 << 10)) if "groups" in chosen else 256 << 10,
-        members=picks["subscribed"].choice((2, 4, 6)) if "subscribers" in chosen else 0,
-        mode=picks["subscribed"].choice(("queue", "keyed", "ordered")) if "subscribers" in chosen else "",
+        members=picks["subscribed"].choice((2, 4, 6)) if {*OF_GROUPS} & {*chosen} else 0,
+        mode=picks["subscribed"].choice(("queue", "keyed", "ordered")) if {*OF_GROUPS} & {*chosen} else "",
         # A lease assumes that no machine stands still with its clock.
         lease_seconds=0.0 if "halt" in chosen else random.Random(f"lease {seed}").choice((0.0, 0.1, 0.25)),
     )
@@ -659,6 +666,15 @@ def _subscribers(weather: _Weather) -> None:
             weather.add(at, "kill owner", "group", amount=pick.choice((0.05, 0.5, 3.0)))
 
 
+def _removals(weather: _Weather) -> None:
+    """The owner of the group log dies while a group is removed, sometimes."""
+    pick, at = weather.pick, 0.0
+    while (at := at + pick.choice((0.5, 2.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        weather.add(at, "remove", "group", amount=pick.choice((0.0, 0.2, 1.0)))
+        if pick.random() < 0.3:
+            weather.add(at + 0.1 * pick.random(), "kill owner", "group", amount=pick.choice((0.05, 0.5)))
+
+
 def _halt(weather: _Weather) -> None:
     pick, at = weather.pick, 0.0
     while (at := at + pick.choice((0.5, 2.0)) * (0.5 + pick.random())) < weather.setup.seconds:
@@ -712,6 +728,7 @@ ONCE: dict[str, Callable[[_Weather], None]] = {
     "forge": _forge,
     "instances": _instances,
     "subscribers": _subscribers,
+    "removals": _removals,
 }
 """Kinds that make all their events of a run at once."""
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {
@@ -734,5 +751,17 @@ MAKERS: dict[str, Callable[[_Weather, float], None]] = {
     "rot": _rot,
     "restore": _restore,
 }
-_WITHOUT_EVENTS = ("clock", "linger", "marks", "groups", "here", "archive", "trim", "backup", "pieces", "regress")
+_WITHOUT_EVENTS = (
+    "clock",
+    "linger",
+    "marks",
+    "groups",
+    "here",
+    "archive",
+    "trim",
+    "backup",
+    "pieces",
+    "regress",
+    "filters",
+)
 assert {*MAKERS, *ONCE, *_WITHOUT_EVENTS} == set(FAULTS)

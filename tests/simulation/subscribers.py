@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.checker.group_history import Changed, GroupHistory, Standing, Written
@@ -11,12 +12,13 @@ from tests.checker.group_verdict import judge_group
 from tests.checker.history import FINAL
 from tests.checker.verdict import Verdict
 from tests.group_members import GOOD, Clock, GroupMemory, Habits, Member
+from tests.simulation.clients import HEADERS
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, server_address
 from tests.simulation.plan import Event, names
 from tests.simulation.ports import SimServerPort
 from waltzd.cluster.groups import GroupMeta
-from waltzd.errors import WaltzError
+from waltzd.errors import NoSuchGroup, WaltzError
 from waltzd.protocol.groups import Change, Exhausted, GroupPlace, KeyedBy, Mode
 from waltzd.protocol.role import Identity, Role
 from waltzd.server.subscriptions.board import Board
@@ -54,12 +56,14 @@ class MemberMachine(Machine):
                 pick=random.Random(f"{world.plan.seed} {self.name} {partition} {len(self.lives)}"),
                 habits=lambda: self._group.habits if world.is_going_wrong else GOOD,
                 life=f"@{self.name}.{len(self.lives)}",
+                on_join=self._group.joined,
             )
             for partition in range(world.setup.partitions)
         ]
         try:
             await self._make(life)
-            await asyncio.gather(*(member.run() for member in members))
+            making = [self._make_again(life)] if "removals" in world.setup.faults else []
+            await asyncio.gather(*(member.run() for member in members), *making)
         except Exception as mistake:  # noqa: BLE001  any mistake ends the whole run
             world.mistake(mistake)
 
@@ -70,11 +74,19 @@ class MemberMachine(Machine):
                 try:
                     async with asyncio.timeout(CHANGE_SECONDS):
                         made = await self._port(life, server_address(name)).make_group(self._group.meta)
-                    self._group.made_at = made.made_at
+                    self._group.made(made.made_at)
                     break
                 except (WaltzError, TimeoutError):
                     continue
             await asyncio.sleep(0.1)
+
+    async def _make_again(self, life: Life) -> None:
+        """Whenever it was removed."""
+        while True:
+            await asyncio.sleep(0.1)
+            self._group.go_on_removing()
+            if self.world.loop.now >= self._group.gone_until:
+                await self._make(life)
 
     def _port(self, life: Life, address: str) -> SimServerPort:
         world, name = self.world, address.partition(":")[0]
@@ -102,9 +114,14 @@ class Subscribers:
             deliver_max=pick.choice((2, 4)),
             back_off_ms=pick.choice(((), (50,), (20, 500))),
             key=KeyedBy.LOCK if world.setup.format and "upgrade" not in world.setup.faults else KeyedBy.HEADER,
+            headers=self._drawn_headers(),
         )
         self.history = GroupHistory(
-            self.meta.mode, room=self.meta.max_in_flight, deliver_max=self.meta.deliver_max, exhausted=Exhausted.PARK
+            self.meta.mode,
+            room=self.meta.max_in_flight,
+            deliver_max=self.meta.deliver_max,
+            exhausted=Exhausted.PARK,
+            headers=self.meta.headers,
         )
         self.clock = Clock(lambda: world.loop.now)
         self.notes = GroupMemory(self.history, lambda line: world.say("group", line))
@@ -113,6 +130,30 @@ class Subscribers:
         shared = {machines[-1]: machines[0]} if len(machines) > 2 and pick.random() < 0.5 else {}
         self.machines = {name: MemberMachine(world, name, shared.get(name, name), self) for name in machines}
         self.made_at: int | None = None
+        """Of the group that there is; None while there is none."""
+        self.gone_until = 0.0
+        """When a group that was removed may be made again."""
+        self._removing: tuple[Life | None, float] | None = None
+        """The server at which an operator removes it, and for how long it is to be gone. No server: none can yet."""
+        self._gone: dict[int, None] = {}
+        """Groups that were removed, by the ids of the entries that made them."""
+        self._joined: dict[str, int] = {}
+        """Which group a holder has joined, by the id of the entry that made it."""
+        self._changed_in: dict[int, int] = {}
+        """Which group an operator has changed, by the place of the change in the history."""
+
+    def _drawn_headers(self) -> tuple[int, ...]:
+        pick = random.Random(f"headers {self.world.plan.seed}")
+        if "filters" not in self.world.setup.faults:
+            return ()
+        return tuple(sorted(pick.sample(range(HEADERS), pick.choice((1, 2, HEADERS - 1)))))
+
+    def made(self, made_at: int) -> None:
+        assert made_at not in self._gone, f"the group of entry {made_at} was removed, and is there again"
+        self.made_at = made_at
+
+    def joined(self, holder: str, made_at: int) -> None:
+        self._joined[holder] = made_at
 
     def start(self) -> None:
         for machine in self.machines.values():
@@ -138,7 +179,10 @@ class Subscribers:
         board = self._owner(partition)
         if board is None or GROUP not in board.ledger.groups or board.damage is not None:
             return None
-        return next((one for one in board.describe(GROUP)[0].places if one.partition == partition), None)
+        described = board.describe(GROUP)[0]
+        if described.made_at != self.made_at:
+            return None
+        return next((one for one in described.places if one.partition == partition), None)
 
     # -- what happens to it
 
@@ -148,6 +192,11 @@ class Subscribers:
                 if machine.server is not None and self.world.setup.partitions in machine.server.owner.owned:
                     machine.kill()
                     self.world.loop.after(event.amount, None, machine.start)
+            return
+        if event.what == "remove":
+            if self.made_at is not None and self._removing is None:
+                self._removing = None, event.amount
+                self.go_on_removing()
             return
         partition = int(event.other)
         board, place = self._owner(partition), self._place(partition)
@@ -161,13 +210,46 @@ class Subscribers:
             change.ids = tuple(self.pick.sample(parked, self.pick.randrange(1, len(parked) + 1)))
         else:
             change.up_to = min(max(-1, place.floor + round(40 * event.amount) - 30), place.reach)
+        self._changed_in[len(self.history.changed)] = self.made_at
         self.notes.changed(change)
-        name = next(
-            name for name, one in self.world.servers.items() if one.server is not None and one.server.groups is board
-        )
-        life = self.world.servers[name].life
+        life = self._life_of(board)
         if life is not None:
             self.world.loop.run_in(life, self._change(board, change), f"an operator's {event.what}")
+
+    def _life_of(self, board: Board) -> Life | None:
+        return next(
+            machine.life
+            for machine in self.world.servers.values()
+            if machine.server is not None and machine.server.groups is board
+        )
+
+    def go_on_removing(self) -> None:
+        """By whichever server owns the first partition. Where it has ended, nobody knows whether it was done."""
+        if self._removing is None or self.made_at is None:
+            return
+        life, seconds = self._removing
+        if life is not None and not life.is_over:
+            return
+        board = self._owner(0)
+        life = None if board is None else self._life_of(board)
+        self._removing = life, seconds
+        if board is not None and life is not None:
+            self.world.loop.run_in(life, self._remove_at(board, self.made_at, seconds), "an operator's removal")
+
+    async def _remove_at(self, board: Board, made_at: int, seconds: float) -> None:
+        while True:
+            try:
+                await board.remove(GROUP, made_at)
+                break
+            except NoSuchGroup:
+                break
+            except WaltzError as error:
+                self.world.say("group", f"it is not removed yet: {error}")
+                await asyncio.sleep(0.2)
+        self._gone[made_at] = None
+        self.made_at, self._removing = None, None
+        self.gone_until = self.world.loop.now + seconds
+        self.world.say("group", f"{made_at} is removed")
 
     async def _change(self, board: Board, change: Changed) -> None:
         assert self.made_at is not None
@@ -205,7 +287,21 @@ class Subscribers:
     def judged(self) -> Verdict:
         for partition, ids in self._written().items():
             self.history.log[partition] = {id: Written(one.key, one.header, self._key(one)) for id, one in ids.items()}
-        return judge_group(self.history)
+        groups = sorted({*self._joined.values(), self.made_at or 0})
+        verdicts = [judge_group(self._history_of(made_at)) for made_at in groups]
+        return next((one for one in verdicts if not one.is_sound), verdicts[-1])
+
+    def _history_of(self, made_at: int) -> GroupHistory:
+        """Of one of the groups that had the name. Those that were removed have nothing to come to the end of."""
+        history = self.history
+        ended = {partition: Standing(-1, "it was removed") for partition in history.log}
+        return replace(
+            history,
+            delivered=[one for one in history.delivered if self._joined[one.holder] == made_at],
+            said=[one for one in history.said if self._joined[one.holder] == made_at],
+            changed=[one for place, one in enumerate(history.changed) if self._changed_in[place] == made_at],
+            standings=history.standings if made_at == self.made_at else ended,
+        )
 
     def _key(self, record: Any) -> str | None:
         if self.meta.key is KeyedBy.HEADER:
