@@ -33,9 +33,9 @@ async def backing_up(store: FaultyStore) -> AsyncIterator[Cell]:
         yield c
 
 
-async def own(c: Cell, generation: int = 1) -> OwnedLog[Appender]:
+async def own(c: Cell, generation: int = 1, *, seconds: float = 10.0) -> OwnedLog[Appender]:
     loop = asyncio.get_running_loop()
-    settings = replace(SETTINGS, backup_seconds=10.0, wall=lambda: round(1e6 * loop.time()))
+    settings = replace(SETTINGS, backup_seconds=seconds, wall=lambda: round(1e6 * loop.time()))
     return await c.own(generation, settings=settings)
 
 
@@ -95,6 +95,26 @@ async def test_what_is_committed_is_in_the_store_after_ten_seconds() -> None:
         assert {*store.log[before:]} == {"put if partition-0/tail.json"}, "that nothing came is all there is to say"
         assert len(store.log) - before <= 20
         assert later.moment - told.moment >= 180_000_000, "all hang on the one that says so least often"
+
+
+@pytest.mark.parametrize("records", [0, 7])
+@story
+async def test_an_idle_log_is_reported_in_each_round(records: int) -> None:
+    """A whole cluster is restored to the oldest moment that its logs report, also by a log that was never written."""
+    store = FaultyStore()
+    async with backing_up(store) as c:
+        owned = await own(c, seconds=1.0)
+        pipeline = await c.opened(owned)
+        if records:
+            await pipeline.committed(pipeline.append(records))
+        await asyncio.sleep(30)
+        label = label_in(store, KEY, lambda: KEY, None)
+        for _ in range(15):
+            await asyncio.sleep(0.7)
+            tail = tail_at(store, label, 0)
+            assert tail is not None
+            assert tail.last == records - 1
+            assert tail.moment > 1e6 * (asyncio.get_running_loop().time() - 1.5)
 
 
 @story

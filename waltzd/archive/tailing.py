@@ -29,9 +29,6 @@ SLOT_BYTES = 8 << 20
 CROWD = 16
 """With each so many slots they may have twice as many bytes: 64 of them hold a gigabyte."""
 TRIES_MAX = 20
-IDLE_MICROSECONDS = 10_000_000
-"""So long nothing is written where nothing was committed. Then it is said again that all is there: a whole cluster can be
-restored up to the moment of the partition that said so least lately."""
 
 Read: TypeAlias = Callable[[int, int, int], Content]
 """Records as the disk has them, from an id on, of up to so many bytes and at least one. None behind the second id, but in
@@ -137,7 +134,7 @@ class PartitionTail:
             return stored
         kept = [slot for slot in stored.slots if slot.last >= since]
         reached = kept[-1].last if kept else since - 1
-        if last <= stored.last and moment < stored.moment + IDLE_MICROSECONDS and stored.number:
+        if last <= stored.last and moment <= stored.moment and stored.number:
             return stored
         taken = {slot.slot for slot in kept}
         """Slots that nobody writes over: `tail.json` counts them, and no manifest has their ids."""

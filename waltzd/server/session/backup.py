@@ -1,8 +1,10 @@
 """The owner has its partition backed up: every few seconds a replica uploads what is committed and in no archived segment.
 
 Nothing of the log depends on it. What this side adds is the moment: a majority has confirmed the session after it, so no
-newer owner had begun by then, and all that anybody had committed by then is not behind the mark that is handed on. One
-storage is asked as long as it can, as it has the newest `tail.json` in memory; another one when it fails.
+newer owner had begun by then, and all that anybody had committed by then is not behind the mark that is handed on. An idle
+partition is reported in each round as well: a whole cluster is restored to the oldest of these moments, so a partition that
+skips rounds costs transactions of the others. One storage is asked as long as it can, as it has the newest `tail.json` in
+memory; another one when it fails.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from waltzd.archive.tailing import IDLE_MICROSECONDS
 from waltzd.cluster.archives import archived, of_timeline, said
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import WaltzError
@@ -98,9 +99,6 @@ class Backup:
             return seconds
         began = asyncio.get_running_loop().time()
         moment = owned.witness.bounded(owned.settings.wall(), began)
-        if self._is_idle(moment):
-            self._since = began
-            return seconds
         known, lineage = self._archiving.known, owned.core.meta.lineage
         if known is None:
             meta = of_timeline((await archived(self._coordinator, owned.partition))[0], lineage)
@@ -119,11 +117,6 @@ class Backup:
             self._since = began
         self._tell("")
         return seconds
-
-    def _is_idle(self, moment: int) -> bool:
-        """All that is committed was backed up by this session already, and that was said not long ago."""
-        known = self.known
-        return known is not None and self._log.committed <= known.last_id and moment < known.moment + IDLE_MICROSECONDS
 
     def _tell(self, trouble: str) -> None:
         """Once, however often it is tried again."""
