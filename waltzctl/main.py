@@ -117,9 +117,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "bench": {
         "append": ("waltzctl.bench.command:append", "Append transactions."),
         "feed": ("waltzctl.bench.command:feed", "Read what was written, from memory and from disks."),
-        "locks": ("waltzctl.bench.command:locks", "Append against each other."),
-        "mixed": ("waltzctl.bench.command:mixed", "Append while others read."),
-        "recovery": ("waltzctl.bench.command:recovery", "Take an owner and a storage away."),
     },
     "certificate": {
         "issue": ("waltzctl.config.certificates:issue", "Certificates of one role, from an authority in a directory."),

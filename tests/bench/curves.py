@@ -1,20 +1,22 @@
 """`./dev bench curves`: throughput, latency and memory against one thing at a time, as tables and pictures.
 
-Every point is a run of `waltzctl bench` on a cluster of its own; those of the log's length share one, which grows. The
-points of one curve are measured one after the other in each round, and what is shown is the median of the rounds, because
-a shared machine drifts.
+Every point is a run of `waltzctl bench append`, or of `mixed` where there are readers, on a cluster of its own. The points
+of the log's length share one cluster. The points of one curve are measured one after the other in each round, and what is
+shown is the median of the rounds, because a shared machine drifts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot
 
-from waltzctl.bench.machine import use_of
+from tests.bench.machine import use_of
 from waltzctl.playground.local import LocalCluster
 from waltzd.client.client import Client
 from waltzd.client.loop import run
@@ -31,7 +33,7 @@ from waltzd.protocol.batches import FeedMode
 IN_FLIGHT_BYTES = 2 << 20
 IN_FLIGHT_MAX = 8000
 PRODUCERS = 8
-SHOWN = ("server-1", "storage-1", "client")
+SHOWN = ("server-1", "storage-1")
 TOLD_CHARACTERS = 2000
 DRIFT = 0.2
 
@@ -51,9 +53,7 @@ class Curve:
     load: str
     """What is the same at all points."""
     points: tuple[Point, ...]
-    verb: str = "append"
-    series: str = "committed"
-    """Which of those that the run found."""
+    has_readers: bool = False
 
 
 @dataclass
@@ -85,6 +85,8 @@ def many(size: int) -> tuple[str, ...]:
 
 
 WIDE = ("--producers", "64", "--batch", "64")
+CLUSTER = ("partitions", "storages", "replicas")
+"""Options of a point that are for the cluster and not for the load."""
 CURVES = {
     "producers": Curve(
         "producers",
@@ -117,7 +119,7 @@ CURVES = {
         "clients that apply everything",
         "8 producers with 100 transactions of 512 bytes in flight each",
         tuple(Point(n, str(n), ("--producers", "8", "--batch", "100", "--readers", str(n))) for n in (1, 2, 4, 8)),
-        verb="mixed",
+        has_readers=True,
     ),
     "lag": Curve(
         "lag",
@@ -127,7 +129,7 @@ CURVES = {
             Point(max(n, 1000), f"{n:,}", ("--producers", "8", "--batch", "100", "--readers", "1", "--behind", str(n)))
             for n in (0, 10_000, 100_000, 1_000_000)
         ),
-        verb="mixed",
+        has_readers=True,
     ),
 }  # fmt: skip
 LENGTHS = (10_000, 1_000_000, 10_000_000)
@@ -159,16 +161,23 @@ def main(arguments: list[str]) -> int:
 
 
 def bench(verb: str, *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "waltzctl", "bench", verb, *arguments, "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[2:])} ended with {done.returncode}:\n{done.stderr[-TOLD_CHARACTERS:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return output_of("waltzctl", "bench", verb, *arguments, "-o", "json")[0]
 
 
-def memories_of(found: dict[str, Any]) -> dict[str, float]:
-    return {one["name"]: one["memory_bytes"] / 1e6 for one in found["processes"] if one["name"] in SHOWN}
+def output_of(module: str, *arguments: str) -> tuple[dict[str, Any], int]:
+    """Run a module and return the JSON that it printed, and its peak memory in bytes."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        command = [sys.executable, "-m", module, *arguments]
+        process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        if process.returncode:
+            words = err.read()[-TOLD_CHARACTERS:]
+            raise SystemExit(f"{' '.join(command[2:])} ended with {process.returncode}:\n{words}")
+        found: dict[str, Any] = json.load(out)
+    return found, used.ru_maxrss << 10
 
 
 def series_of(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -177,12 +186,32 @@ def series_of(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 def against(curve: Curve, options: argparse.Namespace) -> list[Measured]:
     all_found = [Measured() for _ in curve.points]
-    place = () if options.directory is None else ("--directory", str(options.directory))
     for _ in range(options.rounds):
         for point, measured in zip(curve.points, all_found, strict=True):
-            found = bench(curve.verb, *point.arguments, *place, "--seconds", str(options.seconds))
-            measured.add(series_of(found, curve.series), memories_of(found))
+            pairs = dict(zip(point.arguments[::2], point.arguments[1::2], strict=True))
+            sizes = {name: int(pairs.pop(f"--{name}")) for name in CLUSTER if f"--{name}" in pairs}
+            load = [word for pair in pairs.items() for word in pair]
+            with cluster_of(options.directory, **sizes) as cluster:
+                there = ("--at", ",".join(cluster.server_addresses), "--seconds", str(options.seconds))
+                if curve.has_readers:
+                    found, memory = output_of("tests.bench.mixed", *there, *load)
+                else:
+                    found, memory = output_of("waltzctl", "bench", "append", *there, "--yes", *load, "-o", "json")
+                measured.add(series_of(found, "committed"), memories_now(cluster) | {"client": memory / 1e6})
     return all_found
+
+
+@contextmanager
+def cluster_of(parent: Path | None, *, partitions: int = 4, storages: int = 3, replicas: int = 3) -> Iterator[LocalCluster]:
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
+        cluster = LocalCluster.make(
+            Path(directory) / "cluster", partitions=partitions, storages=storages, servers=1, replication=replicas
+        )
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.kill()
 
 
 def against_length(options: argparse.Namespace) -> tuple[Curve, list[Measured]]:
@@ -196,24 +225,19 @@ def against_length(options: argparse.Namespace) -> tuple[Curve, list[Measured]]:
         tuple(Point(length, f"{length:,}", ()) for length in lengths),
     )
     all_found = [Measured() for _ in lengths]
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        cluster = LocalCluster.make(Path(directory) / "cluster", partitions=1, servers=1)
-        cluster.start()
-        try:
-            there = ("--at", ",".join(cluster.server_addresses), "--yes", "--size", "128")
-            for length, measured in zip(lengths, all_found, strict=True):
-                more = length - run(length_of(cluster))
-                if more > 0:
-                    bench("append", *there, "--producers", str(PRODUCERS), "--batch", "1000", "--count", str(more))
-                for _ in range(options.rounds):
-                    cluster.kill()
-                    begun = time.perf_counter()
-                    cluster.start()
-                    measured.openings.append(time.perf_counter() - begun)
-                    found = bench("append", *there, "--producers", "64", "--seconds", str(LENGTH_SECONDS))
-                    measured.add(series_of(found, curve.series), memories_now(cluster))
-        finally:
-            cluster.kill()
+    with cluster_of(options.directory, partitions=1) as cluster:
+        there = ("--at", ",".join(cluster.server_addresses), "--yes", "--size", "128")
+        for length, measured in zip(lengths, all_found, strict=True):
+            more = length - run(length_of(cluster))
+            if more > 0:
+                bench("append", *there, "--producers", str(PRODUCERS), "--batch", "1000", "--count", str(more))
+            for _ in range(options.rounds):
+                cluster.kill()
+                begun = time.perf_counter()
+                cluster.start()
+                measured.openings.append(time.perf_counter() - begun)
+                found = bench("append", *there, "--producers", "64", "--seconds", str(LENGTH_SECONDS))
+                measured.add(series_of(found, "committed"), memories_now(cluster))
     return curve, all_found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from waltzctl.bench.machine import use_of
+from tests.bench.machine import use_of
 from waltzd.cluster.groups import GroupMeta
 from waltzd.format.checksum import I64
 from waltzd.protocol.groups import (

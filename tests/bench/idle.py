@@ -7,8 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.bench.machine import use_of
 from tests.process.cluster import Cluster
-from waltzctl.bench.machine import use_of
 
 
 def cpu_seconds(pid: int) -> float:

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waltzctl.bench.machine import use_of
+from tests.bench.machine import use_of
 from waltzctl.playground.local import LocalCluster
 from waltzd.client.client import Client
 from waltzd.client.loop import run

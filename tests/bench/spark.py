@@ -25,8 +25,8 @@ from waltz_spark.engine.java import find_java
 
 from tests.bench import spark_kernel, spark_live, spark_start
 from tests.bench.cost import Cost
+from tests.bench.machine import this_machine
 from tests.spark.growing import GrowingStorage
-from waltzctl.bench.machine import this_machine
 from waltzctl.playground.local import LocalCluster
 
 PARTITIONS = 4

@@ -33,7 +33,7 @@ ONLINE = [
 ]
 """In an order in which the examples of their help can run, one verb after the other."""
 ELSEWHERE = {
-    "cli/test_bench": [["bench", name] for name in ("append", "feed", "locks", "mixed", "recovery")],
+    "cli/test_bench": [["bench", name] for name in ("append", "feed")],
     "cli/test_certificate_issue": [["certificate", "issue"]],
     "cli/test_client": [["client", name] for name in ("describe", "disconnect", "list")],
     "cli/test_cluster": [["create-cluster"], ["cluster", "describe"]],

@@ -81,7 +81,7 @@ def complaint(said: str) -> str:
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         found = command.get_command(context, words[0])
         if found is None:
-            return "" if words == ["X1"] and command is not cli else f"{words[0]} is no command of {context.command_path}"
+            return "" if words == ["X1"] else f"{words[0]} is no command of {context.command_path}"
         context, command = typer.Context(found, info_name=words.pop(0), parent=context), found
     try:
         words = list(command.completed(words)) if isinstance(command, Command) else words

@@ -131,7 +131,7 @@ daemon decode decoders
 delta description destination diagnosis directory disk doctor drive dump encode engine error errors event examination
 export exporting file files follow format forms gate grpc histogram http interruption java kinds last limits listen listener
 live load local log logs look loop machine main memory merged metrics moving numbers offline options pages
-payloads placement plan
+payloads placement plan removed
 playground plugin port process properties protobuf protocol reach reading real records recover reindex relocation
 render replay report rescuing restore restoring result safety seen selection server service settings shell show signature
 site source spark sql status stranger stream support table tailing target tasks terminal testing threads throttle tls top

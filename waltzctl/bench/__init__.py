@@ -1,1 +1,1 @@
-"""`waltzctl bench`: what a cluster does under load, as figures that say how they came about."""
+"""`waltzctl bench`: how fast a cluster commits transactions and feeds them."""

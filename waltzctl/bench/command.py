@@ -1,36 +1,53 @@
-"""The commands under `waltzctl bench`."""
+"""`waltzctl bench append` and `bench feed`: how fast a cluster commits and feeds transactions.
+
+Each makes a cluster on this machine for its run and removes it again; `append` may load a cluster that is there. Every
+figure stands with its durability, its number of replicas, the file system and the load of the machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 from typer import Option
 
-from waltzctl.bench import chart, kinds
-from waltzctl.bench.drive import STAMP_BYTES
-from waltzctl.bench.kinds import Bench
-from waltzctl.bench.load import FILLING, Load
-from waltzctl.bench.machine import this_machine
-from waltzctl.bench.result import Result
-from waltzctl.bench.site import Site, scratch
+from waltzctl.bench.counters import PERCENTILES, Counters, Latencies
+from waltzctl.bench.load import Drive, Load
+from waltzctl.placement.plan import assign_replicas
+from waltzctl.playground.daemon import Reporter
+from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzctl.shell.interruption import ending_in_order, left_to_the_loop
-from waltzctl.shell.options import OUTPUT, From, confirmed, positive
-from waltzctl.shell.reach import tls_alone
-from waltzctl.show.bench import Live, result
-from waltzctl.show.forms import AnyForm, put
+from waltzctl.shell.options import From, Output, confirmed, positive
+from waltzctl.shell.progress import Waiting
+from waltzctl.shell.reach import first_contact, tls_alone
+from waltzctl.show.forms import put_json
+from waltzctl.show.terminal import console, count, table
 from waltzd.client import loop
+from waltzd.client.client import Client
+from waltzd.client.view import Transaction
 from waltzd.cluster.documents import FORMAT
 from waltzd.daemon.settings import parse_size
-from waltzd.errors import EXIT_OK, EXIT_USAGE, BadArgument
+from waltzd.disk.real import translate
+from waltzd.errors import EXIT_OK, EXIT_USAGE
 from waltzd.format.layout import VERSIONS
-from waltzd.protocol.locks import Mode
+from waltzd.format.record import OVERHEAD_BYTES
+from waltzd.protocol.batches import FeedMode
+from waltzd.wire.servers import ServerClient
 from waltzd.wire.tls import Tls
+
+PREFIX = "waltz-bench-"
+IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def size_of(text: str) -> int:
@@ -41,33 +58,16 @@ def size_of(text: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class There:
-    """A cluster that is there, in place of one that is made for the run."""
-
-    at: Annotated[
-        str | None,
-        Option("--at", metavar="ADDRESSES", help="Load a cluster that is there: host:port,host:port of its servers."),
-    ] = None
-    yes: Annotated[bool, Option("--yes", help="Do not ask: what is written to a cluster stays in its log for good.")] = (
-        False
-    )
-    tls: Annotated[Callable[[], Tls | None], From(tls_alone)] = lambda: None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Made:
-    """A cluster for this run."""
+    """The cluster for this run."""
 
     directory: Annotated[
         Path | None,
         Option(
-            "--directory",
-            metavar="DIR",
-            file_okay=False,
-            exists=True,
+            "--directory", metavar="DIR", file_okay=False, exists=True,
             help="Where to make the cluster of this run; the temporary directory by default.",
         ),
-    ] = None
+    ] = None  # fmt: skip
     storages: Annotated[int, Option("--storages", min=1, max=STORAGES_MAX)] = 3
     servers: Annotated[int, Option("--servers", min=1, max=SERVERS_MAX)] = 1
     partitions: Annotated[int, Option("--partitions", min=1, max=1024)] = 4
@@ -77,138 +77,78 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a transaction is."""
+    """One transaction."""
 
     size: Annotated[int, Option("--size", metavar="SIZE", parser=size_of, help="Bytes of a payload.")] = 512
-    spread: Annotated[
-        int | None, Option("--spread", min=1, max=1024, help="Use so many of the partitions; all of them by default.")
-    ] = None
-    locks: Annotated[int, Option("--locks", min=0, max=1000, help="Of each transaction.")] = 1
-    keys: Annotated[int, Option("--keys", min=1, max=1_000_000, help="How many different locks there are.")] = 100_000
-    mode: Annotated[Literal["read", "write", "append"], Option("--mode", help="Of the locks.")] = "write"
+    locks: Annotated[int, Option("--locks", min=0, max=1000, help="Locks of each transaction.")] = 1
+    keys: Annotated[int, Option("--keys", min=1, max=1_000_000, help="Number of different locks.")] = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    output: AnyForm = "table"
-    picture: Annotated[
-        Path | None,
-        Option(
-            "--chart",
-            metavar="FILE",
-            dir_okay=False,
-            rich_help_panel=OUTPUT,
-            help="Draw a picture: .png, .svg or .pdf. Needs `pip install 'waltzd[charts]'`.",
-        ),
-    ] = None
+class Site:
+    """The cluster under load."""
+
+    servers: str
+    tls: Tls | None
+    facts: Mapping[str, Any]
+    """What is known of a cluster that was made here; empty for another one."""
+
+    def connect(self, address: str, key: UUID | None = None) -> ServerClient:
+        return ServerClient(address, key, tls=self.tls)
 
 
-Elsewhere = Annotated[There, From(There)]
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line of the result."""
+
+    name: str
+    count: int
+    seconds: float
+    bytes: int
+    latencies: Latencies | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        took: dict[str, float] = {}
+        if self.latencies is not None and self.latencies.count:
+            took = {f"p{percent:g}": round(1000 * self.latencies.percentile(percent), 3) for percent in PERCENTILES}
+            took["max"] = round(1000 * self.latencies.highest, 3)
+        return {
+            "name": self.name,
+            "count": self.count,
+            "seconds": round(self.seconds, 3),
+            "bytes": self.bytes,
+            "per_second": round(self.count / self.seconds, 1) if self.seconds else 0.0,
+            "megabytes_per_second": round(self.bytes / self.seconds / 1e6, 1) if self.seconds else 0.0,
+            "latency_ms": took,
+        }
+
+
 Cluster = Annotated[Made, From(Made)]
 Transactions = Annotated[Shape, From(Shape)]
-Result_ = Annotated[Shown, From(Shown)]
-Seconds = Annotated[float, Option("--seconds", metavar="SECONDS", min=0.1, max=86_400, help="How long.")]
-WarmUp = Annotated[
-    float, Option("--warm-up", metavar="SECONDS", min=0, max=3600, help="Seconds before anything is counted.")
-]
-Producers = Annotated[
-    int, Option("--producers", min=1, max=100_000, help="Each hands over transactions, and waits for them.")
-]
-Batch = Annotated[int, Option("--batch", min=1, max=10_000, help="How many transactions a producer hands over at once.")]
-
-
-Work = Callable[[Bench], Coroutine[Any, Any, Result]]
-
-
-def _run(
-    work: Work,
-    load: Load,
-    *,
-    name: str,
-    made: Made,
-    shown: Shown,
-    there: There | None = None,
-    server_settings: Mapping[str, object] | None = None,
-) -> int:
-    """Checks first, then the cluster, then the work, then the result."""
-    there, picture = there or There(), shown.picture
-    if picture is not None:
-        if picture.suffix not in chart.FORMATS:
-            raise BadArgument(
-                f"--chart {picture}: a picture ends in {', '.join(chart.FORMATS)}", not_done="nothing was run"
-            )
-        chart.check()
-    if there.at is not None and not there.yes and not _agreed(there.at):
-        return EXIT_USAGE
-    with ending_in_order(), Live(name) as live, _site(there, made, live, server_settings or {}) as site:
-        live.say("waiting for the partitions")
-        with left_to_the_loop():
-            found = loop.run(_timed(_bench(site, live, load), work), fast=True)
-    put(result(found), shown.output)
-    if picture is not None:
-        chart.draw(found, picture)
-    return EXIT_OK
-
-
-async def _timed(bench: Bench, work: Work) -> Result:
-    await bench.site.time_round_trip()
-    return await work(bench)
-
-
-def _agreed(addresses: str) -> bool:
-    if confirmed(f"Write to the cluster at {addresses}? Its log keeps what is written for good."):
-        return True
-    typer.echo("Nothing was written.", err=True)
-    return False
-
-
-@contextmanager
-def _site(there: There, made: Made, live: Live, server_settings: Mapping[str, object]) -> Iterator[Site]:
-    if there.at is not None:
-        yield Site(there.at, tls=there.tls())
-        return
-    with scratch(
-        made.directory,
-        partitions=made.partitions,
-        storages=made.storages,
-        servers=made.servers,
-        replicas=made.replicas or min(3, made.storages),
-        format=made.format,
-        server_settings=server_settings,
-        reporter=live,
-    ) as site:
-        yield site
-
-
-def _load(shape: Shape, made: Made, there: There | None = None, **more: Any) -> Load:
-    """Checked, as far as the cluster is known: one that is there says how many partitions it has."""
-    load = Load(
-        partitions=shape.spread or 0,
-        mode=Mode[shape.mode.upper()],
-        size=shape.size,
-        locks=shape.locks,
-        keys=shape.keys,
-        **more,
-    )
-    return load if there is not None and there.at is not None else load.on(made.partitions)
-
-
-def _bench(site: Site, live: Live, load: Load) -> Bench:
-    told = {name: value for name, value in vars(load).items() if value is not None}
-    if not load.partitions:
-        told["partitions"] = "all"
-    return Bench(site=site, machine=this_machine(), settings=told | {"mode": load.mode.name}, watch=live.watch)
 
 
 def append(
     *,
-    there: Elsewhere,
+    at: Annotated[
+        str | None,
+        Option("--at", metavar="ADDRESSES", help="Load a cluster that is there: host:port,host:port of its servers."),
+    ] = None,
+    yes: Annotated[bool, Option("--yes", help="Do not ask: what is written to a cluster stays in its log for good.")] = (
+        False
+    ),
+    tls: Annotated[Callable[[], Tls | None], From(tls_alone)] = lambda: None,
     made: Cluster,
     shape: Transactions,
-    producers: Producers = 64,
-    batch: Batch = 1,
-    seconds: Seconds = 10.0,
-    warm_up: WarmUp = 1.0,
+    producers: Annotated[
+        int, Option("--producers", min=1, max=100_000, help="Each hands over transactions, and waits for them.")
+    ] = 64,
+    batch: Annotated[
+        int, Option("--batch", min=1, max=10_000, help="How many transactions a producer hands over at once.")
+    ] = 1,
+    seconds: Annotated[float, Option("--seconds", metavar="SECONDS", min=0.1, max=86_400, help="How long.")] = 10.0,
+    warm_up: Annotated[
+        float, Option("--warm-up", metavar="SECONDS", min=0, max=3600, help="Seconds before anything is counted.")
+    ] = 1.0,
     count: Annotated[int | None, Option("--count", min=1, help="So many transactions instead of --seconds.")] = None,
     rate: Annotated[
         float | None,
@@ -218,7 +158,7 @@ def append(
             help="So many a second, answered or not; a latency then counts from when the transaction was due.",
         ),
     ] = None,
-    shown: Result_,
+    output: Output = "table",
 ) -> int:
     """Append transactions, each with locks of its own, and measure how many a second are committed and how long each takes.
     Without --at it makes a cluster on this machine for this run, which is removed again.
@@ -229,84 +169,34 @@ def append(
       waltzctl bench append --producers 8 --batch 500 --seconds 2
       waltzctl bench append --producers 1 --rate 200 --seconds 2 -o json
     """
-    load = _load(
-        shape, made, there,
-        producers=producers, batch=batch, warm_up=warm_up, rate=rate, count=count,
+    load = Load(
+        **asdict(shape), producers=producers, batch=batch, warm_up=warm_up, rate=rate, count=count,
         seconds=seconds if count is None else None,
-    )  # fmt: skip
+    ).on(made.partitions)  # fmt: skip
+    if (
+        at is not None
+        and not yes
+        and not confirmed(f"Write to the cluster at {at}? Its log keeps what is written for good.")
+    ):
+        typer.echo("Nothing was written.", err=True)
+        return EXIT_USAGE
 
-    return _run(lambda bench: kinds.append(bench, load), load, name="append", made=made, shown=shown, there=there)
+    async def work(site: Site, say: Callable[[str], None]) -> tuple[Counters, list[Series]]:
+        async with _client(site, load) as client:
+            counters = await Drive(client, load.on(client.partition_count), say).run()
+        size = counters.committed * load.size
+        return counters, [
+            Series(
+                name="committed", count=counters.committed, seconds=counters.seconds, bytes=size,
+                latencies=counters.latencies,
+            )
+        ]  # fmt: skip
 
-
-def mixed(
-    *,
-    there: Elsewhere,
-    made: Cluster,
-    shape: Transactions,
-    producers: Producers = 64,
-    batch: Batch = 1,
-    seconds: Seconds = 10.0,
-    warm_up: WarmUp = 1.0,
-    readers: Annotated[
-        int, Option("--readers", min=1, max=1000, help="Clients that apply everything that is written.")
-    ] = 2,
-    behind: Annotated[
-        int, Option("--behind", min=0, help="So many transactions are written first, and readers begin before them.")
-    ] = 0,
-    shown: Result_,
-) -> int:
-    """Append while readers follow, and measure both: how long a transaction takes to be committed, and how long until every
-    reader has applied it.
-
-    \b
-    Examples:
-      waltzctl bench mixed --seconds 2
-      waltzctl bench mixed --producers 8 --batch 100 --readers 4 --seconds 2
-      waltzctl bench mixed --readers 1 --behind 100000 --seconds 2
-    """
-    load = _load(shape, made, there, producers=producers, batch=batch, warm_up=warm_up, seconds=seconds)
-    if load.size < STAMP_BYTES:
-        raise BadArgument(f"--size {load.size}: a payload has to carry a time of {STAMP_BYTES} bytes")
-
-    return _run(
-        lambda bench: kinds.mixed(bench, load, readers, behind), load, name="mixed", made=made, shown=shown, there=there
-    )
-
-
-def locks(
-    *,
-    there: Elsewhere,
-    made: Cluster,
-    shape: Transactions,
-    seconds: Seconds = 10.0,
-    warm_up: WarmUp = 1.0,
-    producers: Annotated[
-        int, Option("--producers", min=1, max=100_000, help="Each wants one transaction after the other.")
-    ] = 64,
-    clients: Annotated[int, Option("--clients", min=1, max=1000, help="Each with a view of its own.")] = 4,
-    skew: Annotated[
-        float,
-        Option(
-            "--skew",
-            metavar="EXPONENT",
-            min=0,
-            max=10,
-            help="0: every lock as often; above: Zipf's law, the larger the more often the same ones.",
-        ),
-    ] = 0.0,
-    shown: Result_,
-) -> int:
-    """Let producers want the same locks, build again whatever is refused, and measure how many attempts are refused and how
-    long a transaction takes in the end.
-
-    \b
-    Examples:
-      waltzctl bench locks --keys 100 --seconds 2
-      waltzctl bench locks --keys 10000 --skew 1.1 --clients 8 --seconds 2
-    """
-    load = _load(shape, made, there, producers=producers, warm_up=warm_up, seconds=seconds, skew=skew)
-
-    return _run(lambda bench: kinds.locks(bench, load, clients), load, name="locks", made=made, shown=shown, there=there)
+    with ending_in_order(), _Live() as live:
+        if at is not None:
+            return _run("append", work, load, Site(servers=at, tls=tls(), facts={}), live, output)
+        with _scratch(made, live) as site:
+            return _run("append", work, load, site, live, output)
 
 
 def feed(
@@ -314,7 +204,7 @@ def feed(
     made: Cluster,
     shape: Transactions,
     count: Annotated[int, Option("--count", min=1000, help="Transactions to read.")] = 200_000,
-    shown: Result_,
+    output: Output = "table",
 ) -> int:
     """Fill a log, then read it with one client: the older half from the storages' disks (cold), the newer half from its
     owner's memory (hot), with payloads and without.
@@ -324,37 +214,176 @@ def feed(
       waltzctl bench feed --count 20000
       waltzctl bench feed --count 20000 --size 128 --partitions 1
     """
-    load = _load(shape, made, producers=8, batch=FILLING, seconds=None, count=count)
+    load = Load(**asdict(shape), producers=8, batch=500, seconds=None, count=count).on(made.partitions)
+    half = count // made.partitions // 2
 
-    tail = {"tail_bytes_max": kinds.tail_bytes(load, made.partitions)}
-    return _run(lambda bench: kinds.feed(bench, load), load, name="feed", made=made, shown=shown, server_settings=tail)
+    async def work(site: Site, say: Callable[[str], None]) -> tuple[Counters, list[Series]]:
+        async with _client(site, load) as client:
+            first = {partition: await client.end_position(partition) for partition in range(made.partitions)}
+            counters = await Drive(client, load, say).run()
+            middle = {partition: mark + half for partition, mark in first.items()}
+            series = []
+            for name, marks in (("cold", first), ("hot", middle)):
+                for mode in (FeedMode.RECORDS, FeedMode.HEADS):
+                    series.append(await _read(site, f"{name}, {mode.name.lower()}", marks, half, mode))
+        return counters, series
+
+    # The owner's memory holds the newer half of each partition.
+    tail = max(1 << 20, half * (load.size + OVERHEAD_BYTES) * made.partitions)
+    with ending_in_order(), _Live() as live, _scratch(made, live, {"tail_bytes_max": tail}) as site:
+        return _run("feed", work, load, site, live, output)
 
 
-def recovery(
-    *,
-    made: Cluster,
-    shape: Transactions,
-    count: Annotated[int, Option("--count", min=1000, help="Transactions that a storage misses.")] = 200_000,
-    rounds: Annotated[int, Option("--rounds", min=1, max=1000, help="How often an owner goes.")] = 3,
-    shown: Result_,
+class _Passing:
+    """A view that counts until it was fed `count` transactions of every partition."""
+
+    def __init__(self, marks: Mapping[int, int], count: int) -> None:
+        self._marks = marks
+        self._left = dict.fromkeys(marks, count)
+        self.bytes = 0
+        self.done_at = 0.0
+        self.done = asyncio.Event()
+
+    def position(self, partition: int) -> int:
+        return self._marks[partition]
+
+    def apply(self, transaction: Transaction) -> None:
+        self.apply_batch([transaction])
+
+    def apply_batch(self, transactions: Sequence[Transaction]) -> None:
+        self.bytes += sum([transaction.length for transaction in transactions])
+        self._left[transactions[0].partition] -= len(transactions)
+        if max(self._left.values()) <= 0 and not self.done.is_set():
+            self.done_at = time.perf_counter()
+            self.done.set()
+
+
+async def _read(site: Site, name: str, marks: Mapping[int, int], count: int, mode: FeedMode) -> Series:
+    """Read `count` transactions of every partition behind its mark. The clock runs from before the client connects."""
+    view = _Passing(marks, count)
+    begun = time.perf_counter()
+    async with Client(site.servers, connect=site.connect, partitions=list(marks), view=view, feed=mode):
+        await view.done.wait()
+    return Series(name=name, count=count * len(marks), seconds=view.done_at - begun, bytes=view.bytes)
+
+
+def _client(site: Site, load: Load) -> Client:
+    return Client(site.servers, connect=site.connect, feed=FeedMode.NONE, settings=load.client_settings())
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+class _Live(Waiting, Reporter):
+    """One line on standard error."""
+
+
+@contextmanager
+def _scratch(made: Made, live: _Live, server_settings: Mapping[str, object] | None = None) -> Iterator[Site]:
+    """Make a cluster on this machine, and remove it at the end, whatever happens meanwhile."""
+    replicas = made.replicas or min(3, made.storages)
+    assign_replicas(1, {str(number): str(number) for number in range(made.storages)}, replicas)  # refuses too many
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=made.directory))
+    except OSError as error:
+        raise translate(error, f"making a directory in {made.directory or tempfile.gettempdir()}") from error
+    try:
+        cluster = LocalCluster.make(
+            directory / "cluster",
+            partitions=made.partitions,
+            storages=made.storages,
+            servers=made.servers,
+            replication=replicas,
+            format=made.format,
+            reporter=live,
+            settings={"server": server_settings or {}},
+        )
+        facts = {
+            "replicas": replicas, "storages": made.storages, "servers": made.servers, "partitions": made.partitions,
+            "filesystem": filesystem_of(directory),
+        }  # fmt: skip
+        try:
+            cluster.start()
+            yield Site(servers=",".join(cluster.server_addresses), tls=None, facts=facts)
+        finally:
+            cluster.kill()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def filesystem_of(directory: Path) -> str:
+    """Return the type of the file system that holds `directory`, or "unknown"."""
+    found, longest = "unknown", -1
+    real = os.path.realpath(directory)
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+        _, point, kind, *_ = line.split()
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
+            found, longest = kind, len(point)
+    return found
+
+
+# -- the result --------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    name: str,
+    work: Callable[[Site, Callable[[str], None]], Coroutine[Any, Any, tuple[Counters, list[Series]]]],
+    load: Load,
+    site: Site,
+    live: _Live,
+    output: str,
 ) -> int:
-    """Take an owner away in order and by force, and measure how long writing stands still; let a storage miss a part of the
-    log, and measure how fast it gets level. Copying has no bound here (`catch_up_bytes_per_second: 0`).
+    facts = dict(site.facts) | {"cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2)}
 
-    \b
-    Examples:
-      waltzctl bench recovery --servers 2 --rounds 1 --count 20000
-      waltzctl bench recovery --servers 3 --rounds 10 -o json
-    """
-    if made.servers < 2:
-        raise BadArgument("another server has to take over: say --servers 2", not_done="nothing was run")
-    load = _load(shape, made, producers=8, batch=FILLING, seconds=None, count=count)
+    async def run() -> tuple[Counters, list[Series]]:
+        async with first_contact(site.servers.split(",")[0].strip(), site.tls):
+            return await work(site, live.say)
 
-    return _run(
-        lambda bench: kinds.recovery(bench, load, rounds),
-        load,
-        name="recovery",
-        made=made,
-        shown=shown,
-        server_settings={"catch_up_bytes_per_second": 0},
+    with left_to_the_loop():
+        counters, series = loop.run(run(), fast=True)
+    settings = {field: value for field, value in asdict(load).items() if value is not None and field != "partitions"}
+    rows = [one.as_dict() for one in series]
+    if output == "json":
+        put_json(
+            {
+                "bench": name, "settings": settings, "place": facts | {"durability": _durability(facts)}, "series": rows,
+                "refused": counters.refused, "unknown": counters.unknown, "attempts": counters.attempts,
+            }
+        )  # fmt: skip
+        return EXIT_OK
+    out = console()
+    out.print(f"waltzctl bench {name}", style="bold")
+    out.print(", ".join(f"{field} {value}" for field, value in settings.items()), soft_wrap=True)
+    out.print(f"{_durability(facts)}; {count(facts['cores'], 'core')}, load {facts['load']} before the run", soft_wrap=True)
+    heads = ("series", "number", "a second", "MB/s", "seconds", *(f"p{percent:g} ms" for percent in PERCENTILES), "max ms")
+    cells = []
+    for row in rows:
+        took = row["latency_ms"]
+        times = [f"{took[f'p{percent:g}']:,.2f}" if took else "" for percent in PERCENTILES]
+        cells.append(
+            (row["name"], f"{row['count']:,}", f"{row['per_second']:,.0f}", f"{row['megabytes_per_second']:,.1f}",
+             f"{row['seconds']:.2f}", *times, f"{took['max']:,.2f}" if took else "")
+        )  # fmt: skip
+    table(out, heads, cells, right=heads[1:])
+    if counters.refused or counters.unknown:
+        reasons = ", ".join(f"{reason} {number:,}" for reason, number in sorted(counters.refused.items()))
+        out.print(
+            f"of {count(counters.attempts, 'attempt')}, {counters.refused.total():,} were refused ({reasons or 'none'}), "
+            f"{counters.unknown:,} are unknown",
+            soft_wrap=True,
+        )
+    if facts.get("filesystem") in IN_MEMORY:
+        note = f"Note: the storages keep their files in memory ({facts['filesystem']}): a flush keeps nothing there"
+        out.print(note, style="yellow", soft_wrap=True)
+    return EXIT_OK
+
+
+def _durability(facts: Mapping[str, Any]) -> str:
+    if "replicas" not in facts:
+        return "flushed by a majority of its replicas before each acknowledgement"
+    needed = facts["replicas"] // 2 + 1
+    return (
+        f"{facts['replicas']} replicas, flushed by {needed} of them before each acknowledgement; "
+        f"{count(facts['partitions'], 'partition')}, {count(facts['storages'], 'storage')}, "
+        f"{count(facts['servers'], 'server')} on this machine, files on {facts['filesystem']}"
     )

@@ -1,14 +1,12 @@
-"""Outcomes and latencies, counted while a load runs, a window at a time. Pure: moments are given to it.
+"""Outcomes and latencies, counted while a load runs. Pure: moments are given to it.
 
-A latency is counted in one of some thousand buckets, whose width grows with the value: every percentile is right to within
-one part in a hundred, however long a run is and however many producers it has.
+A latency is counted in one of some thousand buckets whose width grows with the value, so every percentile is right to
+within one part in a hundred, however long a run is and however many producers it has.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +14,6 @@ from numpy.typing import NDArray
 from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes
 from waltzd.protocol.locks import AppendOutcome, Committed, Reason, Rejected
 
-WINDOW_SECONDS = 1.0
 LEAST_SECONDS = 1e-6
 STEPS = 128
 """Buckets for each doubling."""
@@ -30,75 +27,47 @@ class Latencies:
         self._counts: NDArray[np.int64] = np.zeros(STEPS * DOUBLINGS, np.int64)
         self.count = 0
         self.highest = 0.0
-        self._total = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """So many transactions took this long."""
-        self._counts[_bucket(seconds)] += times
+        """Count `times` transactions that took `seconds` each."""
+        bucket = int(np.log2(seconds / LEAST_SECONDS) * STEPS) if seconds > LEAST_SECONDS else 0
+        self._counts[min(bucket, STEPS * DOUBLINGS - 1)] += times
         self.count += times
         self.highest = max(self.highest, seconds)
-        self._total += seconds * times
 
     def merge(self, other: Latencies) -> None:
+        """Add what `other` has counted."""
         self._counts += other._counts
         self.count += other.count
         self.highest = max(self.highest, other.highest)
-        self._total += other._total
-
-    @property
-    def mean(self) -> float:
-        return self._total / self.count if self.count else 0.0
 
     def percentile(self, percent: float) -> float:
-        """At least so many of a hundred took no longer; 0 when there are none."""
+        """Return the time within which at least `percent` of a hundred ended; 0 when nothing was counted."""
         if self.count == 0:
             return 0.0
         rank = max(1, int(np.ceil(self.count * percent / 100)))
         bucket = int(np.searchsorted(np.cumsum(self._counts), rank))
-        return float(min(_upper(bucket), self.highest))
-
-    def percentiles(self, wanted: Sequence[float] = PERCENTILES) -> dict[float, float]:
-        return {percent: self.percentile(percent) for percent in wanted}
-
-
-def _bucket(seconds: float) -> int:
-    if seconds <= LEAST_SECONDS:
-        return 0
-    return min(int(np.log2(seconds / LEAST_SECONDS) * STEPS), STEPS * DOUBLINGS - 1)
-
-
-def _upper(bucket: int) -> float:
-    """The longest that is counted there."""
-    return LEAST_SECONDS * float(2.0 ** ((bucket + 1) / STEPS))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """A second of a run."""
-
-    second: float
-    """Its end, from the beginning."""
-    rate: float
-    p50: float
-    p99: float
+        return min(LEAST_SECONDS * float(2.0 ** ((bucket + 1) / STEPS)), self.highest)
 
 
 class Counters:
-    """`begin` throws away what came before."""
+    """Outcomes of one load. `begin` drops what was counted during the warm-up."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        """Length of the measurement, once `end` was called."""
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
         self.committed = 0
         self.refused: Counter[str] = Counter()
+        """Rejected transactions, by reason."""
         self.unknown = 0
         self.latencies = Latencies()
-        self.windows: list[Window] = []
-        self._begun = self._window_begun = now
-        self._window = Latencies()
-        self._window_committed = 0
+        self._begun = now
+
+    def end(self, now: float) -> None:
+        self.seconds = now - self._begun
 
     @property
     def attempts(self) -> int:
@@ -107,15 +76,15 @@ class Counters:
     def one(self, outcome: AppendOutcome, seconds: float) -> None:
         match outcome:
             case Committed():
-                self.commit(1, seconds)
+                self._commit(1, seconds)
             case Rejected(reason):
                 self.refused[reason.name] += 1
             case _:
                 self.unknown += 1
 
     def many(self, outcomes: Outcomes, seconds: float) -> None:
-        """All of them were handed over together, and answered together."""
-        self.commit(outcomes.committed, seconds)
+        """Count a batch, which was handed over and answered as one."""
+        self._commit(outcomes.committed, seconds)
         if outcomes.committed < len(outcomes):
             for row in (outcomes.reasons != IS_COMMITTED).nonzero()[0].tolist():
                 if outcomes.reasons[row] == IS_UNKNOWN:
@@ -123,33 +92,7 @@ class Counters:
                 else:
                     self.refused[Reason(int(outcomes.reasons[row])).name] += 1
 
-    def commit(self, count: int, seconds: float) -> None:
+    def _commit(self, count: int, seconds: float) -> None:
         if count:
             self.committed += count
-            self._window_committed += count
-            self._window.add(seconds, count)
-
-    def tick(self, now: float) -> None:
-        """To be called often; about each second becomes a window."""
-        if now - self._window_begun >= WINDOW_SECONDS:
-            self._close(now)
-
-    def end(self, now: float) -> None:
-        """The rest becomes the last window, if it is long enough to mean anything."""
-        if now - self._window_begun >= WINDOW_SECONDS / 2:
-            self._close(now)
-        else:
-            self.latencies.merge(self._window)
-        self.seconds = now - self._begun
-
-    def _close(self, now: float) -> None:
-        self.latencies.merge(self._window)
-        self.windows.append(
-            Window(
-                second=now - self._begun,
-                rate=self._window_committed / (now - self._window_begun),
-                p50=self._window.percentile(50),
-                p99=self._window.percentile(99),
-            )
-        )
-        self._window, self._window_committed, self._window_begun = Latencies(), 0, now
+            self.latencies.add(seconds, count)

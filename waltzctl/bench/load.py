@@ -1,25 +1,33 @@
-"""What a load is made of: sizes, producers, locks, rate. Values, and the arithmetic of them. Pure.
+"""A load: producers that hand over transactions and wait for them, or all of them keep to a rate, answered or not.
 
-Payloads are random bytes, because real ones seldom compress; a few of them are used again and again, so that making them is
-not measured. Locks are drawn in bulk.
+With a rate, a latency counts from when the transaction was due: when a log stands still for a second, all transactions of
+that second have waited, and not only the few that were under way. Payloads are random bytes, because real ones seldom
+compress; a few of them are used again and again, so that making them is not measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from waltzctl.bench.counters import Counters
+from waltzd.client.client import Client
+from waltzd.client.settings import ClientSettings
 from waltzd.errors import BadArgument
 from waltzd.protocol.locks import Lock, Mode
 
 LOCK_NAME = "bench"
 PAYLOADS_BYTES = 4 << 20
-"""About so much is made beforehand."""
-FILLING = 500
-"""Transactions that each producer hands over at once while a log is only filled."""
+"""Bytes of payloads that are made before a run."""
+SHOW_SECONDS = 0.25
+WAITING_MAX = 100_000
+"""Transactions that are due and not answered. Beyond that the rate is not kept, and what was due still counts as late."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,92 +35,168 @@ class Load:
     size: int = 512
     """Bytes of a payload."""
     partitions: int = 0
-    """Spread over so many of the cluster's, in turn; 0 for all of them."""
+    """Number of partitions, used in turn; set by `on`."""
     producers: int = 64
     batch: int = 1
-    """How many transactions a producer hands over at once, and waits for."""
+    """Transactions that a producer hands over at once and waits for."""
     locks: int = 1
-    """For each transaction."""
+    """Locks of each transaction."""
     keys: int = 100_000
-    """How many different locks there are."""
-    skew: float | None = None
-    """None: each transaction has locks of its own, as far as there are so many. 0: drawn evenly. Above: Zipf's law, the
-    larger the more often the same ones."""
-    mode: Mode = Mode.WRITE
+    """Different locks; transactions take them in turn."""
     rate: float | None = None
-    """Transactions a second, whether or not earlier ones are answered. None: each producer goes on when it is answered."""
+    """Transactions a second, whether or not earlier ones are answered. None: each producer waits for its answer."""
     seconds: float | None = 10.0
     count: int | None = None
-    """So many transactions instead of so many seconds."""
+    """Number of transactions, in place of `seconds`."""
     warm_up: float = 1.0
-    """So long it runs before anything is counted; not with `count`."""
+    """Seconds before anything is counted; unused with `count`."""
 
     def on(self, partitions: int) -> Load:
-        """The same for a cluster of so many partitions; raises when it makes no sense there."""
-        if self.partitions > partitions:
-            raise BadArgument(f"the load wants {self.partitions} partitions; the cluster has {partitions}")
+        """Return this load for a cluster with so many partitions; raise `BadArgument` if it makes no sense."""
         if self.locks > self.keys:
             raise BadArgument(f"a transaction cannot have {self.locks} different locks out of {self.keys}")
         if (self.seconds is None) == (self.count is None):
             raise BadArgument("say either for how many seconds or how many transactions")
-        return replace(self, partitions=self.partitions or partitions)
+        return replace(self, partitions=partitions)
+
+    def client_settings(self) -> ClientSettings:
+        """Return settings with room for all that is in flight: the cluster is measured, not the client's bounds."""
+        rows = 2 * self.producers * self.batch if self.rate is None else WAITING_MAX + self.batch
+        return ClientSettings(pending_max=max(20_000, rows), pending_bytes_max=max(32 << 20, rows * (self.size + 256)))
 
 
-class Payloads:
-    """The same few random payloads, in turn."""
+class Cycle(Generic[T]):
+    """The same few values in turn."""
 
-    def __init__(self, size: int, *, seed: int = 1) -> None:
-        self.size = size
-        count = max(1, min(1024, PAYLOADS_BYTES // max(1, size)))
-        raw = np.random.default_rng(seed).bytes(count * size)
-        self._all = [raw[at * size : (at + 1) * size] for at in range(count)]
+    def __init__(self, values: Sequence[T]) -> None:
+        self._values = values
         self._next = 0
 
-    def take(self, count: int) -> list[bytes]:
-        out: list[bytes] = []
+    def take(self, count: int) -> list[T]:
+        out: list[T] = []
         while len(out) < count:
-            part = self._all[self._next : self._next + count - len(out)]
-            self._next = (self._next + len(part)) % len(self._all)
+            part = self._values[self._next : self._next + count - len(out)]
+            self._next = (self._next + len(part)) % len(self._values)
             out += part
         return out
 
 
-class Locks:
-    """The locks of transaction after transaction."""
-
-    def __init__(self, load: Load, *, seed: int = 1) -> None:
-        self._each = load.locks
-        self._pool = [Lock(LOCK_NAME, key, load.mode) for key in range(load.keys if load.locks else 0)]
-        self._random = np.random.default_rng(seed)
-        self._weights = None if load.skew is None else _zipf(load.keys, load.skew)
-        self._next = 0
-
-    def take(self, count: int) -> Sequence[tuple[Lock, ...]]:
-        if self._each == 0:
-            return [()] * count
-        keys = self._draw(count * self._each).tolist()
-        pool, each = self._pool, self._each
-        if each == 1:
-            return [(pool[key],) for key in keys]
-        rows = [keys[at : at + each] for at in range(0, len(keys), each)]
-        return [tuple([pool[key] for key in dict.fromkeys(row)]) for row in rows]
-
-    def _draw(self, count: int) -> NDArray[np.int64]:
-        if self._weights is None:
-            start, self._next = self._next, (self._next + count) % len(self._pool)
-            return np.arange(start, start + count) % len(self._pool)
-        drawn = self._random.random(count)
-        return np.minimum(np.searchsorted(self._weights, drawn), len(self._pool) - 1)
+def payloads(size: int) -> Cycle[bytes]:
+    count = max(1, min(1024, PAYLOADS_BYTES // max(1, size)))
+    raw = np.random.default_rng(1).bytes(count * size)
+    return Cycle([raw[at * size : (at + 1) * size] for at in range(count)])
 
 
-def _zipf(keys: int, skew: float) -> NDArray[np.float64]:
-    """Up to which random number each key is meant."""
-    weights: NDArray[np.float64] = np.arange(1, keys + 1, dtype=np.float64) ** -skew
-    ends: NDArray[np.float64] = np.cumsum(weights)
-    ends /= ends[-1]
-    return ends
+def locks(each: int, keys: int) -> Cycle[tuple[Lock, ...]]:
+    """Return locks for transaction after transaction; no two share one as long as there are keys left."""
+    if each == 0:
+        return Cycle([()])
+    pool = [Lock(LOCK_NAME, key, Mode.WRITE) for key in range(keys)]
+    return Cycle([tuple(pool[at : at + each]) for at in range(0, keys - each + 1, each)])
 
 
-def due_at(number: int, rate: float) -> float:
-    """When, in seconds from the beginning, the transaction of this number is due."""
-    return number / rate
+class Drive:
+    """One load on one cluster, once."""
+
+    def __init__(self, client: Client, load: Load, say: Callable[[str], None]) -> None:
+        """`say`: called now and then with the rate so far."""
+        self.counters = Counters()
+        self._client = client
+        self._load = load
+        self._say = say
+        self._payloads = payloads(load.size)
+        self._locks = locks(load.locks, load.keys)
+        self._left = load.count
+        self._is_over = False
+        self._turns = 0
+
+    async def run(self) -> Counters:
+        """Return what was counted after the warm-up, once the load is done and everything is answered."""
+        for partition in range(self._load.partitions):  # every partition has an owner before any clock runs
+            await self._client.end_position(partition)
+        self.counters.begin(time.perf_counter())
+        work = asyncio.create_task(self._work())
+        showing = asyncio.create_task(self._show())
+        try:
+            if self._load.seconds is not None:
+                await _span(work, self._load.warm_up)
+                self.counters.begin(time.perf_counter())
+                await _span(work, self._load.seconds)
+                self.counters.end(time.perf_counter())
+                self._is_over = True
+                await work
+            else:
+                await work
+                self.counters.end(time.perf_counter())
+        finally:
+            self._is_over = True
+            for task in (showing, work):
+                task.cancel()
+            await asyncio.gather(showing, work, return_exceptions=True)
+        return self.counters
+
+    async def _show(self) -> None:
+        while True:
+            before = self.counters.committed
+            await asyncio.sleep(SHOW_SECONDS)
+            self._say(f"{max(0, self.counters.committed - before) / SHOW_SECONDS:,.0f} transactions a second")
+
+    async def _work(self) -> None:
+        if self._load.rate is not None:
+            await self._keep_rate(self._load.rate)
+        else:
+            async with asyncio.TaskGroup() as producers:
+                for _ in range(self._load.producers):
+                    producers.create_task(self._produce())
+
+    async def _produce(self) -> None:
+        while (turn := self._next_turn()) is not None:
+            await self._hand_over(*turn, time.perf_counter())
+
+    async def _keep_rate(self, rate: float) -> None:
+        begun, due = time.perf_counter(), 0
+        room = asyncio.Semaphore(max(1, WAITING_MAX // self._load.batch))
+
+        async def hand_over(partition: int, count: int, due_time: float) -> None:
+            try:
+                await self._hand_over(partition, count, due_time)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as handing:
+            while (turn := self._next_turn()) is not None:
+                due += turn[1]
+                due_time = begun + due / rate
+                if (early := due_time - time.perf_counter()) > 0:
+                    await asyncio.sleep(early)
+                await room.acquire()
+                handing.create_task(hand_over(*turn, due_time))
+
+    def _next_turn(self) -> tuple[int, int] | None:
+        """Return the partition of the next call and its number of transactions; None at the end of the load."""
+        count = self._load.batch if self._left is None else min(self._load.batch, self._left)
+        if self._is_over or count == 0:
+            return None
+        if self._left is not None:
+            self._left -= count
+        partition, self._turns = self._turns % self._load.partitions, self._turns + 1
+        return partition, count
+
+    async def _hand_over(self, partition: int, count: int, since: float) -> None:
+        client = self._client
+        data, wanted = self._payloads.take(count), self._locks.take(count)
+        mark = client.position(partition)
+        if count == 1:
+            outcome = await client.append(data[0], partition=partition, locks=wanted[0], position=mark)
+            self.counters.one(outcome, time.perf_counter() - since)
+        else:
+            given = wanted if self._load.locks else None
+            outcomes = await client.append_many(data, partition=partition, locks=given, position=mark)
+            self.counters.many(outcomes, time.perf_counter() - since)
+
+
+async def _span(work: asyncio.Task[None], seconds: float) -> None:
+    """Wait for `seconds`, or raise what `work` failed with."""
+    await asyncio.wait([work], timeout=seconds)
+    if work.done():
+        work.result()

@@ -10,7 +10,18 @@ from itertools import pairwise
 
 from waltzd.errors import BadArgument
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "bench append --chart": "draw the JSON of `-o json`",
+    "bench append --mode": "leave it out; locks are of the mode WRITE",
+    "bench append --spread": "leave it out, or make a cluster with fewer --partitions",
+    "bench feed --chart": "draw the JSON of `-o json`",
+    "bench feed --mode": "leave it out; locks are of the mode WRITE",
+    "bench feed --spread": "leave it out, or make a cluster with fewer --partitions",
+    "bench locks": "use `waltzctl bench append` with few --keys, and read how many were refused",
+    "bench mixed": "use `waltzctl bench append`, and `waltzctl bench feed` for readers; "
+    "in a checkout `./dev bench curves --curves readers`",
+    "bench recovery": "stop an owner while `waltzctl bench append` runs, and read its highest latency",
+}
 """Removed name → the replacement, as the text that follows "Next: " in the error.
 
 A name is a group (`analysis`), a command (`cluster status`), an option of a command (`spark-export --lossless`), or one

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from waltz_spark.analysis.report import Part, Report
-from waltzctl.bench import chart
 from waltzd.disk.real import translate
-from waltzd.errors import BadArgument, PathMissing
+from waltzd.errors import BadArgument, NotInstalled, PathMissing
 
+FORMATS = (".png", ".svg", ".pdf")
 WIDTH, HEIGHT = 8.0, 7.0
 BARS_MAX = 40
 """More partitions than this are shown by the hottest of them."""
@@ -19,11 +19,15 @@ _TICKS_MAX = 12
 
 def check(path: Path) -> None:
     """Refuses a picture that cannot be drawn, before anything is read."""
-    if path.suffix not in chart.FORMATS:
-        raise BadArgument(f"--chart {path}: it has to end in {', '.join(chart.FORMATS)}", not_done="nothing was read")
+    if path.suffix not in FORMATS:
+        raise BadArgument(f"--chart {path}: it has to end in {', '.join(FORMATS)}", not_done="nothing was read")
     if not path.absolute().parent.is_dir():
         raise PathMissing(f"--chart {path}: there is no directory {path.parent}")
-    chart.check()
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise NotInstalled("matplotlib is not installed", extra="charts") from error
+    matplotlib.use("Agg")
 
 
 def draw(report: Report, path: Path) -> None:

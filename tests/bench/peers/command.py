@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
+from tests.bench.machine import this_machine
 from tests.bench.peers.etcd import Etcd
 from tests.bench.peers.jetstream import FlushingJetStream, JetStream
 from tests.bench.peers.load import WORKLOADS, Measurement, Plan
@@ -29,7 +30,7 @@ from tests.bench.peers.redis_streams import RedisStreams
 from tests.bench.peers.report import Row, facts_of, rows_of, text_of
 from tests.bench.peers.system import LANES_MANY, Facts, System
 from tests.bench.peers.waltz import Waltz
-from waltzctl.bench.machine import filesystem_of, this_machine
+from waltzctl.bench.command import filesystem_of
 from waltzctl.shell.blueprint import free_ports
 from waltzd.errors import WaltzError
 

@@ -23,7 +23,7 @@ from tests.bench.peers.process import Process, cpu_seconds, family_of, undisturb
 from tests.bench.peers.report import NOTHING, Row, facts_of, rows_of, text_of
 from tests.bench.peers.system import LANES, LANES_MANY, Facts, find_program, missing_of, until_it_works
 from tests.unit import timeless
-from waltzctl.bench.machine import filesystem_of
+from waltzctl.bench.command import filesystem_of
 from waltzctl.playground.daemon import birth
 from waltzctl.shell.blueprint import free_ports
 
