@@ -36,7 +36,6 @@ COMPLETE = "_WALTZCTL_COMPLETE"
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
         "analysis": ("", "What a log says when all of it is looked at."),
-        "audit": ("", "Who asked the daemons for what, and was refused what."),
         "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
         "backup": ("", "How much would be lost now; and whether all of it comes back."),
         "bench": ("", "Measure what a cluster does under load."),
@@ -102,10 +101,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("waltzctl.records.archive:status", "How far each partition is archived."),
         "timelines": ("waltzctl.records.archive:timelines", "List the timelines of each partition in a store."),
         "verify": ("waltzctl.records.archive:verify", "Check an archive in its store."),
-    },
-    "audit": {
-        "list": ("waltzctl.watching.audit:list_", "What daemons were asked lately, and by whom."),
-        "verify": ("waltzctl.watching.audit:verify", "Whether the audit file of a daemon is whole."),
     },
     "backup": {
         "drill": (

@@ -57,9 +57,7 @@ def as_json(told: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    "words", [["health"], ["top"], ["events"], ["audit", "list"], ["doctor"], ["support", "bundle"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [["health"], ["top"], ["events"], ["doctor"], ["support", "bundle"]], ids=" ".join)
 def test_the_examples_of_the_help_run(live: LocalCluster, waltzctl: Tool, place: Path, words: list[str]) -> None:
     for arguments in examples(waltzctl, words):
         typed = [argument.replace("/tmp", str(place)) for argument in arguments]
@@ -169,23 +167,6 @@ def test_what_daemons_said(live: LocalCluster, waltzctl: Tool) -> None:
     only = as_json(waltzctl("events", "--since", "1d", "--daemon", "server-1", "--directory", live.directory, "-o", "json"))
     assert {one["who"] for one in only["events"]} == {"server-1"}
     assert set(only["events"][0]) == {"time", "who", "kind", "level", "code", "text"}
-
-
-def test_who_asked_the_daemons_for_what(live: LocalCluster, waltzctl: Tool) -> None:
-    told = as_json(waltzctl("audit", "list", "--directory", live.directory, "-o", "json"))
-    assert set(told["heads"]) >= {"server-1", "storage-1"}
-    assert {"StorageAdmin/CreatePartitions", "Replica/Open"} <= {one["what"] for one in told["audit"]}
-    assert {one["who"] for one in told["audit"] if one["what"] == "Replica/Open"} == {"anonymous"}
-    assert as_json(waltzctl("audit", "list", "--who", "nobody", "--directory", live.directory, "-o", "json"))["audit"] == []
-
-
-def test_the_audit_file_of_a_storage_is_whole_while_it_runs(live: LocalCluster, waltzctl: Tool) -> None:
-    (file, *_) = sorted(live.directory.glob("storage-1/**/audit.log"))
-    for arguments in examples(waltzctl, ["audit", "verify"]):
-        told = waltzctl(*(str(file) if word.endswith("audit.log") else word for word in arguments))
-        assert (told.code, told.err) == (0, ""), told
-    heads = as_json(waltzctl("audit", "list", "--directory", live.directory, "-o", "json"))["heads"]
-    assert waltzctl("audit", "verify", file, "--head", heads["storage-1"]).code == 0
 
 
 def test_events_that_cannot_be_asked_for(live: LocalCluster, waltzctl: Tool) -> None:

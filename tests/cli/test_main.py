@@ -48,8 +48,6 @@ ELSEWHERE = {
         *(["group", "parked", name] for name in ("discard", "list", "replay")),
     ],
     "cli/test_looking": [
-        ["audit", "list"],
-        ["audit", "verify"],
         ["doctor"],
         ["events"],
         ["health"],

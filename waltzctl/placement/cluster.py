@@ -238,8 +238,8 @@ def history(
     output: AnyForm = "table",
 ) -> int:
     """Who changed what with waltzctl, when and why, and what came of it: the name in the certificate, or `unverified:` with
-    the name that the environment says. The newest 1,000 entries are kept. What daemons were asked, they say themselves:
-    `waltzctl audit list`.
+    the name that the environment says. The newest 1,000 entries are kept. What daemons were asked stands in
+    the `audit.log` of each.
 
     \b
     Examples:

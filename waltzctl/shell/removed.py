@@ -11,6 +11,7 @@ from itertools import pairwise
 from waltzd.errors import BadArgument
 
 REMOVED: dict[str, str] = {
+    "audit": "read `audit.log` of the daemon with jq; docs/security.md shows how, and how to check its chain",
     "bench append --chart": "draw the JSON of `-o json`",
     "bench append --mode": "leave it out; locks are of the mode WRITE",
     "bench append --spread": "leave it out, or make a cluster with fewer --partitions",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,7 +20,6 @@ from waltzctl.watching.facts import Check, Grade, Sighting
 from waltzctl.watching.probe import Probe, Probing
 from waltzctl.watching.rates import PartitionRates, Rates, StorageRates, by
 from waltzd.errors import TlsMismatch, WaltzError
-from waltzd.protocol.audit import AuditLine, Break, Chain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -300,86 +299,6 @@ def _draw_events(out: Console, found: Sequence[Line]) -> None:
             style=LEVELS.get(line.level, ""),
             soft_wrap=True,
         )
-
-
-# -- audit -------------------------------------------------------------------------------------------------------------
-
-
-class ToldLine(Protocol):
-    """A line of an audit log, and the daemon that tells it."""
-
-    @property
-    def daemon(self) -> str: ...
-    @property
-    def line(self) -> AuditLine: ...
-
-
-AUDIT: Columns[ToldLine] = (
-    Column("time", lambda told: moment(told.line.time_ms)),
-    Column("daemon", lambda told: told.daemon),
-    Column("", lambda told: told.line.who, json="who"),
-    Column("who", lambda told: _caller(told.line.who), json=""),
-    Column("peer", lambda told: told.line.peer, is_wide=True),
-    Column("what", lambda told: told.line.what),
-    Column("partitions", lambda told: told.line.partitions),
-    Column("about", lambda told: told.line.about),
-    Column("result", lambda told: "done" if told.line.code is None else "refused"),
-    Column("code", lambda told: told.line.code),
-    Column("times", lambda told: told.line.times, is_right=True),
-    Column("", lambda told: told.line.number, json="number"),
-)
-
-
-def _caller(uri: str) -> str:
-    """Role and name: the cluster is the one that is asked."""
-    return "/".join(uri.split("/")[-2:])
-
-
-def audit(found: Sequence[ToldLine], heads: Mapping[str, str]) -> Listing[ToldLine]:
-    """`heads`: the hash of the newest line in the file of each daemon."""
-    nothing = "Nothing was asked of the daemons in this time that an audit log tells of."
-    return Listing(kind="audit", columns=AUDIT, rows=found, nothing=nothing, more={"heads": dict(sorted(heads.items()))})
-
-
-BREAKS: Columns[Break] = (
-    Column("file", lambda one: one.file),
-    Column("line", lambda one: one.line, is_right=True),
-    Column("finding", lambda one: one.why),
-)
-
-
-def chain(found: Chain, breaks: Sequence[Break], head: str | None, *, is_well: bool) -> Page:
-    is_known = None if head is None else head in found.heads
-
-    def draw(out: Console) -> None:
-        if breaks:
-            grid(out, BREAKS, breaks)
-        if is_known is False:
-            out.print(
-                f"The head {head} is not in it: lines were cut off, or written anew.", style="bold red", soft_wrap=True
-            )
-        verdict = "The chain holds" if is_well else "The chain does not hold"
-        out.print(f"{verdict}: {count(found.lines, 'line')}", style="green" if is_well else "bold red", soft_wrap=True)
-        if found.first is not None and found.last is not None:
-            first = "the first of all" if found.is_from_the_start else "older ones are not there"
-            span = f"{moment(found.first.time_ms)} ({first}) to {moment(found.last.time_ms)}"
-            out.print(f"from {span}; the head is {found.head}", soft_wrap=True)
-        if found.lost:
-            out.print(f"{count(found.lost, 'line')} could not be written, by the daemon's own word", soft_wrap=True)
-
-    return Page(
-        draw=draw,
-        things=Listing(kind="findings", columns=BREAKS, rows=breaks),
-        told={
-            "result": "clean" if is_well else "findings",
-            "lines": found.lines,
-            "from_the_start": found.is_from_the_start,
-            "head": found.head,
-            "head_is_known": is_known,
-            "lost": found.lost,
-            "findings": objects(BREAKS, breaks),
-        },
-    )
 
 
 def silent(found: Mapping[str, WaltzError]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
@@ -30,7 +30,6 @@ from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, WaltzError
-from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.descriptions import Events
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.storages import AdminClient
@@ -222,16 +221,7 @@ class Listening:
             await client.close()
 
     async def listen(self, found: Picture, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
-        """What every daemon has said since the last time."""
-        return await self._each(found, names, self._hear)
-
-    async def audit(self, found: Picture, names: Sequence[str] = ()) -> dict[tuple[str, str], AuditLines]:
-        """Who asked every daemon for what lately."""
-        return await self._each(found, names, self._ask_audit)
-
-    async def _each(
-        self, found: Picture, names: Sequence[str], ask: Callable[[str, str, str], Awaitable[T]]
-    ) -> dict[tuple[str, str], T]:
+        """Return what every daemon has logged since the last time."""
         turn = asyncio.Semaphore(CALLS_MAX)
         daemons = [
             *(("server", view.meta.name, view.meta.admin_listen) for view in found.servers),
@@ -239,10 +229,10 @@ class Listening:
         ]
         self.silent = {}
 
-        async def one(kind: str, name: str, address: str) -> tuple[tuple[str, str], T | None]:
+        async def one(kind: str, name: str, address: str) -> tuple[tuple[str, str], Events | None]:
             async with turn:
                 try:
-                    return (kind, name), await ask(kind, name, address)
+                    return (kind, name), await self._hear(kind, name, address)
                 except WaltzError as error:
                     self.silent[name] = error
                     return (kind, name), None
@@ -250,10 +240,6 @@ class Listening:
         wanted = [daemon for daemon in daemons if not names or daemon[1] in names]
         answers = await asyncio.gather(*(one(*daemon) for daemon in wanted))
         return {daemon: said for daemon, said in answers if said is not None}
-
-    async def _ask_audit(self, kind: str, name: str, address: str) -> AuditLines:
-        async with first_contact(address, self._tls):
-            return await self._client(kind, name, address).audit()
 
     async def _hear(self, kind: str, name: str, address: str) -> Events:
         client = self._client(kind, name, address)

@@ -371,8 +371,8 @@ def durable_groups(facts: Facts) -> Found:
         return "there are none"
     if found.foreign:
         yield warn(
-            f"{found.foreign:,} entries of the group log were written by no server, and are passed over: `waltzctl audit` "
-            "says who mounted it"
+            f"{found.foreign:,} entries of the group log were written by no server, and are passed over: `audit.log` of "
+            "the servers says who mounted it"
         )
     for one in found.troubles:
         where = f"the group {one.name} in partition {one.partition}"

@@ -1,9 +1,10 @@
-"""The audit log of a daemon as it runs: in a file that is chained (`waltzd.protocol.audit`), in memory, and as log lines.
+"""The audit log of a daemon as it runs: in two chained files (`waltzd.protocol.audit`), and as lines of its log.
 
-A thread writes the file and flushes what it wrote: a disk that hangs must keep no caller waiting. So a line is on the
-disk a moment after the call that it tells of, and a machine that dies takes the last ones with it. A full disk does not
-stop the daemon either. Lines wait in memory, up to a bound; what is lost beyond it is counted, and a line says so as soon
-as there is room.
+What people did and what anybody had no right to stands in one file, what servers and applications do every day in the
+other, so that applications push no line of a person out. A thread writes and flushes both: a disk that hangs must keep no
+caller waiting. So a line is on the disk a moment after the call that it tells of, and a machine that dies takes the last
+ones with it. A full disk does not stop the daemon either. Lines wait in memory, up to a bound; what is lost beyond it is
+counted, and a line says so as soon as there is room. Without files, the log of the daemon alone has the lines.
 """
 
 from __future__ import annotations
@@ -16,26 +17,22 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import version
 
 from waltzd.daemon.config import DaemonConfig
 from waltzd.disk.real import translate
 from waltzd.errors import BadConfig, WaltzError, tree
-from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, AuditLine, AuditLines, Deed, Refusals, decode, encode
+from waltzd.protocol.audit import BEGAN, ENDED, LOST, NOBODY, START, Deed, Refusals, encode, hash_of
 from waltzd.protocol.role import Role
 
 AUDIT_NAME = "audit.log"
 """What people did, and what anybody had no right to."""
 TRAFFIC_NAME = "audit-traffic.log"
-"""What servers and applications do every day. It is in a file of its own, so that applications, which may do it without
-end, push no line of a person out of the other one."""
-RECENT_MAX = 500
-"""Of the lines in memory, of each kind: what people did, or were refused; and what servers and applications did."""
+"""What servers and applications do every day."""
 WAITING_MAX = 10_000
 """Lines that wait for the disk: about ten megabytes."""
 END_BYTES = 1 << 20
-"""So much of the end of a file is read at a start."""
+"""Bytes of the end of a file that are read at a start."""
 TORN_BYTES_MAX = 64 << 10
 """The longest piece of a line: more without an end is no line of ours, and stays."""
 LOOK_SECONDS = 2.0
@@ -47,6 +44,8 @@ _DENIED = frozenset(code for code, kind in tree().items() if kind.status == "PER
 _PEOPLE = ("StorageAdmin/", "ServerAdmin/", "audit/")
 _OPERATOR = f"/role/{Role.OPERATOR}/"
 log = logging.getLogger("waltz.audit")
+Noted = tuple[Deed, int]
+"""A deed and the milliseconds of its time."""
 
 
 class ChainedFile:
@@ -55,14 +54,14 @@ class ChainedFile:
     def __init__(self, path: str, *, bytes_max: int, files_max: int) -> None:
         self.path = path
         self.head = START
-        self.number = 0
+        """Hash of the newest line."""
         self._bytes_max = bytes_max
         self._files_max = files_max
         self._file: int | None = None
         self._size = 0
 
-    def open(self) -> list[AuditLine]:
-        """Its newest lines, oldest first. What a crash left of a line is cut off."""
+    def open(self) -> None:
+        """Go on behind the newest line. What a crash left of a line is cut off."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two writers would tear one chain into two
@@ -71,12 +70,11 @@ class ChainedFile:
                 with suppress(FileNotFoundError), open(f"{self.path}.1", "rb") as older:
                     older.seek(max(0, os.fstat(older.fileno()).st_size - END_BYTES))
                     content = older.read()
-            found = self._go_on_behind(content)
         except BaseException:
             os.close(file)
             raise
+        self.head = hash_of(content.removesuffix(b"\n").rpartition(b"\n")[2]) if content else START
         self._file = file
-        return found
 
     def _whole_lines(self, file: int) -> bytes:
         self._size = os.fstat(file).st_size
@@ -91,33 +89,19 @@ class ChainedFile:
             content = content[: len(content) - torn]
         return content
 
-    def _go_on_behind(self, content: bytes) -> list[AuditLine]:
-        self.head, found = START, []
-        texts = content.decode("utf-8", "replace").splitlines()
-        for text in texts:
-            try:
-                line, _, self.head = decode(text)
-            except ValueError:  # the first one may be the end of a line
-                self.head = START
-                continue
-            found.append(line)
-            self.number = line.number
-        if texts and self.head == START:
-            log.error("the last line of %s cannot be read: the chain of its lines begins anew behind it", self.path)
-        return found
-
-    def append(self, lines: list[AuditLine]) -> None:
-        """All of them, flushed; or OSError, and none."""
+    def append(self, lines: list[Noted]) -> None:
+        """Write and flush all of the lines, or raise OSError and leave none of them."""
         if self._file is None:
             self.open()
         if self._size >= self._bytes_max:
             self._rotate()
         assert self._file is not None
         texts, head = [], self.head
-        for line in lines:
-            text, head = encode(line, head)
-            texts.append(text + "\n")
-        content = memoryview("".join(texts).encode())
+        for deed, time_ms in lines:
+            text = encode(deed, time_ms=time_ms, before=head).encode()
+            texts.append(text + b"\n")
+            head = hash_of(text)
+        content = memoryview(b"".join(texts))
         try:
             written = 0
             while written < len(content):
@@ -128,7 +112,7 @@ class ChainedFile:
                 os.ftruncate(self._file, self._size)
             self.close()
             raise
-        self.head, self.number, self._size = head, lines[-1].number, self._size + len(content)
+        self.head, self._size = head, self._size + len(content)
 
     def _rotate(self) -> None:
         self.close()
@@ -139,9 +123,9 @@ class ChainedFile:
             os.replace(self.path, f"{self.path}.1")
         else:
             os.unlink(self.path)
-        head, number = self.head, self.number
+        head = self.head  # with one file only, the line in front is gone
         self.open()
-        self.head, self.number = head, number
+        self.head = head
 
     def close(self) -> None:
         if self._file is not None:
@@ -150,47 +134,32 @@ class ChainedFile:
 
 
 class AuditLog:
-    """Two files, if there are any, and the newest lines in memory. Any thread may write."""
+    """Two files, or none. Any thread may write."""
 
     def __init__(self, file: ChainedFile | None, traffic: ChainedFile | None = None) -> None:
-        """`traffic`: for what servers and applications do; None: it stands in `file`, too. `BadConfig` when a file can
-        never be written; a full disk is none of these reasons."""
+        """`traffic`: the file for what servers and applications do; None: the same as `file`. Raises `BadConfig` when a
+        file can never be written; a full disk is no such reason."""
         self._file = file
         self._traffic = traffic or file
         self._changed = threading.Condition()
         self._refusals = Refusals()
-        self._people: deque[AuditLine] = deque(maxlen=RECENT_MAX)
-        self._others: deque[AuditLine] = deque(maxlen=RECENT_MAX)
-        self._number = 0
         files = [one for one in dict.fromkeys((file, traffic)) if one is not None]
-        self._waiting: dict[ChainedFile, deque[AuditLine]] = {one: deque() for one in files}
+        self._waiting: dict[ChainedFile, deque[Noted]] = {one: deque() for one in files}
         self._lost = dict.fromkeys(files, 0)
         self._complaint: dict[ChainedFile, WaltzError] = {}
         for one in files:
-            self._open(one)
-        for one in files:
-            threading.Thread(target=self._write, args=(one,), name="audit", daemon=True).start()
+            try:
+                one.open()
+            except OSError as error:
+                if error.errno in _MISCONFIGURED:
+                    raise BadConfig(f"the audit log cannot be written: {translate(error, one.path).message}") from error
+                self._complain(error, one)
+        threading.Thread(target=self._write, name="audit", daemon=True).start()
         self.note(Deed(who=NOBODY, peer="", what=BEGAN, about=f"version={version('waltzd')} process={os.getpid()}"))
         log.info("the audit log begins; %s", self._place())
 
-    def _open(self, file: ChainedFile) -> None:
-        try:
-            before = file.open()
-        except OSError as error:
-            if error.errno in _MISCONFIGURED:
-                raise BadConfig(f"the audit log cannot be written: {translate(error, file.path).message}") from error
-            self._complain(error, file)
-            return
-        self._number = max(self._number, file.number)
-        for line in before:
-            self._ring(line).append(line)
-
     def _place(self) -> str:
-        return "it is kept in memory only" if self._file is None else f"the head of {self._file.path} is {self.head}"
-
-    @property
-    def head(self) -> str:
-        return "" if self._file is None else self._file.head
+        return "it has no file" if self._file is None else f"the head of {self._file.path} is {self._file.head}"
 
     def note(self, deed: Deed) -> None:
         with self._changed:
@@ -199,31 +168,16 @@ class AuditLog:
                 self._put(one, now_ms)
 
     def _put(self, deed: Deed, now_ms: int) -> None:
-        self._number += 1
-        line = AuditLine(**asdict(deed), number=self._number, time_ms=now_ms)
-        ring = self._ring(line)
-        ring.append(line)
-        file = self._file if ring is self._people else self._traffic
+        is_of_people = deed.what.startswith(_PEOPLE) or _OPERATOR in deed.who or _is_denied(deed)
+        file = self._file if is_of_people else self._traffic
         if file is not None:
             if len(self._waiting[file]) < WAITING_MAX:
-                self._waiting[file].append(line)
+                self._waiting[file].append((deed, now_ms))
             else:
                 self._lost[file] += 1
             self._changed.notify_all()
-        if line.what not in (BEGAN, ENDED, LOST):
-            log.log(_level(line), "%s", sentence(line), extra={"code": line.code})
-
-    def _ring(self, line: AuditLine) -> deque[AuditLine]:
-        """What applications and servers do is much, and must not push out what people do."""
-        is_ours = line.what.startswith(_PEOPLE) or _OPERATOR in line.who or _is_denied(line)
-        return self._people if is_ours else self._others
-
-    def lines(self) -> AuditLines:
-        """The newest, oldest first."""
-        with self._changed:
-            self._count_refusals()
-            found = sorted((*self._people, *self._others), key=lambda line: line.number)
-        return AuditLines(head=self.head, lines=tuple(found))
+        if deed.what not in (BEGAN, ENDED, LOST):
+            log.log(_level(deed), "%s", sentence(deed), extra={"code": deed.code})
 
     def _count_refusals(self, *, is_all: bool = False) -> None:
         now_ms = _now_ms()
@@ -231,7 +185,7 @@ class AuditLog:
             self._put(one, now_ms)
 
     def close(self) -> None:
-        """Before the process ends: what is not written yet has a moment for it."""
+        """Give what is not written yet a moment, before the process ends."""
         with self._changed:
             self._count_refusals(is_all=True)
         self.note(Deed(who=NOBODY, peer="", what=ENDED))
@@ -244,16 +198,17 @@ class AuditLog:
 
     # -- the thread
 
-    def _write(self, file: ChainedFile) -> None:
+    def _write(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting[file], LOOK_SECONDS)
+                self._changed.wait_for(lambda: any(self._waiting.values()), LOOK_SECONDS)
                 self._count_refusals()
-                batch = list(self._waiting[file])
-            if batch and not self._append(file, batch):
+                batches = {file: list(waiting) for file, waiting in self._waiting.items() if waiting}
+            written = [self._append(file, batch) for file, batch in batches.items()]
+            if not all(written):
                 time.sleep(LOOK_SECONDS)
 
-    def _append(self, file: ChainedFile, batch: list[AuditLine]) -> bool:
+    def _append(self, file: ChainedFile, batch: list[Noted]) -> bool:
         try:
             file.append(batch)
         except OSError as error:
@@ -279,19 +234,19 @@ class AuditLog:
         self._complaint[file] = found
 
 
-def sentence(line: AuditLine) -> str:
+def sentence(line: Deed) -> str:
     parts = [line.what, line.partitions and f"partition {line.partitions}", line.about]
     did = " ".join(part for part in parts if part)
     times = f", {line.times} times more" if line.times > 1 else ""
     return f"{line.who} at {line.peer}: {did}: {'done' if line.code is None else f'refused with {line.code}'}{times}"
 
 
-def _is_denied(line: AuditLine) -> bool:
+def _is_denied(line: Deed) -> bool:
     """The caller had no right to it; other refusals are daily work: another owner, a newer session."""
     return line.code in _DENIED
 
 
-def _level(line: AuditLine) -> int:
+def _level(line: Deed) -> int:
     if _is_denied(line):
         return logging.WARNING
     return logging.INFO if line.what.startswith(_PEOPLE) else logging.DEBUG
@@ -302,7 +257,8 @@ def _now_ms() -> int:
 
 
 def audit_log(config: DaemonConfig, directory: str | None) -> AuditLog:
-    """That of a daemon. `directory`: where it is kept unless the configuration says otherwise; without one, in memory."""
+    """Return the audit log of a daemon. `directory`: where its files are, unless the configuration says otherwise; None for
+    no files."""
     path = config.audit_file or (None if directory is None else os.path.join(directory, AUDIT_NAME))
     bounds = {"bytes_max": config.audit_bytes_max, "files_max": config.audit_files_max}
     if path is None:

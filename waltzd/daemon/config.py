@@ -95,7 +95,7 @@ class DaemonConfig:
     audit_file: str | None = setting(
         "Where it is kept who asked this daemon for what, a line each, and what was refused. Without it, a storage keeps "
         "`audit.log` in its directory; a server keeps it in the directory that the service manager gives it "
-        "(`STATE_DIRECTORY`), or in memory only. What servers and applications do every day stands beside it, in a file "
+        "(`STATE_DIRECTORY`), or in its log only. What servers and applications do every day stands beside it, in a file "
         "whose name has `-traffic` in front of its ending.",
         default=None,
         example="/var/log/waltz/audit.log",

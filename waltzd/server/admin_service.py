@@ -10,7 +10,6 @@ import grpc.aio
 
 from waltzd.cluster.groups import GroupMeta
 from waltzd.daemon import logs
-from waltzd.daemon.audit import AuditLog
 from waltzd.daemon.health_service import add_health, add_reflection
 from waltzd.daemon.process import vitals
 from waltzd.daemon.readiness import Unready
@@ -39,12 +38,10 @@ class ServerAdminService(ServerAdminServicer):
         registration: Registration,
         explain: Explain,
         clients: Registry,
-        audit: AuditLog,
         groups: Board,
     ) -> None:
         self._groups = groups
         self._clients = clients
-        self._audit = audit
         self._describe = describe
         self._registration = registration
         self._explain = explain
@@ -54,9 +51,6 @@ class ServerAdminService(ServerAdminServicer):
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
         return to_message(wire.EventsReply, logs.RECENT.after(request.after))
-
-    async def Audit(self, request: wire.AuditRequest, context: Context) -> wire.AuditReply:
-        return to_message(wire.AuditReply, self._audit.lines())
 
     async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainReply:
         try:
@@ -151,9 +145,8 @@ def add_admin_service(
     explain: Explain,
     clients: Registry,
     unready: Unready,
-    audit: AuditLog,
     groups: Board,
 ) -> None:
-    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, clients, audit, groups), server)
+    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, clients, groups), server)
     add_health(server, {SERVICE: False}, unready)
     add_reflection(server, [SERVICE])

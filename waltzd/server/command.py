@@ -142,7 +142,6 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
                 daemon.explain,
                 daemon.clients,
                 daemon.unready,
-                audit,
                 daemon.groups,
             ),
             on_fatal=end_at_once,

@@ -290,10 +290,6 @@ def _inflated(data: bytes) -> bytes:
 
 
 class StorageAdminService(_Service, StorageAdminServicer):
-    def __init__(self, calls: StorageCalls, audit: AuditLog) -> None:
-        super().__init__(calls)
-        self._audit = audit
-
     @_answered
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.StorageDescription:
         self._calls.directory.check_meant(*meant_of(context))
@@ -303,11 +299,6 @@ class StorageAdminService(_Service, StorageAdminServicer):
     async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
         self._calls.directory.check_meant(*meant_of(context))
         return to_message(wire.EventsReply, logs.RECENT.after(request.after))
-
-    @_answered
-    async def Audit(self, request: wire.AuditRequest, context: Context) -> wire.AuditReply:
-        self._calls.directory.check_meant(*meant_of(context))
-        return to_message(wire.AuditReply, self._audit.lines())
 
     async def _for_each(
         self, key: bytes, partitions: Sequence[int], context: Context, call: Callable[[int], Awaitable[str | None]]
@@ -428,11 +419,11 @@ async def start_services(
     service = ReplicaService(calls, streams.address.port)
     await replicas.start(lambda server: add_ReplicaServicer_to_server(service, server), on_fatal=on_fatal)
     ports = Ports(replicas, streams, admin, calls.streams_loop)
-    await admin.start(lambda server: _add_admin_services(calls, audit, server, unready(ports)), on_fatal=on_fatal)
+    await admin.start(lambda server: _add_admin_services(calls, server, unready(ports)), on_fatal=on_fatal)
     return ports
 
 
-def _add_admin_services(calls: StorageCalls, audit: AuditLog, server: Server, unready: Unready) -> None:
-    add_StorageAdminServicer_to_server(StorageAdminService(calls, audit), server)
+def _add_admin_services(calls: StorageCalls, server: Server, unready: Unready) -> None:
+    add_StorageAdminServicer_to_server(StorageAdminService(calls), server)
     add_health(server, {ADMIN: False}, unready, is_ending=lambda: calls.is_draining)
     add_reflection(server, [ADMIN])

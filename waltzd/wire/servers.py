@@ -21,7 +21,6 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import BadArgument, BadFrame, CannotConnect, ForeignCluster, TlsMismatch, WaltzError, WrongPeer
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
-from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
 from waltzd.protocol.groups import Change, Changed, DeliveryFrame, Dismissed, MemberFrame, ParkedList
@@ -525,10 +524,6 @@ class ServerAdminClient(Caller):
     async def events(self, after: int = 0) -> Events:
         """What it logged last, with higher numbers than this."""
         return to_value(Events, await self._call(self._stub.Events, wire.EventsRequest(after=after)))
-
-    async def audit(self) -> AuditLines:
-        """Who asked it for what lately, and was refused what."""
-        return to_value(AuditLines, await self._call(self._stub.Audit, wire.AuditRequest()))
 
     async def clients(self) -> ClientList:
         """Which applications are connected to it, or were lately."""

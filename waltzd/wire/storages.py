@@ -20,7 +20,6 @@ from waltzd.format.digest import HASH_BYTES, Digest
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
-from waltzd.protocol.audit import AuditLines
 from waltzd.protocol.descriptions import (
     ArchiveCheck,
     Archived,
@@ -415,10 +414,6 @@ class AdminClient(Caller):
     async def events(self, after: int = 0) -> Events:
         """What it logged last, with higher numbers than this."""
         return to_value(Events, await self._call(self._stub.Events, wire.EventsRequest(after=after)))
-
-    async def audit(self) -> AuditLines:
-        """Who asked it for what lately, and was refused what."""
-        return to_value(AuditLines, await self._call(self._stub.Audit, wire.AuditRequest()))
 
     async def create_partitions(
         self, partitions: Sequence[int], *, on_progress: Callable[[int], None] = lambda done: None

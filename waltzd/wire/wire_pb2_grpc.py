@@ -730,11 +730,6 @@ class StorageAdminStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.SetAsideRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.SetAsideReply.FromString,
                 _registered_method=True)
-        self.Audit = channel.unary_unary(
-                '/waltz.v1.StorageAdmin/Audit',
-                request_serializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
-                response_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
-                _registered_method=True)
         self.Restore = channel.unary_stream(
                 '/waltz.v1.StorageAdmin/Restore',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.RestoreRequest.SerializeToString,
@@ -804,15 +799,9 @@ class StorageAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Audit(self, request, context):
-        """Who asked it for what lately, and was refused what.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Restore(self, request, context):
-        """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts.
+        """`Audit` was a method once; its name is not used again.
+        Make a replica out of an archive. The last message says where it stands; before that nothing of it counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -865,11 +854,6 @@ def add_StorageAdminServicer_to_server(servicer, server):
                     servicer.DeleteSetAside,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.SetAsideRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.SetAsideReply.SerializeToString,
-            ),
-            'Audit': grpc.unary_unary_rpc_method_handler(
-                    servicer.Audit,
-                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.FromString,
-                    response_serializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.SerializeToString,
             ),
             'Restore': grpc.unary_stream_rpc_method_handler(
                     servicer.Restore,
@@ -1121,33 +1105,6 @@ class StorageAdmin:
             '/waltz.v1.StorageAdmin/DeleteSetAside',
             waltzd_dot_wire_dot_wire__pb2.SetAsideRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.SetAsideReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Audit(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/waltz.v1.StorageAdmin/Audit',
-            waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
-            waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1652,11 +1609,6 @@ class ServerAdminStub:
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.EventsRequest.SerializeToString,
                 response_deserializer=waltzd_dot_wire_dot_wire__pb2.EventsReply.FromString,
                 _registered_method=True)
-        self.Audit = channel.unary_unary(
-                '/waltz.v1.ServerAdmin/Audit',
-                request_serializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
-                response_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
-                _registered_method=True)
         self.ListClients = channel.unary_unary(
                 '/waltz.v1.ServerAdmin/ListClients',
                 request_serializer=waltzd_dot_wire_dot_wire__pb2.ListClientsRequest.SerializeToString,
@@ -1731,15 +1683,9 @@ class ServerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Audit(self, request, context):
-        """Who asked it for what lately, and was refused what.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListClients(self, request, context):
-        """Which applications are connected to it, or were lately.
+        """`Audit` was a method once; its name is not used again.
+        Which applications are connected to it, or were lately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1814,11 +1760,6 @@ def add_ServerAdminServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=waltzd_dot_wire_dot_wire__pb2.EventsRequest.FromString,
                     response_serializer=waltzd_dot_wire_dot_wire__pb2.EventsReply.SerializeToString,
-            ),
-            'Audit': grpc.unary_unary_rpc_method_handler(
-                    servicer.Audit,
-                    request_deserializer=waltzd_dot_wire_dot_wire__pb2.AuditRequest.FromString,
-                    response_serializer=waltzd_dot_wire_dot_wire__pb2.AuditReply.SerializeToString,
             ),
             'ListClients': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClients,
@@ -1971,33 +1912,6 @@ class ServerAdmin:
             '/waltz.v1.ServerAdmin/Events',
             waltzd_dot_wire_dot_wire__pb2.EventsRequest.SerializeToString,
             waltzd_dot_wire_dot_wire__pb2.EventsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Audit(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/waltz.v1.ServerAdmin/Audit',
-            waltzd_dot_wire_dot_wire__pb2.AuditRequest.SerializeToString,
-            waltzd_dot_wire_dot_wire__pb2.AuditReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -246,10 +246,10 @@ class StorageAdminStub:
     """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
     DeleteSetAside: _grpc.UnaryUnaryMultiCallable[_wire_pb2.SetAsideRequest, _wire_pb2.SetAsideReply]
     """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
-    Audit: _grpc.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]
-    """Who asked it for what lately, and was refused what."""
     Restore: _grpc.UnaryStreamMultiCallable[_wire_pb2.RestoreRequest, _wire_pb2.Restoring]
-    """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts."""
+    """`Audit` was a method once; its name is not used again.
+    Make a replica out of an archive. The last message says where it stands; before that nothing of it counts.
+    """
 
 @_typing.type_check_only
 class StorageAdminAsyncStub(StorageAdminStub):
@@ -269,10 +269,10 @@ class StorageAdminAsyncStub(StorageAdminStub):
     """An operator's rescue: a replica promises itself to this session, also where it had promised a higher one."""
     DeleteSetAside: _aio.UnaryUnaryMultiCallable[_wire_pb2.SetAsideRequest, _wire_pb2.SetAsideReply]  # type: ignore[assignment]
     """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
-    Audit: _aio.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]  # type: ignore[assignment]
-    """Who asked it for what lately, and was refused what."""
     Restore: _aio.UnaryStreamMultiCallable[_wire_pb2.RestoreRequest, _wire_pb2.Restoring]  # type: ignore[assignment]
-    """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts."""
+    """`Audit` was a method once; its name is not used again.
+    Make a replica out of an archive. The last message says where it stands; before that nothing of it counts.
+    """
 
 class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
     """A storage seen by an operator."""
@@ -345,20 +345,14 @@ class StorageAdminServicer(metaclass=_abc_1.ABCMeta):
         """Directories of partitions that were taken off it, and nothing else, are deleted for good."""
 
     @_abc_1.abstractmethod
-    def Audit(
-        self,
-        request: _wire_pb2.AuditRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_wire_pb2.AuditReply, _abc.Awaitable[_wire_pb2.AuditReply]]:
-        """Who asked it for what lately, and was refused what."""
-
-    @_abc_1.abstractmethod
     def Restore(
         self,
         request: _wire_pb2.RestoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.Restoring], _abc.AsyncIterator[_wire_pb2.Restoring]]:
-        """Make a replica out of an archive. The last message says where it stands; before that nothing of it counts."""
+        """`Audit` was a method once; its name is not used again.
+        Make a replica out of an archive. The last message says where it stands; before that nothing of it counts.
+        """
 
 def add_StorageAdminServicer_to_server(servicer: StorageAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -506,10 +500,10 @@ class ServerAdminStub:
     """What the lock table of a partition says of one lock."""
     Events: _grpc.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]
     """What it logged last."""
-    Audit: _grpc.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]
-    """Who asked it for what lately, and was refused what."""
     ListClients: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ListClientsRequest, _wire_pb2.ClientList]
-    """Which applications are connected to it, or were lately."""
+    """`Audit` was a method once; its name is not used again.
+    Which applications are connected to it, or were lately.
+    """
     DisconnectClient: _grpc.UnaryUnaryMultiCallable[_wire_pb2.DisconnectRequest, _wire_pb2.DisconnectReply]
     """End the mounts of a name, or of one of its instances."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_wire_pb2.ListGroupsRequest, _wire_pb2.GroupList]
@@ -535,10 +529,10 @@ class ServerAdminAsyncStub(ServerAdminStub):
     """What the lock table of a partition says of one lock."""
     Events: _aio.UnaryUnaryMultiCallable[_wire_pb2.EventsRequest, _wire_pb2.EventsReply]  # type: ignore[assignment]
     """What it logged last."""
-    Audit: _aio.UnaryUnaryMultiCallable[_wire_pb2.AuditRequest, _wire_pb2.AuditReply]  # type: ignore[assignment]
-    """Who asked it for what lately, and was refused what."""
     ListClients: _aio.UnaryUnaryMultiCallable[_wire_pb2.ListClientsRequest, _wire_pb2.ClientList]  # type: ignore[assignment]
-    """Which applications are connected to it, or were lately."""
+    """`Audit` was a method once; its name is not used again.
+    Which applications are connected to it, or were lately.
+    """
     DisconnectClient: _aio.UnaryUnaryMultiCallable[_wire_pb2.DisconnectRequest, _wire_pb2.DisconnectReply]  # type: ignore[assignment]
     """End the mounts of a name, or of one of its instances."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_wire_pb2.ListGroupsRequest, _wire_pb2.GroupList]  # type: ignore[assignment]
@@ -587,20 +581,14 @@ class ServerAdminServicer(metaclass=_abc_1.ABCMeta):
         """What it logged last."""
 
     @_abc_1.abstractmethod
-    def Audit(
-        self,
-        request: _wire_pb2.AuditRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_wire_pb2.AuditReply, _abc.Awaitable[_wire_pb2.AuditReply]]:
-        """Who asked it for what lately, and was refused what."""
-
-    @_abc_1.abstractmethod
     def ListClients(
         self,
         request: _wire_pb2.ListClientsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_wire_pb2.ClientList, _abc.Awaitable[_wire_pb2.ClientList]]:
-        """Which applications are connected to it, or were lately."""
+        """`Audit` was a method once; its name is not used again.
+        Which applications are connected to it, or were lately.
+        """
 
     @_abc_1.abstractmethod
     def DisconnectClient(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +18,7 @@ import pytest
 from waltzd.daemon import audit
 from waltzd.daemon.audit import AuditLog, ChainedFile
 from waltzd.errors import BadConfig
-from waltzd.protocol.audit import START, AuditLine, Break, Chain, Deed, decode
+from waltzd.protocol.audit import START, Deed
 
 ANN = Deed(
     who="waltz://k/role/operator/ann", peer="10.0.0.1:7", what="StorageAdmin/Fence", partitions="0", about="session=9"
@@ -23,18 +27,28 @@ EVE = Deed(who="waltz://k/role/client/eve", peer="10.0.0.9:9", what="StorageAdmi
 APP = Deed(who="waltz://k/role/client/app", peer="10.0.0.2:2", what="Log/Mount", partitions="3")
 
 
-def line(number: int) -> AuditLine:
-    return AuditLine(number=number, time_ms=number, who="ann", peer="", what="x")
+PAGE = Path(__file__).parents[4] / "docs/security.md"
+CHECK = next(code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "hashlib" in code)
+"""The lines of Python with which an operator checks the chain."""
+
+
+def line(number: int) -> audit.Noted:
+    return Deed(who="ann", peer="", what="x"), number
 
 
 def chained(path: Path, *, bytes_max: int = 1 << 20, files_max: int = 4) -> ChainedFile:
     return ChainedFile(str(path), bytes_max=bytes_max, files_max=files_max)
 
 
-def read(*paths: Path) -> tuple[Chain, list[Break]]:
-    chain = Chain()
-    breaks = [found for path in paths for found in chain.follow(path.name, path.read_text().splitlines())]
-    return chain, breaks
+def check(*paths: Path) -> tuple[bool, str]:
+    """Run what the page shows; return whether the chain holds, and the last line that was printed."""
+    content = b"".join(path.read_bytes() for path in paths)
+    done = subprocess.run([sys.executable, "-c", CHECK], input=content, capture_output=True, check=False)
+    return done.returncode == 0, (done.stdout + done.stderr).decode().splitlines()[-1]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
 
 
 @contextmanager
@@ -53,12 +67,30 @@ def test_the_chain_goes_on_over_restarts(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     for number in range(3):
         file = chained(path)
-        assert len(file.open()) == 2 * number
+        file.open()
         file.append([line(2 * number), line(2 * number + 1)])
         file.close()
-    chain, breaks = read(path)
-    assert (breaks, chain.lines, chain.head) == ([], 6, file.head)
+    assert check(path) == (True, f"the head is {file.head}")
+    assert [one["time_ms"] for one in lines(path)] == [0, 1, 2, 3, 4, 5]
+    assert lines(path)[0]["before"] == START
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_lines_that_are_changed_taken_out_put_in_or_exchanged_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    chained(path).append([line(number) for number in range(6)])
+    whole = path.read_text().splitlines(keepends=True)
+    forged = [
+        [whole[0], whole[1].replace("ann", "eve"), *whole[2:]],
+        [whole[0], *whole[2:]],
+        [whole[0], whole[0], *whole[1:]],
+        [whole[0], whole[2], whole[1], *whole[3:]],
+    ]
+    for texts in forged:
+        path.write_text("".join(texts))
+        holds, said = check(path)
+        assert not holds
+        assert "does not follow the line in front of it" in said
 
 
 @pytest.mark.parametrize("torn", [b"{", b'{"number":1', b"\x00\xff" * 30])
@@ -73,23 +105,8 @@ def test_what_a_crash_left_of_a_line_is_cut_off_and_said(
     file.append([line(2)])
     assert [one.levelname for one in caplog.records] == ["WARNING"]
     assert f"{len(torn)} bytes" in caplog.text
-    chain, breaks = read(path)
-    assert (breaks, chain.lines) == ([], 2)
-
-
-def test_a_last_line_that_was_changed_is_kept_and_the_break_stays_visible(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "audit.log"
-    file = chained(path)
-    file.append([line(1), line(2)])
-    file.close()
-    path.write_text(path.read_text().replace('"number":2', '"number":7'))
-    file.append([line(3)])
-    assert "begins anew" in caplog.text
-    chain, breaks = read(path)
-    assert [found.line for found in breaks] == [2]
-    assert chain.lines == 2
+    assert check(path)[0]
+    assert len(lines(path)) == 2
 
 
 def test_a_file_that_is_none_of_ours_is_not_cut(tmp_path: Path) -> None:
@@ -106,12 +123,10 @@ def test_files_are_bounded_in_size_and_number_and_the_chain_runs_through_them(tm
         file.append([line(number)])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["audit.log", "audit.log.1", "audit.log.2", "audit.log.3"]
     assert all(one.stat().st_size < 2500 for one in tmp_path.iterdir())
-    chain, breaks = read(*(tmp_path / name for name in ("audit.log.3", "audit.log.2", "audit.log.1", "audit.log")))
-    assert breaks == []
-    assert chain.last is not None
-    assert (chain.last.number, chain.head, chain.is_from_the_start) == (99, file.head, False)
-    _, breaks = read(*(tmp_path / name for name in ("audit.log.2", "audit.log.3", "audit.log.1", "audit.log")))
-    assert breaks, "files in another order"
+    names = ["audit.log.3", "audit.log.2", "audit.log.1", "audit.log"]
+    assert check(*(tmp_path / name for name in names)) == (True, f"the head is {file.head}")
+    assert lines(path)[-1]["time_ms"] == 99
+    assert not check(*(tmp_path / name for name in reversed(names)))[0], "files in another order"
 
 
 def test_right_behind_a_rotation_a_restart_goes_on_from_the_older_file(tmp_path: Path) -> None:
@@ -121,9 +136,9 @@ def test_right_behind_a_rotation_a_restart_goes_on_from_the_older_file(tmp_path:
     file.close()
     os.replace(path, tmp_path / "audit.log.1")
     again = chained(path)
-    assert [one.number for one in again.open()] == [1]
+    again.open()
     again.append([line(2)])
-    assert read(tmp_path / "audit.log.1", path)[1] == []
+    assert check(tmp_path / "audit.log.1", path)[0]
 
 
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
@@ -163,8 +178,8 @@ def test_all_of_the_lines_are_written_or_none(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, call, real)
     assert path.read_bytes() == before
     file.append([line(2), line(3)])
-    assert read(path)[1] == []
-    assert read(path)[0].lines == 3
+    assert check(path)[0]
+    assert [one["time_ms"] for one in lines(path)] == [1, 2, 3]
 
 
 def test_a_full_disk_stops_nobody_and_is_said_once(
@@ -178,7 +193,7 @@ def test_a_full_disk_stops_nobody_and_is_said_once(
         log.flush()
         is_full = True
 
-        def append(file: ChainedFile, lines: list[AuditLine]) -> None:
+        def append(file: ChainedFile, lines: list[audit.Noted]) -> None:
             if is_full:
                 raise OSError(errno.ENOSPC, "full")
             real(file, lines)
@@ -188,22 +203,20 @@ def test_a_full_disk_stops_nobody_and_is_said_once(
             log.note(ANN)
         monkeypatch.setattr(audit, "FLUSH_SECONDS", 0.1)
         log.flush()
-        assert len([one for one in log.lines().lines if one.what == ANN.what]) == 20, "memory has them"
         monkeypatch.setattr(audit, "FLUSH_SECONDS", 30.0)
         is_full = False
         log.flush()
     complaints = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
     assert len(complaints) == 1
     assert "goes on" in complaints[0]
-    chain, breaks = read(path)
-    assert breaks == []
-    assert chain.lost == 15, "and the file says how many it has not"
+    assert check(path)[0]
+    assert [one["times"] for one in lines(path) if one["what"] == "audit/lost"] == [15], "the file says how many it has not"
 
 
 def test_a_disk_that_is_full_at_the_start_keeps_no_daemon_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: ChainedFile) -> list[AuditLine]:
+    def full(self: ChainedFile) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(ChainedFile, "open", full)
@@ -217,19 +230,15 @@ def test_a_disk_that_is_full_at_the_start_keeps_no_daemon_from_starting(
 # -- what is noted -----------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_lines_are_known_again_after_a_restart(tmp_path: Path) -> None:
+def test_the_log_says_when_the_daemon_began_and_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     path = tmp_path / "audit.log"
-    with running(path) as log:
-        log.note(ANN)
-        log.note(APP)
-    with running(path) as again:
-        found = again.lines()
-        assert [one.what for one in found.lines] == ["audit/begin", ANN.what, APP.what, "audit/end", "audit/begin"]
-        assert [one.number for one in found.lines] == [1, 2, 3, 4, 5]
-    chain, breaks = read(path)
-    assert (breaks, chain.lines, chain.is_from_the_start) == ([], 6, True)
-    assert again.head == chain.head
-    assert found.head in {START, *chain.heads}
+    for deed in (ANN, APP):
+        with running(path) as log:
+            log.note(deed)
+    whats = [one["what"] for one in lines(path)]
+    assert whats == ["audit/begin", ANN.what, "audit/end", "audit/begin", APP.what, "audit/end"]
+    assert caplog.records[-1].getMessage().endswith(check(path)[1].rpartition(" ")[2]), "the head at the end"
 
 
 def test_refusals_without_end_are_two_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,22 +247,10 @@ def test_refusals_without_end_are_two_lines(tmp_path: Path, caplog: pytest.LogCa
     with running(path) as log:
         for _ in range(1000):
             log.note(EVE)
-    refused = [one.times for one in log.lines().lines if one.code == "W2024"]
+    refused = [one["times"] for one in lines(path) if one["code"] == "W2024"]
     assert refused == [1, 999]
     assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 2
     assert caplog.records[-1].name == "waltz.audit"
-
-
-def test_what_applications_do_does_not_push_out_what_people_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "RECENT_MAX", 10)
-    log = AuditLog(None)
-    log.note(ANN)
-    for _ in range(100):
-        log.note(APP)
-    found = [one.what for one in log.lines().lines]
-    assert ANN.what in found
-    assert found.count(APP.what) == 10
-    assert log.head == ""
 
 
 def test_what_is_daily_work_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
@@ -279,22 +276,13 @@ def test_what_applications_do_without_end_pushes_no_line_of_a_person_out(tmp_pat
             log.note(APP)
         log.flush()
     log.close()
-    chain, breaks = read(path)
-    assert (breaks, chain.is_from_the_start, chain.head) == ([], True, log.head)
-    told = [decode(text)[0] for text in path.read_text().splitlines()]
-    assert [one.what for one in told] == ["audit/begin", ANN.what, EVE.what, "Log/Fetch", "audit/end"]
+    told = lines(path)
+    assert [one["what"] for one in told] == ["audit/begin", ANN.what, EVE.what, "Log/Fetch", "audit/end"]
+    assert told[0]["before"] == START
+    assert check(path)[0]
     assert not (tmp_path / "audit.log.1").exists()
-    chain, breaks = read(tmp_path / "audit-traffic.log.1", traffic)
-    assert (breaks, chain.is_from_the_start) == ([], False)
-    numbers = [one.number for one in log.lines().lines]
-    assert numbers == sorted(set(numbers)), "one count for both"
-    for file in (log._file, log._traffic):
-        assert file is not None
-        file.close()
-    again = AuditLog(chained(path, **bounds), chained(traffic, **bounds))
-    again.note(ANN)
-    assert again.lines().lines[-1].number > max(numbers)
-    again.close()
+    assert check(tmp_path / "audit-traffic.log.1", traffic)[0]
+    assert {one["what"] for one in lines(traffic)} == {APP.what}
 
 
 def test_the_second_file_stands_beside_the_first() -> None:

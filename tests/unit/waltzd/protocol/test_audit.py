@@ -1,100 +1,31 @@
-"""Lines that are chained: whatever is done to them shows, and refusals without end make few of them."""
+"""Lines name the hash of the line in front, and refusals without end make few of them."""
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
 import pytest
 
 from waltzd.protocol import audit
-from waltzd.protocol.audit import LOST, START, AuditLine, Break, Chain, Deed, Refusals, decode, encode, spans
+from waltzd.protocol.audit import START, Deed, Refusals, encode, spans
 
-LINE = AuditLine(
-    number=1, time_ms=1_700_000_000_000, who="waltz://k/role/operator/ann", peer="10.0.0.1:7", what="StorageAdmin/Fence",
-    partitions="0", about='session=9 "\n\u2028', code=None,
+DEED = Deed(
+    who="waltz://k/role/operator/ann", peer="10.0.0.1:7", what="StorageAdmin/Fence", partitions="0",
+    about='session=9 "\n\u2028',
 )  # fmt: skip
 
 
-def chain_of(count: int) -> list[str]:
-    texts, head = [], START
-    for number in range(1, count + 1):
-        text, head = encode(replace(LINE, number=number), head)
-        texts.append(text)
-    return texts
-
-
-def breaks(texts: list[str]) -> list[Break]:
-    return list(Chain().follow("audit.log", texts))
-
-
-def test_a_line_comes_back() -> None:
-    for line in (LINE, replace(LINE, code="W2024", times=17)):
-        text, head = encode(line, START)
-        assert "\n" not in text
-        assert decode(text) == (line, START, head)
-
-
-def test_a_chain_that_nobody_touched_holds() -> None:
-    chain, texts = Chain(), chain_of(9)
-    assert list(chain.follow("audit.log.1", texts[:5])) == []
-    assert list(chain.follow("audit.log", texts[5:])) == []
-    assert (chain.lines, chain.is_from_the_start) == (9, True)
-    assert chain.first is not None
-    assert chain.last is not None
-    assert (chain.first.number, chain.last.number) == (1, 9)
-    assert decode(texts[-1])[2] == chain.head
-    later = Chain()
-    assert list(later.follow("audit.log", texts[5:])) == [], "older files may be gone"
-    assert not later.is_from_the_start
-
-
-@pytest.mark.parametrize("at", range(4))
-def test_every_character_of_a_line_counts(at: int) -> None:
-    texts = chain_of(4)
-    for position, character in enumerate(texts[at]):
-        changed = texts[at][:position] + ("x" if character != "x" else "y") + texts[at][position + 1 :]
-        found = breaks([*texts[:at], changed, *texts[at + 1 :]])
-        assert [one.line for one in found] == [at + 1], changed
-
-
-def test_lines_that_are_taken_out_put_in_or_exchanged_are_noticed() -> None:
-    texts = chain_of(6)
-    for at in range(1, 5):
-        assert [one.line for one in breaks([*texts[:at], *texts[at + 1 :]])] == [at + 1]
-        assert breaks([*texts[:at], texts[0], *texts[at:]])
-    exchanged = [texts[0], texts[2], texts[1], *texts[3:]]
-    assert [one.line for one in breaks(exchanged)] == [2, 3, 4]
-
-
-def test_who_writes_a_line_anew_writes_another_head() -> None:
-    texts = chain_of(5)
-    forged, head = encode(replace(LINE, number=2, who="waltz://k/role/operator/eve"), decode(texts[0])[2])
-    rest = [forged]
-    for number in range(3, 6):
-        text, head = encode(replace(LINE, number=number), head)
-        rest.append(text)
-    chain = Chain()
-    assert list(chain.follow("audit.log", [texts[0], *rest])) == [], "the chain alone does not show it"
-    assert decode(texts[-1])[2] not in chain.heads, "the head that was told does"
-
-
-def test_what_could_not_be_written_is_counted() -> None:
-    chain = Chain()
-    assert list(chain.follow("x", [encode(replace(LINE, what=LOST, times=12), START)[0]])) == []
-    assert chain.lost == 12
-
-
-@pytest.mark.parametrize("text", ["", "x", "{}", '{"hash":"' + "0" * 64 + '"}', chain_of(1)[0][:-1], "[" * 100_000])
-def test_nonsense_is_no_line(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no line|hash"):
-        decode(text)
-
-
-@pytest.mark.parametrize("body", ['{"a":1', '{"number":"x","before":""', "{[", '{"a":' + "[" * 100_000, '{"number":null'])
-def test_nonsense_with_a_hash_is_no_line(body: str) -> None:
-    with pytest.raises(ValueError, match="no line"):
-        decode(f'{body},"hash":"{audit._hash(body + "}")}"}}')
+def test_a_line_is_one_object_of_json() -> None:
+    text = encode(DEED, time_ms=7, before=START)
+    assert "\n" not in text
+    assert json.loads(text) == {
+        "time_ms": 7, "who": DEED.who, "peer": DEED.peer, "what": DEED.what, "partitions": "0", "about": DEED.about,
+        "result": "done", "code": None, "times": 1, "before": START,
+    }  # fmt: skip
+    refused = json.loads(encode(replace(DEED, code="W2024", times=17), time_ms=7, before=START))
+    assert (refused["result"], refused["code"], refused["times"]) == ("refused", "W2024", 17)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

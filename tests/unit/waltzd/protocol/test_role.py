@@ -33,7 +33,6 @@ StorageAdmin/Events                operator observer
 StorageAdmin/Fence                 operator
 StorageAdmin/DeleteSetAside        operator
 StorageAdmin/Restore               operator
-StorageAdmin/Audit                 operator
 Log/Locate                         server client operator observer
 Log/Register                       server client operator
 Log/Mount                          server client operator
@@ -47,7 +46,6 @@ ServerAdmin/Describe               server operator observer
 ServerAdmin/Drain                  operator
 ServerAdmin/ExplainLock            operator observer
 ServerAdmin/Events                 operator observer
-ServerAdmin/Audit                  operator
 ServerAdmin/ListClients            operator observer
 ServerAdmin/DisconnectClient       operator
 ServerAdmin/ListGroups             operator observer
