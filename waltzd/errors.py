@@ -983,17 +983,6 @@ class NotTakenOver(WaltzError):
     next_step = "see why they wait with `waltzctl status`, and bring back what is missing"
 
 
-class SourceDamaged(WaltzError):
-    """The files from which a partition was to be taken are not what they should be, at an id that is known to be
-    committed there: a record fails its checksum, a segment is missing, or the log is shorter than its promise file says,
-    as in a copy that was made while the storage ran. The message says where. That partition was not taken; what the
-    target had of it is as it was."""
-
-    code, exit_code = "W2170", EXIT_FINDINGS
-    not_done = "the partition was not taken, and nothing that the target had of it was changed"
-    next_step = "take it from another storage, or leave it out with --partitions: its owner copies it over the network"
-
-
 class TransactionRefused(WaltzError):
     """A transaction that an operator typed was refused, because of a lock or because a fail-over lost it. It is certainly
     not in the log. The message names the lock, the reason and the id that stands against it: CONFLICT, a committed

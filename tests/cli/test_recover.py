@@ -28,10 +28,9 @@ from waltzctl.shell.safety import Danger
 from waltzd import BlockingClient
 from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState, encode
 from waltzd.cluster.metadata import read
-from waltzd.disk.seam import join
 from waltzd.errors import PartitionDamaged
 from waltzd.format.finding import Code, Finding
-from waltzd.format.layout import CONTROL_NAME, PROMISE_NAME, PROMISE_SLOT_SPACING, index_name, segment_name
+from waltzd.format.layout import PROMISE_NAME, PROMISE_SLOT_SPACING
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, ReplicaStatus
 from waltzd.protocol.locks import Committed
 from waltzd.server.core.recovery import Recovery
@@ -262,34 +261,19 @@ def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, refusing: st
 # -- while the storage runs --------------------------------------------------------------------------------------------
 
 
-def test_the_examples_run(live: LocalCluster, waltzctl: Tool, tmp_path: Path) -> None:
+def test_the_examples_run(live: LocalCluster, waltzctl: Tool) -> None:
     place = ("--directory", live.directory)
     for arguments in examples(waltzctl, ["storage", "recover"]):
-        if "--from" in arguments:
-            (tmp_path / "old").mkdir(exist_ok=True)
-            (tmp_path / "new").mkdir(exist_ok=True)
-            places = {"/mnt/old/waltz": str(tmp_path / "old"), "/var/lib/waltz": str(tmp_path / "new")}
-            told = waltzctl(*[places.get(word, word) for word in arguments])
-            assert (told.code, "W1004" in told.err) == (1, True)
-        else:
-            told = waltzctl(*arguments, *place)
-            assert (told.code, told.err) == (0, "")
-            assert told.out == "nothing to do: storage recover storage-1\n"
+        told = waltzctl(*arguments, *place)
+        assert (told.code, told.err) == (0, "")
+        assert told.out == "nothing to do: storage recover storage-1\n"
 
 
 def test_what_cannot_be_meant_is_said(live: LocalCluster, waltzctl: Tool) -> None:
     for arguments, code, said in (
-        ((), 2, "Name a storage that runs, or two directories"),
-        (("--from", "a"), 2, "--from and --to go together"),
-        (("storage-1", "--from", "a", "--to", "b"), 2, "without the name of a storage"),
-        (("--from", "a", "--to", "b", "--timeout", "1"), 2, "--timeout"),
-        (("--from", "a", "--to", "b", "--reason", "x"), 2, "--reason"),
-        (("--from", "a", "--to", "a"), 2, "W1001"),
-        (("--from", "a", "--to", "b", "--partitions", "x"), 2, "'x' is no partition"),
         (("storage-4", "--directory", live.directory), 3, "did you mean storage-"),
         (("storage-1", "7", "--directory", live.directory), 3, "there is no partition 7"),
         (("storage-1", "0x", "--directory", live.directory), 2, "'0x' is no partition"),
-        (("--from", data(live, "storage-1"), "--to", data(live, "storage-2")), 4, "W3001 a storage runs in"),
     ):
         told = waltzctl("storage", "recover", *arguments)
         assert (told.code, said in told.err) == (code, True), (arguments, told.err)
@@ -391,108 +375,7 @@ def test_what_does_not_come_in_time_is_said(own: LocalCluster, waltzctl: Tool) -
     assert follow(waltzctl, own, "storage-3")["result"] in ("done", "nothing-to-do")
 
 
-# -- while storages are stopped ----------------------------------------------------------------------------------------
-
-
-def test_a_lost_disk_is_filled_from_the_files_of_another_storage(own: LocalCluster, waltzctl: Tool) -> None:
-    for name in ("storage-2", "storage-3"):
-        assert follow(waltzctl, own, name)["result"] in ("done", "nothing-to-do")
-    wait_until_told(waltzctl, own, "storage-2")
-    end(own, "storage-2", "storage-3")
-    shutil.rmtree(data(own, "storage-3"))
-    words = ("storage", "recover", "--from", data(own, "storage-2"), "--to", data(own, "storage-3"))
-    told = waltzctl(*words)
-    assert (told.code, "W1003" in told.err) == (2, True), "a mount that is missing would not be noticed"
-    data(own, "storage-3").mkdir()
-    dry = waltzctl(*words, "--dry-run")
-    assert dry.code == 0, dry.err
-    assert "can be taken" in dry.out
-    assert os.listdir(data(own, "storage-3")) == []
-    found = json.loads(waltzctl(*words, "--yes", "-o", "json").out)
-    assert (found["version"], found["result"], found["is_new"]) == (1, "done", True)
-    taken = {one["partition"]: one for one in found["partitions"]}
-    assert {one["state"] for one in taken.values()} == {"taken"}
-    last_id = taken[0]["last_id"]
-    assert FIRST // 2 < last_id <= max(ACKNOWLEDGED) + 1, "one may have been written and not answered"
-    again = waltzctl(*words)
-    assert (again.code, "left as it is" in again.out) == (0, True)
-    assert all(len(line) <= 80 for line in again.out.splitlines()[1:])
-    assert waltzctl("verify-segments", data(own, "storage-3")).code == 0
-
-    sealed = sorted((data(own, "storage-3") / "0").glob("*.seg"))[:-1]
-    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in sealed}
-    assert len(before) >= 3
-    own.start_one("storage-2")
-    append(own, MORE)
-    own.start_one("storage-3")
-    follow(waltzctl, own, "storage-3")
-    described = json.loads(waltzctl("storage", "describe", "storage-3", "-o", "json", "--directory", own.directory).out)
-    assert described["assigned"][0]["status"]["last_id"] >= last_id + MORE
-    assert MORE <= described["statistics"]["appended_records"] < last_id, "only the rest was copied"
-    assert {name: _facts(data(own, "storage-3") / "0" / name) for name in before} == before
-    check_log(waltzctl, own)
-    compared = waltzctl("partition", "compare", "0", "--directory", own.directory)
-    assert compared.code == 0, compared.out
-    assert own.stop() == []
-    assert waltzctl("verify-segments", *(data(own, f"storage-{number}") for number in (1, 2, 3))).code == 0
-    own.start()
-
-
-def _facts(path: Path) -> tuple[int, int]:
-    return path.stat().st_ino, path.stat().st_mtime_ns
-
-
-def test_what_is_damaged_in_the_source_is_told_from_what_is_not(storage: Path, tmp_path: Path, waltzctl: Tool) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    path = storage / "1" / segment_name(0)
-    content = bytearray(path.read_bytes())
-    content[3000] ^= 1
-    path.write_bytes(content)
-    words = ("storage", "recover", "--from", storage, "--to", target)
-    told = waltzctl(*words)
-    assert told.code == 7
-    assert "partition 1: W2170" in told.err
-    assert "bytes " in told.err
-    assert (target / "0" / PROMISE_NAME).exists()
-    assert not (target / "1").exists()
-    alone = waltzctl(*words, "--partitions", "1", "-o", "json")
-    assert alone.code == 8
-    found = json.loads(alone.out)
-    assert (found["result"], found["partitions"][0]["error"]["code"]) == ("refused", "W2170")
-    assert waltzctl("verify-segments", target).code == 0
-    assert waltzctl("storage", "recover", "--from", storage, "--to", target, "--partitions", "9999").code == 3
-
-
-def test_a_person_sees_what_was_set_aside(storage: Path, tmp_path: Path, waltzctl: Tool) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    assert waltzctl("storage", "recover", "--from", storage, "--to", target).code == 0
-    os.remove(join(str(target), f"0/{PROMISE_NAME}"))
-    dry = waltzctl("storage", "recover", "--from", storage, "--to", target, "--dry-run")
-    assert "partition 0: what is there will be set aside; damaged-promise-file" in dry.out
-    told = waltzctl("storage", "recover", "--from", storage, "--to", target)
-    assert told.code == 0
-    assert f"partition 0: what was there is in {target}/0.set-aside-1" in told.out
-    assert (target / "0.set-aside-1" / index_name(0)).exists()
-    assert (target / CONTROL_NAME).exists()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which only root can")
-def test_what_root_makes_offline_belongs_to_the_daemon(storage: Path, tmp_path: Path, waltzctl: Tool) -> None:
-    target, somebody = tmp_path / "target", 65_534
-    target.mkdir()
-    os.chown(target, somebody, somebody)
-    assert waltzctl("storage", "recover", "--from", storage, "--to", target).code == 0
-    index = target / "0" / index_name(0)
-    before = index.stat().st_ino
-    index.write_bytes(index.read_bytes()[:-1])
-    assert waltzctl("rebuild-index", target).code == 0
-    assert index.stat().st_ino != before
-    made = [target, *target.rglob("*")]
-    assert len(made) > 10
-    assert {(found.st_uid, found.st_gid) for found in map(os.lstat, made)} == {(somebody, somebody)}
-
 
 # -- nobody can decide -------------------------------------------------------------------------------------------------
 

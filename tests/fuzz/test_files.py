@@ -6,7 +6,6 @@ reads at its start, then files that are sent to it, then the offline tools on th
 
 from __future__ import annotations
 
-import json
 import random
 import zlib
 from collections.abc import Callable
@@ -39,7 +38,6 @@ from waltzd.format.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
     IDENTITY_NAME,
-    JOURNAL_NAME,
     PROMISE_NAME,
     ControlHeader,
     ControlStruct,
@@ -53,7 +51,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import walk
 from waltzd.storage.offline.dump import dump
-from waltzd.storage.offline.reindex import Journal, rebuild
+from waltzd.storage.offline.reindex import rebuild
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -324,7 +322,7 @@ def test_indexes_are_made_again_from_whatever_is_there() -> None:
         disk = spoiled(chance, *any_paths(chance))
         before = everything(disk, but=(".idx",))
         done = outcome(rebuild, disk, [Target(storage=ROOT)])
-        after = everything(disk, but=(".idx", JOURNAL_NAME))
+        after = everything(disk, but=(".idx",))
         assert after == before
         if not isinstance(done, WaltzError):
             look(disk)
@@ -348,28 +346,3 @@ def test_dumps_of_files_full_of_nonsense() -> None:
                 assert record().payload is not None
 
     each("dump", TRIES * 3, check)
-
-
-def test_notes_of_a_rebuild_that_was_killed() -> None:
-    """Also with a right checksum and another meaning: somebody else's notes."""
-    facts = {"left_out": [], "records": 3, "data_bytes": 1, "index_bytes": 2, "index_crc": 3}
-    body = json.dumps([f"0/{segment_name(0)}", facts]).encode()
-    line = b"\n%s %08x\n" % (body, zlib.crc32(body))
-
-    def check(chance: random.Random) -> None:
-        raw = mutated(chance, line * 3, RUN)
-        if chance.random() < 0.7:
-            inner = mutated_text(chance, body.decode(), "[1, 2]", "5", "[[], {}]", '["a", 5]').encode("utf-8", "replace")
-            raw += b"\n%s %08x\n" % (inner, zlib.crc32(inner))
-        disk = ORIGIN.clone(0)
-        replaced(disk, join(ROOT, JOURNAL_NAME), raw)
-        before = everything(disk, but=(".idx", JOURNAL_NAME))
-        done = rebuild(disk, [Target(storage=ROOT)])
-        assert len(done.built) == 2 * len(FIRSTS)
-        assert everything(disk, but=(".idx",)) == before
-        found = Journal(disk, join(ROOT, JOURNAL_NAME))
-        found.add("name", {"a": 1})
-        found.close()
-        assert Journal(disk, join(ROOT, JOURNAL_NAME)).get("name") == {"a": 1}
-
-    each("notes", TRIES * 3, check)

@@ -81,7 +81,7 @@ DECIDING = (
     "waltzd.cluster.evidence", "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",
     "waltzd.client.pending",
     "waltzd.archive.manifest", "waltzd.archive.piece",
-    "waltzd.daemon.readiness", "waltzd.daemon.settings", "waltzd.storage.offline.transplant",
+    "waltzd.daemon.readiness", "waltzd.daemon.settings",
 )  # fmt: skip
 """Modules that decide, in rooms that do more than that. Each has to exist."""
 

@@ -2,33 +2,31 @@
 
 While the storage runs, its partitions' owners do the work: they make empty replicas, heal segments, copy, let them count
 again. This follows them, and steps in only where an owner may not: it sets aside what a storage refuses, or what cannot be
-healed, as long as the others do without it. While storages are stopped, replicas are taken from the files of one into those
-of another (`waltzd.storage.offline.transplant`).
+healed, as long as the others do without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import PartitionView, Picture
 from waltzctl.placement.moves import Situation
 from waltzctl.placement.moving import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
 from waltzctl.shell.change import Asked, Asking, Change, Request
-from waltzctl.shell.numbers import chosen, partitions_of
-from waltzctl.shell.options import Misused, Output
-from waltzctl.shell.progress import Amount, Progress, Say
+from waltzctl.shell.numbers import chosen
+from waltzctl.shell.options import Output
+from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import EXIT_OK, EXIT_PARTIAL, BadArgument, CannotConnect, NoSuchPartition, Unfinished, Unsafe
+from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
 
 VERB = "storage recover"
@@ -39,17 +37,8 @@ GIVEN_UP = "GIVEN_UP"
 
 def recover(
     *,
-    place: Annotated[str | None, Argument(metavar="[STORAGE]", autocompletion=known_storages)] = None,
+    place: Annotated[str, Argument(metavar="STORAGE", autocompletion=known_storages)],
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
-    source: Annotated[
-        str | None, Option("--from", metavar="DIR", help="Offline: the directory of another storage, or a copy of one.")
-    ] = None,
-    target: Annotated[
-        str | None, Option("--to", metavar="DIR", help="Offline: the directory of the storage that lost its disk.")
-    ] = None,
-    chosen: Annotated[
-        str | None, Option("--partitions", metavar="PARTITIONS", help="Offline: only these; all that are there by default.")
-    ] = None,
     options: Moving,
     asked: Asking,
     given: ClusterOptions,
@@ -57,32 +46,16 @@ def recover(
 ) -> int:
     """Bring replicas back whose disk was lost or damaged.
 
-    With STORAGE, which runs again, on an empty disk or on what is left: waits until each of its replicas, or those of
-    PARTITIONS, counts again. Their owners copy and heal by themselves; what the storage refuses or no owner can heal is
-    set aside first, where the partition has its majority without it. To run this again goes on from where it was.
-
-    With --from and --to, while both storages are stopped: takes the committed part of the replicas from the files of one
-    storage, so that less has to be copied over the network. What is there already is never overwritten. Run it as the
-    user that the storage runs as.
+    The storage runs again, on an empty disk or on what is left. Wait until each of its replicas, or those of PARTITIONS,
+    counts again. Their owners copy and heal by themselves; what the storage refuses or no owner can heal is set aside
+    first, where the partition has its majority without it. To run this again goes on from where it was.
 
     \b
     Examples:
       waltzctl storage recover storage-1
       waltzctl storage recover storage-1 0-1 --dry-run
-      waltzctl storage recover --from /mnt/old/waltz --to /var/lib/waltz --dry-run
     """
-    if source is None and target is None and chosen is None:
-        if place is None:
-            raise Misused("Name a storage that runs, or two directories with --from and --to.")
-        return _online(Request(asked=asked, reach=given.reach(), output=output), place, numbers, options)
-    if source is None or target is None or place is not None:
-        raise Misused("--from and --to go together, and without the name of a storage.")
-    if options != MoveOptions() or asked.override or asked.reason or asked.confirm:
-        raise Misused("--timeout, --rate, --override, --reason and --confirm are for a storage that runs.")
-    return _offline(source, target, partitions_of(chosen) if chosen is not None else None, asked, output)
-
-
-# -- while the storage runs --------------------------------------------------------------------------------------------
+    return _recover(Request(asked=asked, reach=given.reach(), output=output), place, numbers, options)
 
 
 class State(enum.StrEnum):
@@ -151,7 +124,7 @@ def _itself(name: str, view: PartitionView) -> set[str]:
     return {one.storage for one in view.said.replicas if one.counts and one.storage == name} if view.said else set()
 
 
-def _online(request: Request, name: str, numbers: str | None, options: MoveOptions) -> int:
+def _recover(request: Request, name: str, numbers: str | None, options: MoveOptions) -> int:
     wanted = chosen(request.reach, numbers) if numbers is not None else None
     asked, reach = request.asked, request.reach
 
@@ -289,39 +262,3 @@ def _spell(left: Mapping[int, Standing], found: Picture, most: int) -> str:
         told.append(f"partition {number}: {ids}{one.why}")
     more = f"; and {len(left) - most} more" if len(left) > most else ""
     return "; ".join(told) + more
-
-
-# -- while storages are stopped ----------------------------------------------------------------------------------------
-
-
-def _offline(source: str, target: str, chosen: list[int] | None, asked: Asked, output: str) -> int:
-    from waltzctl.show.files import transplant
-    from waltzctl.show.forms import put
-    from waltzd.disk.real import GuestDisk
-    from waltzd.storage.offline import transplant as offline
-
-    disk = GuestDisk()
-    source, target = _directory(source), _directory(target)
-    offline.check_apart(source, target)
-    found = offline.plan(disk, source, target, chosen)
-    total, done = found.bytes, 0
-    if found.of(offline.State.READY) and not asked.is_dry:
-        with Progress("recover", asked.progress) as course:
-
-            def on_bytes(count: int) -> None:
-                nonlocal done
-                done += count
-                course.update(done, total)
-
-            found = offline.carry_out(disk, found, on_bytes)
-    put(transplant(found, verb=VERB, is_dry=asked.is_dry), output)
-    errors = [graft.error for graft in found.grafts if graft.error is not None]
-    if not errors:
-        return EXIT_OK
-    return errors[0].exit_code if len(errors) == len(found.grafts) else EXIT_PARTIAL
-
-
-def _directory(path: str) -> str:
-    if "\0" in path or not path:
-        raise BadArgument(f"{path!r} is no path")
-    return os.path.realpath(path)

@@ -29,7 +29,6 @@ from waltzd.format.layout import (
     CONTROL_NAME,
     GROUPS_NAME,
     IDENTITY_NAME,
-    JOURNAL_NAME,
     PROMISE_NAME,
     RESERVE_NAME,
     SCRUB_NAME,
@@ -50,7 +49,7 @@ _DIRECTORIES = re.compile(
 )
 _AUDITS = AUDIT_NAME, TRAFFIC_NAME
 _AUDIT = "|".join(map(re.escape, _AUDITS))
-_OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, JOURNAL_NAME, SCRUB_NAME, EVENTS_NAME, *_AUDITS)
+_OF_A_STORAGE = (CONTROL_NAME, GROUPS_NAME, IDENTITY_NAME, RESERVE_NAME, SCRUB_NAME, EVENTS_NAME, *_AUDITS)
 _FILES = re.compile(
     rf"""
     ({re.escape(BLUEPRINT)}|{re.escape(STATE)}|{re.escape(ARCHIVE_KEY)}){_NEW} | {NOTE} | {LOCK}
@@ -64,7 +63,7 @@ _FILES = re.compile(
     | zookeeper/data/version-2/((log|snapshot)\.[0-9a-f]+(\.\w+)?|(accepted|current)Epoch(\.\w+)?)
     | storage-\d+/storage\.yml
     | storage-\d+/data/({"|".join(map(re.escape, _OF_A_STORAGE))}){_NEW}
-    | storage-\d+/data/\d+(\.set-aside-\d+|\.new)?/({PROMISE_NAME}|{re.escape(JOURNAL_NAME)}|\d{{19}}\.(seg|idx)){_NEW}
+    | storage-\d+/data/\d+(\.set-aside-\d+|\.new)?/({PROMISE_NAME}|\d{{19}}\.(seg|idx)){_NEW}
     """,
     re.VERBOSE,
 )

@@ -101,7 +101,7 @@ def rebuild_index(
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
     """Make the index files of a storage again from its data files. An index that is right is left alone. The old index
-    stays until the new one is whole and on the disk, and a rebuild that was killed goes on when it is run again.
+    stays until the new one is whole and on the disk. Run a rebuild that was killed again: finished indexes are left alone.
 
     The storage must not be running. Data files are never changed. Damaged records stop the rebuild of their segment
     unless their ids are named with --leave-out.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from waltzctl.show.change import HEADS
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, whole_error
 from waltzctl.show.group import duration
 from waltzctl.show.terminal import ROWS_MAX, count, printable, rate, size
@@ -17,8 +16,6 @@ from waltzd.errors import WaltzError
 from waltzd.format.finding import Finding
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, ScrubStatus, StorageDescription, VerifySummary
 from waltzd.storage.offline.reindex import Rebuild, State
-from waltzd.storage.offline.transplant import Graft, Transplant
-from waltzd.storage.offline.transplant import State as GraftState
 from waltzd.storage.offline.verify import PartitionReport, Report
 
 if TYPE_CHECKING:
@@ -280,8 +277,8 @@ def report(found: Report, *, seconds: float) -> Page:
 
 
 def rebuilding(done: Rebuild, *, seconds: float) -> Page:
-    bytes_ = sum(built.data_bytes for built in done.built if built.state is not State.DONE_BEFORE)
-    order = (State.REBUILT, State.RIGHT, State.DONE_BEFORE, State.REFUSED)
+    bytes_ = sum(built.data_bytes for built in done.built)
+    order = (State.REBUILT, State.RIGHT, State.REFUSED)
     states = {state.value: sum(built.state is state for built in done.built) for state in order}
 
     def draw(out: Console) -> None:
@@ -301,7 +298,7 @@ def rebuilding(done: Rebuild, *, seconds: float) -> Page:
             _show_finding(out, finding)
         out.print(
             f"{count(len(done.built), 'segment')}: {states['rebuilt']} rebuilt, {states['right']} were right, "
-            f"{states['done before']} done before, {states['refused']} refused; "
+            f"{states['refused']} refused; "
             f"{size(bytes_)} in {seconds:.1f} s ({rate(bytes_, seconds)} MB/s)",
             soft_wrap=True,
         )
@@ -310,7 +307,7 @@ def rebuilding(done: Rebuild, *, seconds: float) -> Page:
         kind="segments",
         columns=(
             Column("path", lambda built: built.path),
-            Column("state", lambda built: built.state.value.replace(" ", "-")),
+            Column("state", lambda built: built.state.value),
             Column("records", lambda built: built.records, is_right=True),
             Column("left out", lambda built: built.left_out, is_right=True),
             Column("made from", lambda built: "footer" if built.is_from_footer else "records", is_wide=True),
@@ -321,72 +318,10 @@ def rebuilding(done: Rebuild, *, seconds: float) -> Page:
         more={
             "result": "refused" if states["refused"] else "done",
             "summary": {
-                "segments": len(done.built), **{name.replace(" ", "_"): n for name, n in states.items()},
+                "segments": len(done.built), **states,
                 "records": sum(built.records for built in done.built), "bytes": bytes_,
                 "seconds": round(seconds, 3), "megabytes_per_second": rate(bytes_, seconds),
             },
-        },
-    )  # fmt: skip
-    return Page(draw=draw, things=things)
-
-
-# -- recover from files ------------------------------------------------------------------------------------------------
-
-GRAFT_WORDS = {
-    "ready": "can be taken",
-    "taken": "taken",
-    "there": "left as it is: it is there",
-    "nothing": "nothing committed",
-    "damaged": "damaged in the source",
-}
-
-
-def _if_known(graft: Graft, value: int) -> int | None:
-    return value if graft.state in ("ready", "taken") else None
-
-
-GRAFTS: Columns[Graft] = (
-    Column("partition", lambda graft: graft.partition, is_right=True, cell=str),
-    Column("state", lambda graft: str(graft.state), cell=GRAFT_WORDS.__getitem__),
-    Column("ids", lambda graft: "" if _if_known(graft, graft.last_id) is None
-           else f"{graft.origin.begin:,} to {graft.last_id:,}", json=""),
-    Column("", lambda graft: _if_known(graft, graft.last_id), json="last_id"),
-    Column("", lambda graft: _if_known(graft, graft.segments), json="segments"),
-    Column("size", lambda graft: _if_known(graft, graft.origin.bytes), is_right=True, is_size=True, json="bytes"),
-    Column("", lambda graft: graft.replaces or None, json="replaces"),
-    Column("", lambda graft: graft.set_aside, json="set_aside"),
-    Column("", lambda graft: whole_error(graft.error), json="error"),
-)  # fmt: skip
-
-
-def transplant(found: Transplant, *, verb: str, is_dry: bool) -> Page:
-    taken = found.of(GraftState.TAKEN)
-    is_damaged = any(graft.error is not None for graft in found.grafts)
-    result = "dry-run" if is_dry else "done" if taken else "refused" if is_damaged else "nothing-to-do"
-
-    def draw(out: Console) -> None:
-        head, style = HEADS[result]
-        out.print(f"{head}: {verb} --from {found.source} --to {found.target}", style=style, soft_wrap=True)
-        grid(out, GRAFTS, found.grafts)
-        for graft in found.grafts:
-            if graft.set_aside is not None:
-                out.print(f"partition {graft.partition}: what was there is in {graft.set_aside}", soft_wrap=True)
-            elif graft.replaces and graft.state is GraftState.READY:
-                out.print(f"partition {graft.partition}: what is there will be set aside; {graft.replaces}", soft_wrap=True)
-            for line in graft.error.lines() if graft.error is not None else []:
-                typer.echo(f"partition {graft.partition}: {line}", err=True)
-        if is_dry:
-            out.print("Nothing was changed. Records are proven while they are copied.")
-        elif taken:
-            out.print("Start the storage: the owners of its partitions copy what came since, and its replicas count again.")
-
-    things = Listing(
-        kind="partitions",
-        columns=GRAFTS,
-        rows=found.grafts,
-        more={
-            "result": result, "verb": verb, "from": found.source, "to": found.target,
-            "cluster_key": str(found.header.key), "is_new": found.is_new,
         },
     )  # fmt: skip
     return Page(draw=draw, things=things)

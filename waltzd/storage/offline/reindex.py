@@ -9,21 +9,19 @@ A footer says where the batches of a sealed segment are, so an index follows fro
 of the records. Their checksums are not computed then: nothing is left out, and a reader finds a damaged record by itself.
 Where footer, heads and lengths do not agree, the segment is read as one without a footer.
 
-Finished segments are noted in a journal, so that a killed rebuild goes on where it was: one line a note, with its own
-checksum, appended and flushed. A note was true when it was written, so it counts only while the files are still as it says.
+A rebuild that was killed is run again: it finds the finished indexes right, and leaves them alone.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzd.disk.seam import Disk, File, join, opened, read_whole
+from waltzd.disk.seam import Disk, File, join, opened
 from waltzd.errors import PathMissing, ReadFailed, WaltzError
 from waltzd.format.finding import INDEX_CODES, Code, Finding
 from waltzd.format.footer import Footer, read_footer
@@ -32,7 +30,6 @@ from waltzd.format.layout import (
     BATCHES,
     CONTROL_NAME,
     HEADER_BYTES,
-    JOURNAL_NAME,
     NEW_SUFFIX,
     FileHeader,
     index_name,
@@ -46,58 +43,6 @@ from waltzd.storage.offline.verify import OnProgress, Report, Target, plans, wan
 from waltzd.storage.offline.workers import run
 from waltzd.storage.replica.control import Ledger, read_ledger
 
-BYTES_MAX = 64 << 20
-"""A quarter of a million segments; any further ones are done again."""
-
-
-class Journal:
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk = disk
-        self._path = path
-        self._notes: dict[str, dict[str, object]] = {}
-        self._file: File | None = None
-        if disk.exists(path):
-            self._read()
-
-    def _read(self) -> None:
-        for line in read_whole(self._disk, self._path, BYTES_MAX).splitlines():
-            body, _, crc = line.rpartition(b" ")
-            if crc == b"%08x" % zlib.crc32(body) and (note := _note(body)) is not None:
-                self._notes[note[0]] = note[1]
-
-    def get(self, name: str) -> dict[str, object] | None:
-        return self._notes.get(name)
-
-    def add(self, name: str, facts: dict[str, object]) -> None:
-        if self._file is None:
-            exists = self._disk.exists(self._path)
-            self._file = self._disk.open(self._path, write=True) if exists else self._disk.create(self._path)
-        body = json.dumps([name, facts], sort_keys=True).encode()
-        # The line feed in front ends a line that was left half written.
-        self._file.write(self._file.size(), b"\n%s %08x\n" % (body, zlib.crc32(body)))
-        self._file.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def remove(self) -> None:
-        self.close()
-        if self._disk.exists(self._path):
-            self._disk.remove(self._path)
-
-
-def _note(body: bytes) -> tuple[str, dict[str, object]] | None:
-    """A name and its facts; None for any other line, whatever its checksum says."""
-    try:
-        match json.loads(body):
-            case [str() as name, dict() as facts]:
-                return name, facts
-    except (ValueError, RecursionError):
-        pass
-    return None
-
-
 COMPARE_BYTES = 1 << 20
 
 IdRange = tuple[int, int]
@@ -107,8 +52,6 @@ class State(enum.StrEnum):
     RIGHT = "right"
     """The index was right and was left alone."""
     REBUILT = "rebuilt"
-    DONE_BEFORE = "done before"
-    """An earlier rebuild that did not finish had done this segment."""
     REFUSED = "refused"
 
 
@@ -320,9 +263,8 @@ def rebuild(
     left_out: Sequence[IdRange] = (),
     key: UUID | None = None,
     on_progress: OnProgress | None = None,
-    on_built: Callable[[Built], None] = lambda built: None,
 ) -> Rebuild:
-    """All indexes of the targets. Holds the lock of each storage directory from start to end."""
+    """Rebuild the indexes of the targets, under the lock of each storage directory."""
     out = Rebuild()
     wanted = wanted_targets(list(targets))
     for storage in dict.fromkeys(target.storage for target in wanted):
@@ -333,10 +275,12 @@ def rebuild(
             ledger.key = ledger.key or key
             out.storage_findings += ledger.findings
             tasks = list(_tasks(disk, storage, ledger, mine, tuple(left_out)))
-            home = storage or mine[0].directory
-            for built in _rebuild_all(disk, home, tasks, jobs, on_progress):
-                out.built.append(built)
-                on_built(built)
+            total, done = sum(_data_bytes(disk, task) for task in tasks), 0
+            for task, built in run(build_index, disk, tasks, jobs=jobs, total_bytes=total):
+                out.built.append(install(disk, built))
+                done += _data_bytes(disk, task)
+                if on_progress is not None:
+                    on_progress(done, total)
         finally:
             if control is not None:
                 control.close()
@@ -368,60 +312,5 @@ def _tasks(
                 yield IndexTask(**{**vars(task), "was_cut": True, "left_out": left_out})
 
 
-def _rebuild_all(
-    disk: Disk, home: str, tasks: list[IndexTask], jobs: int, on_progress: OnProgress | None
-) -> Iterator[Built]:
-    journal = Journal(disk, join(home, JOURNAL_NAME))
-    total = done = 0
-    left: list[IndexTask] = []
-    for task in tasks:
-        before = _done_before(disk, task, journal.get(_key(home, task)))
-        if before is not None:
-            yield before
-            continue
-        left.append(task)
-        total += disk.size(join(task.directory, segment_name(task.first_id)))
-    try:
-        for task, built in run(build_index, disk, left, jobs=jobs, total_bytes=total):
-            yield install(disk, built)
-            if built.state is not State.REFUSED:
-                journal.add(_key(home, task), _facts(task, built))
-            done += disk.size(join(task.directory, segment_name(task.first_id)))
-            if on_progress is not None:
-                on_progress(done, total)
-    except BaseException:
-        journal.close()
-        raise
-    journal.remove()
-
-
-def _key(home: str, task: IndexTask) -> str:
-    return join(task.directory.removeprefix(home), segment_name(task.first_id)).lstrip("/")
-
-
-def _facts(task: IndexTask, built: Built) -> dict[str, object]:
-    return {
-        "left_out": [list(pair) for pair in task.left_out],
-        "records": built.records,
-        "data_bytes": built.data_bytes,
-        "index_bytes": built.index_bytes,
-        "index_crc": built.index_crc,
-    }
-
-
-def _done_before(disk: Disk, task: IndexTask, facts: dict[str, object] | None) -> Built | None:
-    """A note of an earlier rebuild counts only while data and index are still as it says."""
-    path = join(task.directory, index_name(task.first_id))
-    if facts is None or not isinstance(records := facts.get("records"), int) or not disk.exists(path):
-        return None
-    size, crc = sum_of(disk, path)
-    built = Built(
-        directory=task.directory,
-        first_id=task.first_id,
-        state=State.DONE_BEFORE,
-        records=records,
-        data_bytes=disk.size(join(task.directory, segment_name(task.first_id))),
-        index_bytes=size,
-        index_crc=crc,
-    )
-    return built if _facts(task, built) == facts else None
+def _data_bytes(disk: Disk, task: IndexTask) -> int:
+    return disk.size(join(task.directory, segment_name(task.first_id)))

@@ -20,7 +20,7 @@ zookeeper/data/version-2/snapshot.0 storage-1/storage.yml storage-1/data/waltz-s
 storage-1/data/waltz-storage.reserve storage-1/data/waltz-groups.ctl storage-1/data/0/promise storage-1/data/0/promise.new
 storage-1/data/7.set-aside-2/0000000000000000000.seg storage-1/data/7.new/0000000000000000000.seg
 storage-1/data/0/0000000000000000190.idx.new
-storage-1/data/0/0000000000000000190.seg.3.new storage-1/data/rebuild-index.journal
+storage-1/data/0/0000000000000000190.seg.3.new
 storage-1/data/scrub.json storage-1/data/scrub.json.new
 """)
 NOT_OURS = words("""

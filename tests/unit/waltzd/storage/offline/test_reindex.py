@@ -35,11 +35,10 @@ from waltzd.errors import DirectoryHeld, DiskFull
 from waltzd.format.finding import Code
 from waltzd.format.layout import (
     CONTROL_NAME,
-    JOURNAL_NAME,
     NEW_SUFFIX,
     FileHeader,
 )
-from waltzd.storage.offline.reindex import Built, IndexTask, Rebuild, State, build_index, rebuild
+from waltzd.storage.offline.reindex import IndexTask, Rebuild, State, build_index, rebuild
 from waltzd.storage.offline.verify import Options, Target, verify
 
 TARGET = [Target(storage="s")]
@@ -85,7 +84,6 @@ def test_what_is_built_is_what_the_original_had_written(original: Path, tmp_path
         assert made[:4] + made[12:] == content[:4] + content[12:]
     assert {path: path.read_bytes() for path in copy.glob("*/*.seg")} == segments
     assert not list(copy.rglob(f"*{NEW_SUFFIX}"))
-    assert not (copy / JOURNAL_NAME).exists()
 
 
 # -- format 1 ----------------------------------------------------------------------------------------------------------
@@ -310,44 +308,22 @@ def test_a_power_cut_at_any_step_leaves_the_old_index_or_the_new_one(loss: Loss)
         rebuild(moment, TARGET)
         assert clean(moment)
         assert {path: body(moment, path) for path in RIGHT} == RIGHT
-        assert not moment.exists(join("s", JOURNAL_NAME))
 
 
-def _killed() -> SimDisk:
-    """In the middle of a rebuild."""
+def test_a_killed_rebuild_is_run_again_and_leaves_finished_indexes_alone() -> None:
     disk = _broken()
 
-    def die(built: Built) -> None:
-        if built.first_id == 3:
+    def die(kind: str, path: str) -> None:
+        if kind == "read" and path == SEG6:
             raise KeyboardInterrupt
 
+    disk.observer = die
     with pytest.raises(KeyboardInterrupt):
-        rebuild(disk, TARGET, on_built=die)
-    return disk
-
-
-def test_a_killed_rebuild_goes_on_without_scanning_again() -> None:
-    disk = _killed()
-    assert disk.exists(join("s", JOURNAL_NAME))
-    read: set[str] = set()
-    disk.observer = lambda kind, path: read.add(path) if kind == "read" else None
-    assert states(rebuild(disk, TARGET)) == [State.DONE_BEFORE, State.RIGHT, State.REBUILT]
-    assert SEG0 not in read
-    assert SEG6 in read
-    assert not disk.exists(join("s", JOURNAL_NAME))
-
-
-@pytest.mark.parametrize("change", ["index", "data", "journal"])
-def test_a_note_in_the_journal_counts_only_while_it_is_true(change: str) -> None:
-    disk = _killed()
-    if change == "index":
-        disk.corrupt(IDX0, 135, b"\x01")
-    elif change == "data":
-        disk.content(SEG0).extend(b"\0")
-    else:
-        del disk.content(join("s", JOURNAL_NAME))[-3:]
-    first = rebuild(disk, TARGET).built[0]
-    assert first.state is {"index": State.REBUILT, "data": State.REFUSED, "journal": State.RIGHT}[change]
+        rebuild(disk, TARGET)
+    disk.observer = None
+    assert body(disk, IDX0) == RIGHT[IDX0]
+    assert states(rebuild(disk, TARGET)) == [State.RIGHT, State.RIGHT, State.REBUILT]
+    assert clean(disk)
 
 
 def test_a_full_disk_leaves_the_old_indexes() -> None:
@@ -393,7 +369,7 @@ def test_a_real_process_killed_in_the_middle(original: Path, tmp_path: Path) -> 
     assert ended.returncode == -signal.SIGKILL
     assert len(list(copy.glob("*/*.idx"))) == 5
     done = rebuild(RealDisk(), [Target(storage=str(copy))])
-    assert len(done.of(State.DONE_BEFORE)) == 5
+    assert len(done.of(State.RIGHT)) == 5
     assert len(done.of(State.REBUILT)) == 13
     assert verify(RealDisk(), [Target(storage=str(copy))], Options()).findings == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,14 +28,12 @@ from tests.unit.waltzd.storage.offline.small import (
     put_promise,
 )
 from waltzd.disk.simulated import SimDisk
-from waltzd.errors import WaltzError
 from waltzd.format.batch import HEAD_BYTES, End
 from waltzd.format.checksum import crc32
 from waltzd.format.finding import FOOTER_CODES, INDEX_CODES, Code, Finding
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.storage.offline.dump import dump
 from waltzd.storage.offline.reindex import rebuild
-from waltzd.storage.offline.transplant import State, carry_out, plan
 from waltzd.storage.offline.verify import Options, Target, verify, verify_partition
 
 FOLLOWS = [None, None, None, [False, True], None, None]
@@ -240,8 +237,3 @@ def test_nonsense_ends_with_findings(seed: int) -> None:
         assert [one for one in left if one.code not in INDEX_CODES] == [
             one for one in findings if one.code not in INDEX_CODES
         ]
-        disk.make_directory("t")
-        with contextlib.suppress(WaltzError):
-            [graft] = carry_out(disk, plan(disk, "s", "t", [0])).grafts
-            if graft.state is State.TAKEN:
-                assert verify(disk, [Target(storage="t")], Options(is_deep=True)).findings == []

@@ -23,11 +23,8 @@ from tests.simulation.sample import (
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import ControlDamaged, NoSuchPartition, WaltzError
 from waltzd.format.layout import GROUPS_NAME, control_bytes
-from waltzd.storage.offline.transplant import State, carry_out, plan
 from waltzd.storage.offline.verify import Options, Target, verify
 from waltzd.storage.replica.control import ControlFile, read_ledger
-from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.site import PartitionSettings
 
 GROUPS = f"{ROOT}/{GROUPS_NAME}"
 NUMBER = PARTITIONS
@@ -159,17 +156,3 @@ def test_what_it_promised_survives_the_loss_of_power(loss: Loss) -> None:
         copy = disk.clone(seed)
         copy.power_cut(loss)
         assert open_directory(copy).control.info(NUMBER) == before
-
-
-def test_it_is_recovered_from_the_directory_of_another_storage() -> None:
-    disk = lived_in()
-    disk.make_directory("target")
-    disk.flush_directory("")
-    done = carry_out(disk, plan(disk, ROOT, "target"))
-    assert [graft.state for graft in done.grafts] == [State.TAKEN, State.TAKEN]
-    taken = Directory.open(disk, "target", key=KEY, partitions=PARTITIONS, settings=PartitionSettings())
-    for number in (0, NUMBER):
-        assert taken.partition(number).first_id == 0
-        assert taken.partition(number).last_id == 5
-    taken.close()
-    assert [graft.state for graft in plan(disk, ROOT, "target").grafts if graft.partition == NUMBER] == [State.THERE]
