@@ -807,6 +807,16 @@ class OtherInbox(WaltzError):
     next_step = "give the inbox of each group a name of its own, with `name=`"
 
 
+class InboxPruned(WaltzError):
+    """A delivery has an id that an operator had pruned from the inbox, up to the floor that the group had then. It was not
+    parked at that time, so the group gives it out again only because it was reset, or because its floor fell back at a
+    change of owner. Whether the transaction was done is not known any more, so it was not done."""
+
+    code, exit_code = "W2339", EXIT_CONFLICT
+    not_done = "the transaction was not done"
+    next_step = "to have it done, let the inbox forget the id, `inbox.forget(…)`, and replay it; else discard it"
+
+
 class NotApplied(WaltzError):
     """A view had not applied a transaction by the time that the caller could wait. The transaction is in the log, and the
     view will have it: nothing is lost. The process that applies is slow, stopped, or stands in front of a transaction that

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 from tests.process.postgres import LocalPostgres, programs
 from tests.process.test_sql_processes import applier, finish
 from tests.unit.waltzd.sql.test_inbox import CLUSTER as INBOX_CLUSTER
-from tests.unit.waltzd.sql.test_inbox import MAILS, Delivery, inbox_of, rows_and_pages, send, sent
+from tests.unit.waltzd.sql.test_inbox import MAILS, Delivery, inbox_of, rows_and_ranges, send, sent, with_old_pages
 from tests.unit.waltzd.sql.test_view import (
     CLUSTER,
     FORBIDDEN,
@@ -40,6 +40,7 @@ from waltzd.errors import (
     BadArgument,
     DatabaseUnavailable,
     ForeignCluster,
+    InboxPruned,
     NotTransactional,
     OtherView,
     WaltzError,
@@ -72,7 +73,7 @@ def engine(postgres: LocalPostgres) -> Engine:
         connection.execute(
             sa.text(
                 "DROP TABLE IF EXISTS waltz_views, waltz_positions, waltz_marks, waltz_dead_letters, rows, total, "
-                "waltz_inboxes, waltz_inbox_done, waltz_inbox_pages, mails"
+                "waltz_inboxes, waltz_inbox_done, waltz_inbox_pruned, waltz_inbox_pages, mails"
             )
         )
     return engine
@@ -368,7 +369,7 @@ def holds_rows(engine: Engine, last: int) -> bool:
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "SERIALIZABLE"])
-def test_members_that_share_an_inbox_do_everything_once_while_it_is_folded(
+def test_members_that_share_an_inbox_do_everything_once_while_it_is_pruned(
     postgres: LocalPostgres, engine: Engine, isolation: str
 ) -> None:
     ids = range(80)
@@ -377,25 +378,41 @@ def test_members_that_share_an_inbox_do_everything_once_while_it_is_folded(
     def work() -> None:
         inbox = inbox_of(postgres.engine(isolation_level=isolation))
         for id in ids:
-            persistent(functools.partial(inbox.handler_blocking(send), Delivery(id)))()
+            with contextlib.suppress(InboxPruned):
+                persistent(functools.partial(inbox.handler_blocking(send), Delivery(id)))()
 
-    def fold() -> None:
+    def prune() -> None:
+        """All of it, also what members have not done yet: a pruned id is refused, and not done."""
         inbox = inbox_of(engine)
         while not is_over.is_set():
             with contextlib.suppress(DatabaseUnavailable):
-                inbox.fold(0)
+                inbox.prune(0, max([-1, *sent(engine)]))
 
     inbox_of(engine).prepare(INBOX_CLUSTER)
-    folding = threading.Thread(target=fold)
-    folding.start()
+    pruning = threading.Thread(target=prune)
+    pruning.start()
     try:
         in_threads(*[work] * 4)
     finally:
         is_over.set()
-        folding.join()
+        pruning.join()
     assert sent(engine) == list(ids)
-    persistent(functools.partial(inbox_of(engine).fold, 0))()
-    assert rows_and_pages(engine) == (0, 1)
+    persistent(functools.partial(inbox_of(engine).prune, 0, ids[-1]))()
+    assert rows_and_ranges(engine) == (0, [(0, ids[-1])])
+
+
+def test_bitmaps_of_an_earlier_version_become_rows_once(postgres: LocalPostgres, engine: Engine) -> None:
+    with_old_pages(engine, range(8200))
+
+    def work() -> None:
+        inbox = inbox_of(postgres.engine())
+        for id in (0, 8199, 8200):
+            persistent(functools.partial(inbox.handler_blocking(send), Delivery(id)))()
+
+    in_threads(*[work] * 4)
+    assert sent(engine) == [8200]
+    assert rows_and_ranges(engine) == (8201, [])
+    assert not sa.inspect(engine).has_table("waltz_inbox_pages")
 
 
 def test_a_delivery_in_two_hands_is_done_by_the_one_that_commits(engine: Engine) -> None:
@@ -405,8 +422,7 @@ def test_a_delivery_in_two_hands_is_done_by_the_one_that_commits(engine: Engine)
         send(connection, Delivery(0))
         with pytest.raises(DatabaseUnavailable, match="lock timeout"):
             inbox.handler_blocking(send)(Delivery(0))
-        inbox.handler_blocking(send)(Delivery(1))  # others do not wait, nor does the fold behind the first of them
-        assert rows_and_pages(engine) == (0, 1)
+        inbox.handler_blocking(send)(Delivery(1))  # others do not wait
     inbox.handler_blocking(send)(Delivery(0))
     assert sent(engine) == [0, 1]
 

@@ -15,7 +15,7 @@ from waltzd.client.delivery import Delivery, Reject
 from waltzd.client.follower import Call, shielded
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import E
-from waltzd.errors import BadArgument, OtherTimeline, WaltzError
+from waltzd.errors import BadArgument, InboxPruned, OtherTimeline, WaltzError
 
 _log = logging.getLogger("waltz.client")
 
@@ -97,7 +97,7 @@ class Handling(Generic[E]):
             try:
                 async with asyncio.timeout(self._timeout) as limit:
                     await self._call(self._handler, one)
-            except Reject as error:
+            except (Reject, InboxPruned) as error:
                 await self._tell(one.reject(str(error)))
             except OtherTimeline:  # what was done belongs to another history: no further try helps
                 raise

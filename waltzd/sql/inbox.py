@@ -4,18 +4,20 @@ A delivery is done in one database transaction, and the first statement of that 
 done is written there, what is written there is done, and a transaction that comes again meets its id: after a crash, a lost
 acknowledgement, a time that was over, or a change of owner.
 
-The set of ids is exact, and it is kept for ever. What a group says of its own place cannot stand for it: its floor passes
-over what is parked and what was skipped, and an operator may want exactly that to be done later. So nothing is forgotten
-below a floor. Ids become bits instead: one for each id of the log at most, and none for a page whose ids are all done.
-Whether an id is a row or a bit makes no difference to the answer, so folding rows into bits may happen at any time.
+There is one row for each delivery that was done. `prune` removes rows up to the floor of the group, except those of parked
+transactions, and writes down the ranges of ids that it removed. An id in such a range is never done: the inbox refuses it
+(`InboxPruned`), because nothing says any more whether it was done. So a floor that was read too early, a list of parked ids
+that was too short, or a reset into the pruned past is an error with a name; it never does a transaction twice, and never
+leaves one out silently.
 
-An id is an id of one timeline of the log (`waltzd.protocol.timelines`), so rows and bits say which. An id that was done in
-another timeline, above where an operator ended the log, is not taken for done: the inbox refuses (`OtherTimeline`), because
-what was done there belongs to a transaction that is gone. `forget` mends it.
+An id is an id of one timeline of the log (`waltzd.protocol.timelines`), so a row says which. An id that was done in another
+timeline, above where an operator ended the log, is not taken for done: the inbox refuses (`OtherTimeline`), because what
+was done there belongs to a transaction that is gone. `forget` mends it.
 
-A transaction inserts its row first and looks at the bits then. Rows leave only together with the bits that replace them,
-and an insert waits for whoever deletes the same row, so it meets one of the two. For that, what is read has to be as new as
-what was written; so an engine of PostgreSQL whose transactions read an older snapshot (REPEATABLE READ) is refused."""
+A transaction inserts its row first and looks at the pruned ranges then. Rows leave only together with the range that
+replaces them, and an insert waits for whoever deletes the same row, so it meets one of the two. For that, what is read has
+to be as new as what was written; so an engine of PostgreSQL whose transactions read an older snapshot (REPEATABLE READ) is
+refused."""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ import functools
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -34,9 +37,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchTableError, SQLAlchemyError
 
-from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, ForeignCluster, OtherInbox, WaltzError
+from waltzd.errors import ApplyFailed, BadArgument, DatabaseUnavailable, ForeignCluster, InboxPruned, OtherInbox, WaltzError
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.sql.engine import checked_engine
 from waltzd.sql.guard import (
@@ -50,14 +53,8 @@ from waltzd.sql.guard import (
 from waltzd.sql.positions import NAME_MAX, add_columns, create, limit_waiting, prove_transactions
 
 R = TypeVar("R")
-PAGE = 8192
-"""Ids whose bits are one row: 1 KiB."""
-FOLD_EVERY = 1000
-"""So many deliveries of a partition are done by a process before it folds again."""
-FOLD_MAX = 10_000
-"""Rows that one fold takes."""
-DELETE_MAX = 500
-"""Ids in one statement."""
+OLD_PAGE = 8192
+"""Ids in one bitmap of the table `waltz_inbox_pages`, which earlier versions wrote."""
 LOCK_SECONDS = 10
 PATIENCE_SECONDS = 60.0
 PAUSE_MIN, PAUSE_MAX = 0.1, 5.0
@@ -147,12 +144,8 @@ class SqlInbox:
         self._done = _Done(self._engine, self.name)
         self._cluster: UUID | None = None
         self._preparing = threading.Lock()
-        self._unfolded: dict[int, int] = {}
-        """By partition, what was done here since the last fold. One that was never folded by this process is not in it."""
         count = threads or (1 if engine.dialect.name == "sqlite" else THREADS)
         self._threads = ThreadPoolExecutor(count, "waltz-inbox")
-        self._lineages: dict[int, Lineage] = {}
-        """By partition, the timelines of its log as the last delivery named them."""
         self._slots = asyncio.Semaphore(count)
         """As many as there are threads: who holds one finds a thread for each of its steps."""
 
@@ -180,6 +173,7 @@ class SqlInbox:
             ApplyFailed: The block tried to end the database transaction, or went on after a statement that failed.
             DatabaseUnavailable: The database does not answer, or refuses.
             ForeignCluster: The inbox is filled from another cluster.
+            InboxPruned: Whether this id was done is not known any more.
             OtherInbox: The inbox is another group's.
             OtherTimeline: This id was done for a transaction that is not in the log any more.
         """
@@ -273,6 +267,7 @@ class SqlInbox:
 
         Raises:
             DatabaseUnavailable: The database does not answer, or refuses.
+            InboxPruned: That is not known any more.
         """
         with _translated("read the inbox"), self._engine.connect() as connection:
             return self._done.has(connection, partition, id)
@@ -285,7 +280,7 @@ class SqlInbox:
             partition: Which partition.
             first: The first of these ids.
             last: The last one.
-            timeline: Only ids that were done in this timeline of the log: what `OtherTimeline` says.
+            timeline: Only ids that were done in this timeline of the log, as `OtherTimeline` says. Pruned ids stay pruned.
 
         Raises:
             BadArgument: The ids are no stretch.
@@ -296,14 +291,21 @@ class SqlInbox:
         with _translated("forget what was done"), self._exclusive() as connection:
             self._done.forget(connection, partition, first, last, timeline)
 
-    def fold(self, partition: int) -> int:
-        """Make bits of rows; how many rows. It happens by itself as well.
+    def prune(self, partition: int, floor: int, *, parked: Collection[int] = ()) -> int:
+        """Remove the rows of ids up to the floor of the group; return how many. These ids are refused from then on.
+
+        Args:
+            partition: Which partition.
+            floor: Everything up to it is acknowledged or parked, as `waltzctl group describe` shows. Take one that is some
+                minutes old: acknowledgements of the last moment can come again after a change of owner.
+            parked: Ids that are parked, as `waltzctl group parked list` shows. Their rows stay, so that a replay does each
+                of them once.
 
         Raises:
-            DatabaseUnavailable: The database does not answer, refuses, or another process folds.
+            DatabaseUnavailable: The database does not answer, refuses, or another process prunes.
         """
-        with _translated("fold the inbox"), self._exclusive() as connection:
-            return self._done.fold(connection, partition, self._lineages.get(partition, NEVER_FORKED))
+        with _translated("prune the inbox"), self._exclusive() as connection:
+            return self._done.prune(connection, partition, floor, parked)
 
     def close_blocking(self) -> None:
         """As `close`."""
@@ -338,7 +340,7 @@ class SqlInbox:
 
     @contextmanager
     def _exclusive(self) -> Iterator[Connection]:
-        """A database transaction that is the only one to change bits. Members that are at work do not wait for it."""
+        """A database transaction that is the only one to prune. Members that are at work do not wait for it."""
         engine = self._engine
         if engine.dialect.name == "postgresql":  # members may work with it, and it protects only among those that do
             engine = engine.execution_options(isolation_level="SERIALIZABLE")
@@ -346,19 +348,6 @@ class SqlInbox:
             limit_waiting(connection, self._lock_seconds)
             self._done.lock(connection)
             yield connection
-
-    def _did(self, partition: int) -> None:
-        """One more. Folding never fails a delivery: rows that stay are folded the next time."""
-        count = self._unfolded.get(partition, FOLD_EVERY) + 1
-        self._unfolded[partition] = count
-        if count < FOLD_EVERY:
-            return
-        self._unfolded[partition] = 0
-        try:
-            while self.fold(partition) == FOLD_MAX:
-                pass
-        except DatabaseUnavailable as error:
-            _log.info("inbox %s: partition %d was not folded: %s", self.name, partition, error.message)
 
 
 class _Work:
@@ -383,7 +372,7 @@ class _Work:
             try:
                 connection.begin()
                 limit_waiting(connection, inbox._lock_seconds)
-                lineage = inbox._lineages[delivery.partition] = delivery.lineage or NEVER_FORKED
+                lineage = delivery.lineage or NEVER_FORKED
                 is_new = inbox._done.add(connection, delivery.partition, delivery.id, lineage)
             except BaseException:
                 self.give_back()
@@ -411,7 +400,6 @@ class _Work:
             self.give_back()
             raise
         self._close()
-        self._inbox._did(self._delivery.partition)
 
     def give_back(self) -> None:
         """Take back what was done. Nothing here fails: a connection that is lost has taken it back itself."""
@@ -457,20 +445,19 @@ class _Done:
             sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
             _timeline_column(),
         )
-        self._pages = sa.Table(
-            "waltz_inbox_pages",
+        self._pruned = sa.Table(
+            "waltz_inbox_pruned",
             self._metadata,
             *_place(),
-            sa.Column("page", sa.BigInteger, primary_key=True, autoincrement=False),
-            sa.Column("bits", sa.LargeBinary, nullable=False),
-            _timeline_column(),
+            sa.Column("first_id", sa.BigInteger, primary_key=True, autoincrement=False),
+            sa.Column("last_id", sa.BigInteger, nullable=False),
         )
         self._insert = _insert_new(engine, self._rows)
 
     def prepare(self, cluster: UUID, group: str) -> None:
         create(self._engine, self._metadata)
-        for table in (self._rows, self._pages):
-            add_columns(self._engine, table)
+        add_columns(self._engine, self._rows)
+        self._unfold_old_pages()
         columns = self._rows.c
         row = {"inbox_name": self._name, "partition_id": -1, "id": secrets.randbelow(1 << 60)}
         this = tuple(columns[name] == value for name, value in row.items())
@@ -500,8 +487,10 @@ class _Done:
     # -- one id
 
     def add(self, connection: Connection, partition: int, id: int, lineage: Lineage) -> bool:
-        """Whether it was not there. The insert is first: with the bits first, a fold could come between the two. Raises
-        `OtherTimeline` where it was done in a timeline whose id is another transaction."""
+        """Write an id down; return whether it was not there. The insert is first: else a prune could come between the two.
+
+        Raises `InboxPruned` if the id was pruned, `OtherTimeline` if it was done in a timeline whose id is another
+        transaction."""
         row = {"inbox_name": self._name, "partition_id": partition, "id": id, "timeline": _named(lineage.current)}
         count = connection.execute(self._insert, row, execution_options={"preserve_rowcount": True}).rowcount
         if count not in (0, 1):  # to guess would skip a transaction, or do one twice
@@ -511,11 +500,8 @@ class _Done:
             here = (*self._at(self._rows, partition), columns.id == id)
             self._check(partition, id, connection.scalar(sa.select(columns.timeline).where(*here)), lineage)
             return False
-        bits, timeline = self._page(connection, partition, id // PAGE)
-        if not _has(bits, id % PAGE):
-            return True
-        self._check(partition, id, timeline, lineage)
-        return False
+        self._refuse_pruned(connection, partition, id)
+        return True
 
     def _check(self, partition: int, id: int, timeline: str | None, lineage: Lineage) -> None:
         done = _identity(timeline)
@@ -527,118 +513,126 @@ class _Done:
         )  # fmt: skip
 
     def has(self, connection: Connection, partition: int, id: int) -> bool:
-        if _has(self._page(connection, partition, id // PAGE)[0], id % PAGE):
+        here = (*self._at(self._rows, partition), self._rows.c.id == id)
+        if connection.execute(sa.select(self._rows.c.id).where(*here)).first() is not None:
             return True
-        found = connection.execute(
-            sa.select(self._rows.c.id).where(*self._at(self._rows, partition), self._rows.c.id == id)
-        )
-        return found.first() is not None
+        self._refuse_pruned(connection, partition, id)
+        return False
 
-    def _page(self, connection: Connection, partition: int, page: int) -> tuple[bytes | None, str | None]:
-        """Its bits, and the timeline in which they are ids."""
-        columns = self._pages.c
-        wanted = sa.select(columns.bits, columns.timeline).where(*self._at(self._pages, partition), columns.page == page)
-        found = connection.execute(wanted).first()
-        return (None, None) if found is None else (found[0], found[1])
+    def _refuse_pruned(self, connection: Connection, partition: int, id: int) -> None:
+        columns = self._pruned.c
+        here = (*self._at(self._pruned, partition), columns.first_id <= id, columns.last_id >= id)
+        last = connection.scalar(sa.select(columns.last_id).where(*here))
+        if last is not None:
+            raise InboxPruned(
+                f"the inbox {self._name!r} was pruned up to id {last} of partition {partition}: "
+                f"nothing says whether transaction {id} was done",
+                next_step=f"to have it done, call `inbox.forget({partition}, {id}, {id})` and replay it; else discard it",
+                partition=partition,
+                id=id,
+            )
 
     # -- many; the caller holds the lock
 
     def lock(self, connection: Connection) -> None:
-        """Also the first statement, which writes: SQLite then takes its lock at once."""
+        """Take the lock. It is the first statement, and writes: SQLite then takes its lock at once."""
         ours = self._inboxes.c.inbox_name == self._name
         connection.execute(sa.update(self._inboxes).where(ours).values(inbox_name=self._name))
 
-    def fold(self, connection: Connection, partition: int, lineage: Lineage) -> int:
-        """Rows and pages that hold what is not in the log any more stay as they are: somebody has to be told."""
+    def prune(self, connection: Connection, partition: int, floor: int, parked: Collection[int]) -> int:
+        new = _ranges_between(sorted({id for id in parked if 0 <= id <= floor}), floor)
         rows = self._rows.c
-        here = self._at(self._rows, partition)
-        found = connection.execute(sa.select(rows.id, rows.timeline).where(*here).order_by(rows.id).limit(FOLD_MAX))
-        pages: dict[int, list[int]] = {}
-        for id, timeline in found.all():
-            if lineage.covers(_identity(timeline), id):
-                pages.setdefault(id // PAGE, []).append(id)
-        ids: list[int] = []
-        for page, its_ids in pages.items():
-            data, timeline = self._page(connection, partition, page)
-            bits = _Bits(data)
-            if bits.last is None or lineage.covers(_identity(timeline), page * PAGE + bits.last):
-                bits.put([id % PAGE for id in its_ids])
-                self._save(connection, partition, page, bits, _named(lineage.current))
-                ids += its_ids
-        # By their ids: a stretch could take a row with it that was written since they were read.
-        for at in range(0, len(ids), DELETE_MAX):
-            some = ids[at : at + DELETE_MAX]
-            done = connection.execute(sa.delete(self._rows).where(*here, rows.id.in_(some)))
-            assert done.rowcount == len(some)
-        return len(ids)
+        count = sum(
+            connection.execute(
+                sa.delete(self._rows).where(*self._at(self._rows, partition), rows.id.between(first, last))
+            ).rowcount
+            for first, last in new
+        )
+        self._replace_ranges(connection, partition, _merged([*self._ranges(connection, partition), *new]))
+        return count
 
     def forget(self, connection: Connection, partition: int, first: int, last: int, timeline: UUID | None) -> None:
-        rows, pages = self._rows.c, self._pages.c
+        rows = self._rows.c
         here: tuple[sa.ColumnElement[bool], ...] = (*self._at(self._rows, partition), rows.id.between(first, last))
-        within: tuple[sa.ColumnElement[bool], ...] = (
-            *self._at(self._pages, partition),
-            pages.page.between(first // PAGE, last // PAGE),
-        )
         if timeline is not None:
-            here, within = (*here, _is(rows.timeline, timeline)), (*within, _is(pages.timeline, timeline))
-        connection.execute(sa.delete(self._rows).where(*here))
-        for page in list(connection.scalars(sa.select(pages.page).where(*within).order_by(pages.page))):
-            data, named = self._page(connection, partition, page)
-            bits, begin = _Bits(data), page * PAGE
-            bits.clear(max(0, first - begin), min(PAGE - 1, last - begin))
-            self._save(connection, partition, page, bits, named)
-
-    def _save(self, connection: Connection, partition: int, page: int, bits: _Bits, timeline: str | None) -> None:
-        here = (*self._at(self._pages, partition), self._pages.c.page == page)
-        if bits.is_empty:
-            connection.execute(sa.delete(self._pages).where(*here))
+            connection.execute(sa.delete(self._rows).where(*here, _is(rows.timeline, timeline)))
             return
-        data = bits.data
-        if connection.execute(sa.update(self._pages).where(*here).values(bits=data, timeline=timeline)).rowcount == 0:
-            row = {"inbox_name": self._name, "partition_id": partition, "page": page, "bits": data, "timeline": timeline}
-            connection.execute(sa.insert(self._pages).values(row))
+        connection.execute(sa.delete(self._rows).where(*here))
+        found = self._ranges(connection, partition)
+        left = [(low, min(high, first - 1)) for low, high in found] + [(max(low, last + 1), high) for low, high in found]
+        self._replace_ranges(connection, partition, _merged([(low, high) for low, high in left if low <= high]))
+
+    def _ranges(self, connection: Connection, partition: int) -> list[tuple[int, int]]:
+        columns = self._pruned.c
+        found = connection.execute(sa.select(columns.first_id, columns.last_id).where(*self._at(self._pruned, partition)))
+        return [(first, last) for first, last in found.all()]
+
+    def _replace_ranges(self, connection: Connection, partition: int, ranges: Sequence[tuple[int, int]]) -> None:
+        connection.execute(sa.delete(self._pruned).where(*self._at(self._pruned, partition)))
+        place = {"inbox_name": self._name, "partition_id": partition}
+        if rows := [{**place, "first_id": first, "last_id": last} for first, last in ranges]:
+            connection.execute(sa.insert(self._pruned), rows)
+
+    # -- the table of an earlier version
+
+    def _unfold_old_pages(self) -> None:
+        """Make rows of the bitmaps that earlier versions wrote, for all inboxes, and drop their table.
+
+        A member that still runs an earlier version fails from then on: it would not see rows that it has to see."""
+        metadata = sa.MetaData()
+        try:
+            pages = sa.Table("waltz_inbox_pages", metadata, autoload_with=self._engine)
+        except NoSuchTableError:
+            return
+        try:
+            with self._engine.begin() as connection:
+                if self._engine.dialect.name == "postgresql":
+                    connection.exec_driver_sql("LOCK TABLE waltz_inbox_pages IN ACCESS EXCLUSIVE MODE")
+                else:  # a statement that writes: SQLite then takes its lock at once
+                    connection.execute(sa.update(pages).values(page=pages.c.page))
+                key = [pages.c.inbox_name, pages.c.partition_id, pages.c.page]
+                for place in connection.execute(sa.select(*key)).all():
+                    here = [column == value for column, value in zip(key, place, strict=True)]
+                    page = connection.execute(sa.select(pages).where(*here)).mappings().one()
+                    bits = page["bits"] or b"\xff" * (OLD_PAGE // 8)  # empty: all of its ids are done
+                    rows = [
+                        {"inbox_name": place.inbox_name, "partition_id": place.partition_id,
+                         "id": place.page * OLD_PAGE + slot, "timeline": page.get("timeline")}
+                        for slot in range(8 * len(bits)) if bits[slot >> 3] >> (slot & 7) & 1
+                    ]  # fmt: skip
+                    if rows:
+                        connection.execute(self._insert, rows)
+                pages.drop(connection)
+        except DBAPIError:
+            if sa.inspect(self._engine).has_table("waltz_inbox_pages"):
+                raise
+            # another process did it at the same time
+
+    # -- places
 
     def _at(self, table: sa.Table, partition: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
         return table.c.inbox_name == self._name, table.c.partition_id == partition
 
 
-class _Bits:
-    """Of a page. In the database, one whose ids are all done is empty."""
-
-    def __init__(self, data: bytes | None) -> None:
-        self._bits = bytearray(PAGE // 8) if data is None else bytearray(data or b"\xff" * (PAGE // 8))
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(self._bits)
-
-    @property
-    def last(self) -> int | None:
-        """The highest that is done."""
-        at = len(self._bits.rstrip(b"\0")) - 1
-        return None if at < 0 else 8 * at + self._bits[at].bit_length() - 1
-
-    @property
-    def data(self) -> bytes:
-        return b"" if self._bits.count(0xFF) == len(self._bits) else bytes(self._bits)
-
-    def put(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._bits[slot >> 3] |= 1 << (slot & 7)
-
-    def clear(self, first: int, last: int) -> None:
-        for slot in range(first, last + 1):
-            self._bits[slot >> 3] &= ~(1 << (slot & 7))
+def _ranges_between(ids: Sequence[int], floor: int) -> list[tuple[int, int]]:
+    """Ranges of all other ids from 0 to `floor`."""
+    edges = [-1, *ids, floor + 1]
+    return [(before + 1, after - 1) for before, after in pairwise(edges) if before + 1 < after]
 
 
-def _has(data: bytes | None, slot: int) -> bool:
-    if data is None:
-        return False
-    return not data or bool(data[slot >> 3] >> (slot & 7) & 1)
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges of the same ids that neither overlap nor touch, in order."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return found
 
 
 def _timeline_column() -> sa.Column[Any]:
-    """Identity of the timeline in which the id, or the page, is one; NULL for the first one, as earlier versions wrote."""
+    """Identity of the timeline in which the id is one; NULL for the first one, as earlier versions wrote."""
     return sa.Column("timeline", sa.String(36), nullable=True)
 
 

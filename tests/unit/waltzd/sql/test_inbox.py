@@ -1,11 +1,11 @@
-"""What members have done in a database is done there once, whatever comes again, fails, or is folded in between."""
+"""What members have done in a database is done there once, whatever comes again, fails, or is pruned in between."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,13 +25,14 @@ from waltzd.errors import (
     CannotConnect,
     DatabaseUnavailable,
     ForeignCluster,
+    InboxPruned,
     NotTransactional,
     OtherInbox,
     WaltzError,
 )
-from waltzd.protocol.timelines import Lineage
+from waltzd.protocol.timelines import FIRST, Lineage
 from waltzd.sql import SqlInbox, sqlite
-from waltzd.sql.inbox import FOLD_EVERY, PAGE
+from waltzd.sql.inbox import OLD_PAGE
 from waltzd.testing import BlockingCluster, LocalCluster
 
 CLUSTER, OTHER_CLUSTER = UUID(int=1), UUID(int=2)
@@ -77,13 +78,11 @@ def sent(engine: Engine) -> list[int]:
         return list(connection.scalars(sa.select(MAILS.c.id).order_by(MAILS.c.id)))
 
 
-def rows_and_pages(engine: Engine) -> tuple[int, int]:
+def rows_and_ranges(engine: Engine) -> tuple[int, list[tuple[int, int]]]:
     with engine.connect() as connection:
-        counts = [
-            connection.scalar(sa.text(f"SELECT count(*) FROM {table}"))
-            for table in ("waltz_inbox_done", "waltz_inbox_pages")
-        ]
-    return counts[0], counts[1]
+        rows = connection.scalar(sa.text("SELECT count(*) FROM waltz_inbox_done"))
+        ranges = connection.execute(sa.text("SELECT first_id, last_id FROM waltz_inbox_pruned ORDER BY first_id"))
+        return rows or 0, [(first, last) for first, last in ranges]
 
 
 def failing(connection: Connection, delivery: Delivery) -> None:
@@ -228,85 +227,97 @@ def test_a_task_that_is_cancelled_while_it_begins_leaves_the_database_free(engin
     assert sent(engine) == [0, 1]
 
 
-# -- folding -----------------------------------------------------------------------------------------------------------
+# -- pruning -----------------------------------------------------------------------------------------------------------
 
 
-def test_folding_changes_nothing_that_anybody_sees(engine: Engine) -> None:
-    """Against a set."""
-    inbox, twin, random_ = inbox_of(engine), set[tuple[int, int]](), random.Random(5)
-    with engine.begin() as connection:
-        inbox.prepare(CLUSTER)
-        assert sa.inspect(connection).has_table("mails")
-    near = [0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 5 * PAGE + 3, (1 << 62)]
+def test_pruning_does_nothing_twice_and_leaves_nothing_out(engine: Engine) -> None:
+    """Against a group that parks, replays and is reset, and prunes with a true floor and true lists of parked ids."""
+    inbox, random_ = inbox_of(engine), random.Random(5)
+    done, parked, pruned, next_id = set[int](), set[int](), set[int](), 0
+
+    def deliver(id: int) -> bool:
+        """Whether it was done now."""
+        with inbox.once_blocking(Delivery(id)) as connection:
+            return connection is not None
+
     for _ in range(400):
-        partition, id = random_.randrange(2), random_.choice(near) + random_.randrange(3)
-        did: list[int] = []
-        inbox.handler_blocking(lambda _, delivery, did=did: did.append(delivery.id))(Delivery(id, partition))  # type: ignore[misc]
-        assert bool(did) is ((partition, id) not in twin)
-        twin.add((partition, id))
-        match random_.randrange(20):
-            case 0 | 1:
-                inbox.fold(partition)
+        match random_.randrange(8):
+            case 0:  # its tries are used up; sometimes it was done all the same
+                parked.add(next_id)
+                if random_.random() < 0.5:
+                    assert deliver(next_id)
+                    done.add(next_id)
+                next_id += 1
+            case 1 if parked:
+                id = random_.choice(sorted(parked))
+                parked.discard(id)
+                assert deliver(id) is (id not in done)
+                done.add(id)
             case 2:
-                first, last = sorted(random_.choice(near) for _ in range(2))
-                inbox.forget(partition, first, last)
-                twin -= {(one, id) for one, id in twin if one == partition and first <= id <= last}
-    for partition in range(2):
-        for id in {base + more for base in near for more in range(-2, 5) if base + more >= 0}:
-            assert inbox.is_done(partition, id) is ((partition, id) in twin)
+                floor = random_.randrange(-1, next_id)
+                before = rows_and_ranges(engine)[0] if next_id else 0
+                count = inbox.prune(0, floor, parked=parked) if next_id else 0
+                pruned |= set(range(floor + 1)) - parked
+                assert not next_id or before - count == rows_and_ranges(engine)[0]
+            case 3 if next_id:  # a reset, or a floor that fell back
+                id = random_.randrange(next_id)
+                if id in parked:
+                    continue
+                if id in pruned:
+                    with pytest.raises(InboxPruned, match=rf"whether transaction {id} was done"):
+                        deliver(id)
+                    with pytest.raises(InboxPruned):
+                        inbox.is_done(0, id)
+                else:
+                    assert deliver(id) is (id not in done)
+            case _:
+                assert deliver(next_id)
+                done.add(next_id)
+                next_id += 1
+    rows, ranges = rows_and_ranges(engine)
+    assert {id for first, last in ranges for id in range(first, last + 1)} == pruned
+    assert rows == len(done - pruned)
 
 
 def test_what_is_kept_does_not_grow_with_what_was_done(engine: Engine) -> None:
     inbox = inbox_of(engine)
-    inbox.prepare(CLUSTER)
-    with engine.begin() as connection:
-        rows = [{"inbox_name": "mailer", "partition_id": 0, "id": id} for id in range(3 * PAGE) if id != PAGE + 5]
-        connection.execute(sa.insert(inbox._done._rows), rows)
-    inbox.handler_blocking(send)(Delivery(0))  # it was done
-    assert rows_and_pages(engine) == (3 * PAGE - 1, 0)
-    inbox.handler_blocking(send)(Delivery(3 * PAGE))  # the first that is done by this process: what others left is folded
-    assert rows_and_pages(engine) == (0, 4)
-    with engine.connect() as connection:
-        sizes = connection.scalars(sa.text("SELECT length(bits) FROM waltz_inbox_pages ORDER BY page")).all()
-    assert sizes == [0, PAGE // 8, 0, PAGE // 8], "a page of which all is done is empty"
-    inbox.handler_blocking(send)(Delivery(PAGE + 5))
-    inbox.fold(0)
-    inbox.handler_blocking(send)(Delivery(PAGE + 5))
-    assert sent(engine) == [PAGE + 5, 3 * PAGE]
-
-
-def test_it_folds_by_itself_now_and_then(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waltzd.sql.inbox.FOLD_EVERY", 5)
-    inbox = inbox_of(engine)
-    most = 0
-    for id in range(40):
+    for id in range(20):
         inbox.handler_blocking(send)(Delivery(id))
-        most = max(most, rows_and_pages(engine)[0])
-    assert most == 4
-    assert FOLD_EVERY == 1000
-    assert sent(engine) == list(range(40))
+    assert inbox.prune(0, 9, parked=[4, 30]) == 9
+    assert inbox.prune(0, 14, parked=[4]) == 5
+    assert rows_and_ranges(engine) == (6, [(0, 3), (5, 14)])
+    inbox.handler_blocking(send)(Delivery(4))
+    assert inbox.prune(0, 14) == 1
+    assert rows_and_ranges(engine) == (5, [(0, 14)])
+    assert inbox.prune(0, 3) == 0
+    assert rows_and_ranges(engine) == (5, [(0, 14)]), "a lower floor brings nothing back"
+    assert inbox.prune(1, -1) == 0
+    assert sent(engine) == list(range(20))
 
 
-def test_a_fold_that_is_refused_fails_no_delivery(engine: Engine) -> None:
+def test_a_pruned_id_is_refused_until_it_is_forgotten(engine: Engine) -> None:
     inbox = inbox_of(engine)
-    inbox.prepare(CLUSTER)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("CREATE TRIGGER full BEFORE INSERT ON waltz_inbox_pages BEGIN SELECT RAISE(ABORT, 'no space'); END")
-        )
+    for id in range(6):
+        inbox.handler_blocking(send)(Delivery(id))
+    inbox.prune(0, 5)
+    with pytest.raises(InboxPruned) as refused:
+        inbox.handler_blocking(send)(Delivery(2))
+    assert (refused.value.code, "`inbox.forget(0, 2, 2)`" in " ".join(refused.value.lines())) == ("W2339", True)
+    assert rows_and_ranges(engine) == (0, [(0, 5)])
+    inbox.forget(0, 2, 2, timeline=FIRST)
+    with pytest.raises(InboxPruned):
+        inbox.handler_blocking(send)(Delivery(2))
+    inbox.forget(0, 2, 3)
+    assert rows_and_ranges(engine) == (0, [(0, 1), (4, 5)])
+    inbox.handler_blocking(send)(Delivery(2))
+    assert sent(engine) == [0, 1, 2, 2, 3, 4, 5]
+    inbox.handler_blocking(send)(Delivery(6))
+    inbox.forget(0, 0)
+    assert rows_and_ranges(engine) == (0, [])
 
-    @event.listens_for(engine, "handle_error")
-    def as_a_full_disk(context: sa.engine.ExceptionContext) -> None:
-        if "waltz_inbox_pages" in str(context.statement) and isinstance(context.sqlalchemy_exception, sa.exc.DBAPIError):
-            raise sa.exc.OperationalError(context.statement, None, context.original_exception)
 
-    inbox.handler_blocking(send)(Delivery(1))
-    assert sent(engine) == [1]
-    assert inbox.is_done(0, 1)
-
-
-def test_only_one_changes_bits_at_a_time(tmp_path: Path) -> None:
-    """Two that have read the same page would each write it back without what the other has put in."""
+def test_only_one_prunes_at_a_time(tmp_path: Path) -> None:
+    """Two that have read the same ranges would each write them back without those of the other."""
     first, second = (sqlite(str(tmp_path / "mails.db")) for _ in range(2))
     one, other = inbox_of(first), SqlInbox(second, "mailer", tables=TABLES)
     one.handler_blocking(send)(Delivery(1))
@@ -315,24 +326,59 @@ def test_only_one_changes_bits_at_a_time(tmp_path: Path) -> None:
         connection.exec_driver_sql("PRAGMA busy_timeout = 50")
     with one._exclusive():
         with pytest.raises(DatabaseUnavailable):
-            other.fold(0)
+            other.prune(0, 1)
         with pytest.raises(DatabaseUnavailable):
             other.forget(0, 0)
-    other.fold(0)
     assert one.is_done(0, 1)
+    assert other.prune(0, 1) == 1
     for engine in (first, second):
         engine.dispose()
 
 
-def test_what_was_folded_while_a_transaction_began_is_seen(engine: Engine, tmp_path: Path) -> None:
-    """The row is gone and the bit is there before the insert: the look at the bits comes after it."""
+def with_old_pages(engine: Engine, done: Collection[int], *, timeline: str = ", timeline VARCHAR(36)") -> None:
+    """Bitmaps as an earlier version wrote them; one whose ids are all done is empty."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TABLE waltz_inbox_pages (inbox_name VARCHAR(100), partition_id INTEGER, page BIGINT, "
+            f"bits {'BYTEA' if engine.dialect.name == 'postgresql' else 'BLOB'} NOT NULL{timeline}, "
+            "PRIMARY KEY (inbox_name, partition_id, page))"
+        )
+        for page in sorted({id // OLD_PAGE for id in done}):
+            bits = bytearray(OLD_PAGE // 8)
+            for slot in range(OLD_PAGE):
+                if page * OLD_PAGE + slot in done:
+                    bits[slot >> 3] |= 1 << (slot & 7)
+            data = b"" if bits.count(0xFF) == len(bits) else bytes(bits)
+            row = {"page": page, "bits": data}
+            connection.execute(
+                sa.text(
+                    "INSERT INTO waltz_inbox_pages (inbox_name, partition_id, page, bits) "
+                    "VALUES ('mailer', 0, :page, :bits)"
+                ),
+                row,
+            )
+
+
+@pytest.mark.parametrize("timeline", ["", ", timeline VARCHAR(36)"])
+def test_bitmaps_of_an_earlier_version_become_rows(engine: Engine, timeline: str) -> None:
+    inbox_of(engine).handler_blocking(send)(Delivery(3 * OLD_PAGE))
+    done = {id for id in range(2 * OLD_PAGE + 10) if id != OLD_PAGE + 5}
+    with_old_pages(engine, done, timeline=timeline)
     inbox = inbox_of(engine)
-    inbox.handler_blocking(send)(Delivery(1))
-    inbox.fold(0)
-    assert rows_and_pages(engine) == (0, 1)
-    inbox.handler_blocking(send)(Delivery(1))
-    assert sent(engine) == [1]
-    assert rows_and_pages(engine) == (0, 1)
+    for id in (
+        0,
+        OLD_PAGE - 1,
+        OLD_PAGE + 4,
+        OLD_PAGE + 5,
+        OLD_PAGE + 6,
+        2 * OLD_PAGE + 9,
+        2 * OLD_PAGE + 10,
+        3 * OLD_PAGE,
+    ):
+        inbox.handler_blocking(send)(Delivery(id))
+    assert sent(engine) == [OLD_PAGE + 5, 2 * OLD_PAGE + 10, 3 * OLD_PAGE]
+    assert rows_and_ranges(engine) == (len(done) + 3, [])
+    assert not sa.inspect(engine).has_table("waltz_inbox_pages"), "a member of the earlier version fails from now on"
 
 
 def test_operators_have_work_done_again(engine: Engine) -> None:
