@@ -43,7 +43,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "channel": ("", "Names for sets of partitions."),
         "client": ("", "Which applications are connected, and who is slowed."),
         "cluster": ("", "Look at a cluster as a whole, and change it."),
-        "config": ("", "Check and explain configuration files."),
+        "config": ("", "Check configuration files."),
         "console": ("waltzctl.console.command:console", "The cluster in a browser."),
         "context": ("", "Give clusters names."),
         "create-cluster": ("waltzctl.placement.creation:create", "Make a cluster of storages that run."),
@@ -54,7 +54,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "export": ("", "What `spark-export` wrote: look, and check."),
         "group": ("", "Durable groups: members that share work, and what they put aside."),
         "health": ("waltzctl.watching.health:health", "Commit a probe in every partition, and say how long it took."),
-        "help": ("", "What is true of all commands."),
         "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
         "lock": ("", "Why a transaction was refused."),
         "moves": ("", "Moves of replicas that are under way."),
@@ -139,11 +138,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "save-metadata": ("waltzctl.placement.metadata:save", "Write the documents of a cluster to a file."),
         "secure": ("waltzctl.placement.cluster:secure", "Close the documents of a cluster in ZooKeeper."),
         "set": ("waltzctl.placement.cluster:set_", "Change how many replicas partitions have, or their format."),
-        "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "wait": ("waltzctl.watching.gate:wait", "Wait until a cluster is well."),
     },
     "config": {
-        "explain": ("waltzctl.config.configuration:explain", "What a setting of the daemons means."),
         "validate": ("waltzctl.config.configuration:validate", "Check configuration files."),
     },
     "context": {
@@ -152,11 +149,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "remove": ("waltzctl.shell.context:remove", "Forget a name; the cluster is not touched."),
         "show": ("waltzctl.shell.context:show", "Which cluster is meant here, and who said so."),
         "use": ("waltzctl.shell.context:use", "Mean this cluster from now on."),
-        "validate": ("waltzctl.shell.context:validate", "Whether a cluster answers at its addresses."),
     },
     "errors": {
-        "list": ("waltzctl.shell.error:list_errors", "List all error codes."),
-        "lookup": ("waltzctl.shell.error:lookup", "Explain one error code."),
+        "lookup": ("waltzctl.shell.error:lookup", "Explain an error code, or list all codes."),
     },
     "export": {
         "status": ("waltz_spark.exporting.manifest_command:status", "What an export holds, as its manifest says."),
@@ -182,9 +177,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "discard": ("waltzctl.groups.parked:discard", "Leave what is parked for good."),
         "list": ("waltzctl.groups.parked:list_", "What is parked, with member and reason."),
         "replay": ("waltzctl.groups.parked:replay", "Let what is parked be done again, once."),
-    },
-    "help": {
-        "exit-codes": ("waltzctl.shell.error:exit_codes", "What the exit code of a command means."),
     },
     "lock": {
         "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),
@@ -316,7 +308,7 @@ def _show_version(value: bool) -> None:
 app = typer.Typer(name="waltzctl", cls=LazyGroup, rich_markup_mode=None, no_args_is_help=True, context_settings=HELP)
 
 
-@app.callback(epilog="Exit codes: waltzctl help exit-codes")
+@app.callback(epilog="Exit codes: waltzctl errors lookup")
 def waltzctl(
     *,
     _version: Annotated[

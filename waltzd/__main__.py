@@ -32,7 +32,7 @@ def _show_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Exit codes: waltzctl help exit-codes")
+@app.callback(epilog="Exit codes: waltzctl errors lookup")
 def waltzd(
     *,
     _version: Annotated[

@@ -89,7 +89,6 @@ def test_a_name_never_comes_to_mean_another_cluster(waltzctl: Tool) -> None:
         (["add", "a", "--coordinator", "x:1", "--tls-key", "k"], 2, "--tls-key without"),
         (["use", "a"], 3, "there is no context a"),
         (["remove", "a"], 3, "there is no context a"),
-        (["validate", "a"], 3, "there is no context a"),
         (["show", "--context", "a"], 3, "there is no context a"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -123,7 +122,7 @@ def test_who_said_so(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_file_is_told_and_kept(waltzctl: Tool) -> None:
     contexts_path().parent.mkdir()
     contexts_path().write_text("contexts: [\n")
-    for words in (["list"], ["use", "a"], ["add", "a", "--coordinator", "x:1"], ["remove", "a"], ["show"], ["validate"]):
+    for words in (["list"], ["use", "a"], ["add", "a", "--coordinator", "x:1"], ["remove", "a"], ["show"]):
         refused(waltzctl("context", *words), 2, "W2093", str(contexts_path()))
     assert contexts_path().read_text() == "contexts: [\n"
 
@@ -135,13 +134,10 @@ def test_a_cluster_answers(live: LocalCluster, tmp_path: Path, waltzctl: Tool) -
     assert waltzctl("context", "add", "here", "--directory", live.directory, "--protected", "--use").code == 0
     assert waltzctl("context", "add", "there", "--coordinator", live.coordinator_hosts).code == 0
     assert waltzctl("context", "add", "empty", "--coordinator", live.coordinator_hosts, "--root", "/nothing").code == 0
-    for words in ([], ["there"]):
-        found = as_json(waltzctl("context", "validate", *words, "-o", "json"))
-        assert (found["cluster_key"], found["partitions"]) == (str(live.blueprint.key), 4)
-    told = waltzctl("context", "validate", "there")
-    assert told.out.startswith("there is the cluster ")
-    assert f"key {live.blueprint.key}, 4 partitions\nat {live.coordinator_hosts}/waltz\n" in told.out
-    refused(waltzctl("context", "validate", "empty"), 3, "W2026")
+    for words in ([], ["--context", "there"]):
+        found = as_json(waltzctl("cluster", "describe", *words, "-o", "json"))
+        assert found["cluster_key"] == str(live.blueprint.key)
+    refused(waltzctl("status", "--context", "empty"), 3, "W2026")
 
     dry = waltzctl("server", "drain", "server-1", "--dry-run")
     assert (dry.code, dry.err) == (0, ""), "the context that is in use is meant"
@@ -152,21 +148,17 @@ def test_a_certificate_of_another_cluster(live: LocalCluster, tmp_path: Path, wa
     issued = Authority(tmp_path / "tls").issue(UUID(int=7), Role.OPERATOR, "ada")
     words = ["--tls-certificate", issued.certificate, "--tls-key", issued.key, "--tls-ca", issued.ca]
     assert waltzctl("context", "add", "there", "--coordinator", live.coordinator_hosts, *words).code == 0
-    refused(waltzctl("context", "validate", "there"), 4, "W2002", str(live.blueprint.key))
+    refused(waltzctl("status", "--context", "there"), 4, "W2002", str(live.blueprint.key))
 
 
 def test_nobody_answers(waltzctl: Tool) -> None:
     assert waltzctl("context", "add", "gone", "--coordinator", NOBODY).code == 0
-    refused(waltzctl("context", "validate", "gone"), 6, "W4001", NOBODY)
+    refused(waltzctl("cluster", "describe", "--context", "gone"), 6, "W4001", NOBODY)
 
 
-def test_the_examples_of_the_help_run(live: LocalCluster, waltzctl: Tool) -> None:
-    """Where they contact somebody, it is the cluster of the tests."""
+def test_the_examples_of_the_help_run(waltzctl: Tool) -> None:
     assert waltzctl("context", "add", "trial", "--coordinator", "127.0.0.1:2181").code == 0
     for words in (["add"], ["use"], ["list"], ["show"], ["remove"]):
         for arguments in examples(waltzctl, ["context", *words]):
             done = waltzctl(*arguments)
             assert (done.code, done.err) == (0, ""), arguments
-    assert waltzctl("context", "add", "payments", "--directory", live.directory, "--use").code == 0
-    for arguments in examples(waltzctl, ["context", "validate"]):
-        assert waltzctl(*arguments).code == 0, arguments

@@ -93,7 +93,7 @@ def test_all_is_well(live: LocalCluster, waltzctl: Tool) -> None:
     assert max(len(line) for line in rest if line.startswith(" ")) <= 80
     assert re.search(r"^ storage-2 +127\.0\.0\.1:\d+ +storage-2 +4 +[\d.]+ GB +[\d,]+ ms!? +up", told.out, re.M)
     assert sum(daemon.is_running for daemon in live.daemons.values()) == told.out.count(" runs ")
-    same = waltzctl("cluster", "status", "--timeout", "30", "--coordinator", live.coordinator_hosts)
+    same = waltzctl("status", "--timeout", "30", "--coordinator", live.coordinator_hosts)
     assert (same.code, same.out.splitlines()[0]) == (0, first), "with no files of a cluster on this machine"
 
     found = as_json(waltzctl("status", "--timeout", "30", "--directory", live.directory, "-o", "json"))

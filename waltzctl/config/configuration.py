@@ -1,4 +1,4 @@
-"""`waltzctl config`: configuration files of the daemons, and what their settings mean.
+"""`waltzctl config`: check configuration files of the daemons.
 
 A file does not say which daemon it is for; its keys do. All that is wrong with it is said at once, by the reader that the
 daemons themselves use, so what passes here is not refused there. What is in force on a machine says its daemon, with
@@ -15,13 +15,12 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from waltzctl.shell.reach import unknown
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
 from waltzctl.show.terminal import count
 from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
 from waltzd.daemon.config_file import Problem
-from waltzd.daemon.settings import Setting, bounds, declared, spell
+from waltzd.daemon.settings import declared
 from waltzd.errors import EXIT_OK, EXIT_USAGE, BadConfig
 
 KINDS: dict[str, type[Any]] = {"storage": StorageConfig, "server": ServerConfig}
@@ -108,59 +107,3 @@ def validate(
     more = {"result": "sound" if is_sound else "problems"}
     put(Page(draw=draw, things=Listing(kind="files", columns=VERDICTS, rows=verdicts, more=more)), output)
     return EXIT_OK if is_sound else EXIT_USAGE
-
-
-# -- meanings ----------------------------------------------------------------------------------------------------------
-
-
-def explain(*, setting: Annotated[str, Argument(metavar="SETTING")], output: AnyForm = "table") -> int:
-    """Say what a setting of the daemons means: its default, its bounds, an example.
-
-    \b
-    Examples:
-      waltzctl config explain session_seconds
-      waltzctl config explain listen -o json
-    """
-    found = {kind: about for kind, settings in KINDS.items() if (about := declared(settings).get(setting)) is not None}
-    if not found:
-        names = {name for settings in KINDS.values() for name in declared(settings)}
-        raise unknown("setting", setting, names, not_done="nothing was looked up")
-    told: dict[tuple[str, ...], list[str]] = {}
-    for kind, (_, declaration) in found.items():
-        told.setdefault(_explanation(setting, declaration), []).append(kind)
-
-    def draw(_out: Any) -> None:
-        for number, (lines, kinds) in enumerate(told.items()):
-            head = f"{setting}, of {' and '.join(map(_LABELS.__getitem__, kinds))}"
-            typer.echo("\n".join([*([""] if number else []), head, *lines]))
-
-    rows = [(kind, about) for kind, (_, about) in found.items()]
-    put(Page(draw=draw, things=Listing(kind="daemons", columns=MEANINGS, rows=rows, more={"setting": setting})), output)
-    return EXIT_OK
-
-
-def _explanation(name: str, about: Setting) -> tuple[str, ...]:
-    """Below its name."""
-    facts = {"Default": "none, it must be given" if about.required else spell(about.default, about)}
-    if limits := bounds(about):
-        facts["Bounds"] = limits[0].lower() + limits[1:-1]
-    facts["Example"] = f"{name}: {_example(about)}"
-    meaning = textwrap.wrap(about.doc, 78, initial_indent="  ", subsequent_indent="  ")
-    return ("", *meaning, "", *(f"  {label + ':':<9}{text}" for label, text in facts.items()))
-
-
-def _example(about: Setting) -> str:
-    return about.example or spell(about.default, about)
-
-
-MEANINGS: Columns[tuple[str, Setting]] = (
-    Column("daemon", lambda of: of[0]),
-    Column("meaning", lambda of: of[1].doc),
-    Column("is_required", lambda of: of[1].required),
-    Column("default", lambda of: None if of[1].required or of[1].default is None else spell(of[1].default, of[1])),
-    Column("minimum", lambda of: of[1].bounds and of[1].bounds[0]),
-    Column("maximum", lambda of: of[1].bounds and of[1].bounds[1]),
-    Column("unit", lambda of: of[1].unit or None),
-    Column("choices", lambda of: list(of[1].choices)),
-    Column("example", lambda of: _example(of[1])),
-)

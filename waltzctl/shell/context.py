@@ -1,4 +1,4 @@
-"""`waltzctl context`: names for clusters, kept in a file of the user. Only `validate` contacts a cluster.
+"""`waltzctl context`: names for clusters, kept in a file of the user. No cluster is contacted.
 
 A name never comes to mean another cluster by accident: it has to be removed first.
 """
@@ -21,22 +21,16 @@ from waltzctl.shell.reach import (
     ContextName,
     Contexts,
     Meant,
-    Reach,
     access_to,
     check_context,
     contexts_path,
-    known_contexts,
     load_contexts,
-    resolve,
     save_contexts,
     shown_files,
     tls_of,
-    using,
 )
-from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put, put_json
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ClusterMeta
-from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument, ForeignCluster
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, put_json
+from waltzd.errors import EXIT_OK, AlreadyThere, BadArgument
 
 
 def add(
@@ -46,8 +40,8 @@ def add(
     is_used: Annotated[bool, Option("--use", help="Mean this cluster from now on.")] = False,
     output: Output = "table",
 ) -> int:
-    """Give a cluster a name, so that commands find it by `--context NAME`. It is not contacted: `waltzctl context
-    validate` does that. Paths of files are kept as absolute ones.
+    """Give a cluster a name, so that commands find it by `--context NAME`. It is not contacted. Paths
+    of files are kept as absolute ones.
 
     \b
     Examples:
@@ -181,41 +175,3 @@ def show(*, reach: Meant, output: AnyForm = "table") -> int:
     more = {"cluster": reach.name, "where": reach.where, "is_protected": reach.is_protected}
     put(Listing(kind="settings", columns=columns, rows=rows, more=more), output)
     return EXIT_OK
-
-
-def validate(
-    *,
-    name: Annotated[str | None, Argument(metavar="[NAME]", autocompletion=known_contexts)] = None,
-    output: AnyForm = "table",
-) -> int:
-    """Contact a cluster by its name, or the one that is meant here: ZooKeeper answers, a cluster is there, and your
-    certificate is one of it. It ends with 6 when ZooKeeper does not answer, and with 3 when there is
-    no cluster.
-
-    \b
-    Examples:
-      waltzctl context validate
-      waltzctl context validate payments -o json
-    """
-    reach = resolve({"context": name})
-    found = using(reach, Cluster.meta)
-    check_certificate(found, reach)
-    told = {"context": reach.name, "where": reach.where, "name": found.name, "cluster_key": str(found.key),
-            "partitions": found.partitions, "created": found.created}  # fmt: skip
-
-    def draw(_out: Any) -> None:
-        typer.echo(f"{reach.name} is the cluster {found.name}, key {found.key}, {found.partitions} partitions")
-        typer.echo(f"at {reach.where}")
-
-    columns: Columns[Any] = tuple(Column(name) for name in told)
-    put(Page(told=told, draw=draw, things=Listing(kind="contexts", columns=columns, rows=[told])), output)
-    return EXIT_OK
-
-
-def check_certificate(found: ClusterMeta, reach: Reach) -> None:
-    if reach.tls is not None and reach.tls.identity.key != found.key:
-        raise ForeignCluster(
-            f"the certificate belongs to the cluster {reach.tls.identity.key}; {reach.where} is {found.name}, {found.key}",
-            not_done="nothing was asked of any daemon",
-            next_step="use a certificate of that cluster, or correct the address and root of the context",
-        )

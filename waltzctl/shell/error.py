@@ -23,35 +23,23 @@ ERRORS: Columns[type[WaltzError]] = (
 )
 
 
-def list_errors(*, output: AnyForm = "table") -> int:
-    """List all error codes with their names and what became of the request.
-
-    \b
-    Examples:
-      waltzctl errors list
-      waltzctl errors list -o json
-    """
-    errors = list(tree().values())
-
-    def draw(_out: Any) -> None:
-        for cls in errors:
-            typer.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {cls.not_done}".rstrip())
-
-    put(Page(draw=draw, things=Listing(kind="errors", columns=ERRORS, rows=errors)), output)
-    return EXIT_OK
+EXIT_CODES = EXIT_MEANING | {EXIT_INTERRUPTED: "interrupted"}
 
 
-def lookup(*, code: Annotated[str, Argument(metavar="CODE")], output: AnyForm = "table") -> int:
-    """Explain one error code: what it means, what was not done, what to do next.
+def lookup(*, code: Annotated[str | None, Argument(metavar="[CODE]")] = None, output: AnyForm = "table") -> int:
+    """Explain one error code: what it means, what was not done, what to do next. Without CODE, list all error codes, and
+    what the exit code of a command means.
 
     \b
     Examples:
       waltzctl errors lookup W2001
-      waltzctl errors lookup w3009 -o json
+      waltzctl errors lookup -o json
     """
+    if code is None:
+        return _list_all(output)
     found = tree().get(code.upper())
     if found is None:
-        typer.echo(f"There is no error {code}. `waltzctl errors list` shows them all.", err=True)
+        typer.echo(f"There is no error {code}. `waltzctl errors lookup` lists them all.", err=True)
         return EXIT_NOT_FOUND
 
     def draw(_out: Any) -> None:
@@ -65,21 +53,16 @@ def lookup(*, code: Annotated[str, Argument(metavar="CODE")], output: AnyForm = 
     return EXIT_OK
 
 
-def exit_codes(*, output: AnyForm = "table") -> int:
-    """Every command ends with one of these. A command that says more by its exit code tells so in its help.
-
-    \b
-    Examples:
-      waltzctl help exit-codes
-      waltzctl help exit-codes -o json
-    """
-    codes = EXIT_MEANING | {EXIT_INTERRUPTED: "interrupted"}
+def _list_all(output: str) -> int:
+    errors = list(tree().values())
 
     def draw(_out: Any) -> None:
-        for code, meaning in codes.items():
-            typer.echo(f"{code:>5}  {meaning}")
+        for cls in errors:
+            typer.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {cls.not_done}".rstrip())
+        typer.echo("\nExit codes:")
+        for number, meaning in EXIT_CODES.items():
+            typer.echo(f"{number:>5}  {meaning}")
 
-    columns: Columns[Any] = (Column("code", is_right=True), Column("meaning"))
-    rows = [{"code": code, "meaning": meaning} for code, meaning in codes.items()]
-    put(Page(draw=draw, things=Listing(kind="exit_codes", columns=columns, rows=rows)), output)
+    more = {"exit_codes": [{"code": number, "meaning": meaning} for number, meaning in EXIT_CODES.items()]}
+    put(Page(draw=draw, things=Listing(kind="errors", columns=ERRORS, rows=errors, more=more)), output)
     return EXIT_OK

@@ -10,6 +10,8 @@ from itertools import pairwise
 
 from waltzd.errors import BadArgument
 
+_COPY = "start the storage on an empty directory, and `waltzctl storage recover STORAGE`: its owners copy"
+
 REMOVED: dict[str, str] = {
     "audit": "read `audit.log` of the daemon with jq; docs/security.md shows how, and how to check its chain",
     "bench append --chart": "draw the JSON of `-o json`",
@@ -22,6 +24,14 @@ REMOVED: dict[str, str] = {
     "bench mixed": "use `waltzctl bench append`, and `waltzctl bench feed` for readers; "
     "in a checkout `./dev bench curves --curves readers`",
     "bench recovery": "stop an owner while `waltzctl bench append` runs, and read its highest latency",
+    "cluster status": "use `waltzctl status`",
+    "config explain": "read docs/configuration.md; `waltzd storage --check-config` shows every value in force",
+    "context validate": "use `waltzctl status --context NAME`",
+    "errors list": "use `waltzctl errors lookup` without a code",
+    "help": "use `waltzctl errors lookup`, which lists the exit codes, too",
+    "storage recover --from": _COPY,
+    "storage recover --to": _COPY,
+    "storage recover --partitions": "name the partitions behind the storage: `waltzctl storage recover STORAGE PARTITIONS`",
 }
 """Removed name → the replacement, as the text that follows "Next: " in the error.
 

@@ -15,7 +15,7 @@ GONE = {
     "gone": "use `waltzctl status`",
     "cluster gone": "use `waltzctl cluster describe`",
     "errors lookup --gone": "leave it out",
-    "errors list --output xml": "use --output json",
+    "errors lookup --output xml": "use --output json",
 }
 
 
@@ -33,8 +33,8 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["cluster", "gone", "--yes"], "`waltzctl cluster gone`", "cluster gone"),
         (["errors", "lookup", "W1001", "--gone", "x"], "--gone of `waltzctl errors lookup`", "errors lookup --gone"),
         (["errors", "lookup", "--gone=x", "W1001"], "--gone of `waltzctl errors lookup`", "errors lookup --gone"),
-        (["errors", "list", "--output", "xml"], "--output xml of `waltzctl errors list`", "errors list --output xml"),
-        (["errors", "list", "--output=xml"], "--output xml of `waltzctl errors list`", "errors list --output xml"),
+        (["errors", "lookup", "--output", "xml"], "--output xml of `waltzctl errors lookup`", "errors lookup --output xml"),
+        (["errors", "lookup", "--output=xml"], "--output xml of `waltzctl errors lookup`", "errors lookup --output xml"),
     ],
 )
 def test_a_removed_name_is_answered_with_its_replacement(
@@ -55,7 +55,7 @@ def test_the_error_is_json_where_json_was_asked_for(capsys: pytest.CaptureFixtur
 def test_what_is_accepted_is_never_called_removed(capsys: pytest.CaptureFixture[str]) -> None:
     """The value of an option may look like a removed option; an unknown option of another command stays unknown."""
     assert run(["errors", "lookup", "--output", "json", "W1001"]) == EXIT_OK
-    assert run(["errors", "list", "--gone"]) == EXIT_USAGE
+    assert run(["storage", "list", "--gone"]) == EXIT_USAGE
     assert "No such option" in capsys.readouterr().err
 
 
