@@ -163,20 +163,17 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "group": {
         "create": ("waltzctl.groups.changes:create", "Make a group."),
         "describe": ("waltzctl.groups.command:describe", "One group: where it stands, and its members."),
-        "lag": ("waltzctl.groups.command:lag", "How far groups are behind, partition by partition."),
         "list": ("waltzctl.groups.command:list_", "The groups, a line each."),
         "parked": ("", "What a group has put aside."),
         "pass-over": ("waltzctl.groups.changes:pass_over", "Let groups go on without an entry that cannot be read."),
         "remove": ("waltzctl.groups.changes:remove", "Take a group away; the log stays."),
-        "reset": ("waltzctl.groups.position:reset", "Let a group begin elsewhere."),
+        "reset": ("waltzctl.groups.position:reset", "Reset the position of a group, or skip ids."),
         "resume": ("waltzctl.groups.position:resume", "Let a group go on that has stopped."),
         "set": ("waltzctl.groups.changes:set_", "Give a group other settings."),
-        "skip": ("waltzctl.groups.position:skip", "Leave out what is not done up to an id."),
     },
     "group parked": {
-        "discard": ("waltzctl.groups.parked:discard", "Leave what is parked for good."),
         "list": ("waltzctl.groups.parked:list_", "What is parked, with member and reason."),
-        "replay": ("waltzctl.groups.parked:replay", "Let what is parked be done again, once."),
+        "replay": ("waltzctl.groups.parked:replay", "Let what is parked be done again, once, or leave it for good."),
     },
     "lock": {
         "explain": ("waltzctl.records.lock:explain", "Who holds a lock, and what to wait for."),

@@ -76,8 +76,9 @@ def test_what_is_missing_is_said(servers: Servers, waltzctl: Tool) -> None:
     servers.put(3, place(0), place(1, is_at_work=True, members=(member(),)), partitions="0-1")
     servers.silent.add("b")
     servers.behind["a"] = "the group log does not answer"
-    found = as_json(waltzctl("group", "lag", "mailer", *WHERE, "-o", "json"))
-    assert [(row["partition"], row["state"], row["lag"]) for row in found["lags"]] == [(1, "unknown", None), (0, "idle", 0)]
+    found = as_json(waltzctl("group", "describe", "mailer", *WHERE, "-o", "json"))
+    rows = [(row["partition"], row["state"], row["lag"]) for row in found["partitions"]]
+    assert rows == [(0, "idle", 0), (1, "unknown", None)]
     assert found["silent_servers"]["b"]["code"] == "W4001"
     told = waltzctl("group", "list", *WHERE).out
     assert "server b does not answer, and may know more" in told
@@ -185,10 +186,11 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("create", "mailer", "--from-time", "noon"), 2, "this is no time"),
         (("set", "index"), 2, "no setting was named"),
         (("set", "mailer", "--tries", "3"), 3, "no durable group mailer"),
-        (("reset", "index"), 2, "say one of --to-first, --to-last, --to-id and --to-time"),
+        (("reset", "index"), 2, "say one of --to-first, --to-last, --to-id, --to-time and --skip-to"),
+        (("reset", "index", "--to-last", "--skip-to", "5"), 2, "--to-last and --skip-to contradict each other"),
         (("reset", "index", "--to-first", "--to-last"), 2, "--to-first and --to-last contradict each other"),
         (("reset", "index", "--to-last", "--partitions", "2"), 3, "partition 2 is none of the group: it has 0-1"),
-        (("skip", "index", "3", "--to", "5"), 3, "partition 3 is none of the group"),
+        (("reset", "index", "--partitions", "3", "--skip-to", "5"), 3, "partition 3 is none of the group"),
         (("parked", "replay", "index"), 2, "say which are meant"),
         (("parked", "replay", "index", "17"), 2, "says no parked transactions"),
         (("parked", "replay", "index", "0:17", "--all"), 2, "say which are meant"),
@@ -220,11 +222,13 @@ def test_a_group_is_moved(servers: Servers, waltzctl: Tool) -> None:
     refused(waltzctl("group", "reset", "mailer", "--to-last", "--yes", *WHERE), 2, "say --confirm mailer")
     told = waltzctl("group", "reset", "mailer", "--to-id", "0=50", "--confirm", "mailer", *WHERE, "-o", "json")
     assert as_json(told)["partitions"] == [{"partition": 0, "count": 1, "epoch": 2, "floor": 5}]
-    assert steps(waltzctl("group", "skip", "mailer", "1", "--to", "6", *WHERE, "--dry-run", "-o", "json")) == [
+    assert steps(waltzctl("group", "reset", "mailer", "--skip-to", "1=6", *WHERE, "--dry-run", "-o", "json")) == [
         "partition 1: leave out what is not done up to 6, at most 1 transactions"
     ]
-    assert "nothing to do" in waltzctl("group", "skip", "mailer", "1", "--to", "5", *WHERE).out
-    assert waltzctl("group", "skip", "mailer", "1", "--to", "6", "--confirm", "mailer", *WHERE).code == 0
+    assert "nothing to do" in waltzctl("group", "reset", "mailer", "--skip-to", "1=5", *WHERE).out
+    assert (
+        waltzctl("group", "reset", "mailer", "--partitions", "1", "--skip-to", "6", "--confirm", "mailer", *WHERE).code == 0
+    )
     assert waltzctl("group", "resume", "mailer", *WHERE).code == 0
     assert servers.asked == [
         ("a", "change", (Change.RESET, 0, (49,))),
@@ -256,8 +260,10 @@ def test_what_is_parked_is_listed_and_replayed(servers: Servers, waltzctl: Tool)
     ]
     assert waltzctl("group", "parked", "replay", "mailer", "0:3", "--yes", *WHERE).code == 0
     assert "nothing to do" in waltzctl("group", "parked", "replay", "mailer", "1:3", "--yes", *WHERE).out
-    refused(waltzctl("group", "parked", "discard", "mailer", "--all", "--yes", *WHERE), 2, "say --confirm mailer")
-    assert waltzctl("group", "parked", "discard", "mailer", "--all", "--confirm", "mailer", *WHERE).code == 0
+    refused(
+        waltzctl("group", "parked", "replay", "mailer", "--all", "--discard", "--yes", *WHERE), 2, "say --confirm mailer"
+    )
+    assert waltzctl("group", "parked", "replay", "mailer", "--all", "--discard", "--confirm", "mailer", *WHERE).code == 0
     assert servers.asked == [
         ("a", "change", (Change.REPLAY, 0, (3,))),
         ("a", "change", (Change.DISCARD, 0, (3, 4, 9))),
@@ -278,8 +284,8 @@ def test_what_passes_is_waited_for_and_what_stays_is_told(servers: Servers, walt
 
 
 def test_the_examples_of_the_help_are_run(servers: Servers, waltzctl: Tool) -> None:
-    commands = ("create", "describe", "lag", "list", "set", "reset", "skip", "resume", "parked list", "parked replay")
-    for words in (*commands, "parked discard", "pass-over", "remove"):
+    commands = ("create", "describe", "list", "set", "reset", "resume", "parked list", "parked replay")
+    for words in (*commands, "pass-over", "remove"):
         for arguments in examples(waltzctl, ["group", *words.split()]):
             if words not in ("create", "remove"):
                 servers.put(3, place(0, floor=9, stopped="id 10", parked=1), name="mailer")

@@ -16,7 +16,7 @@ from tests.docs.page import DOCS, page
 from tests.unit.fake_server import FakeCluster
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.view import Transaction
-from waltzd.errors import BadArgument, ForeignCluster, PartitionParked
+from waltzd.errors import BadArgument, ForeignCluster, InboxPruned, PartitionParked
 from waltzd.protocol.locks import Committed
 from waltzd.sql import Poison, SqlInbox, SqlView, sqlite
 from waltzd.sql.inbox import _Done
@@ -127,6 +127,9 @@ def test_members_of_a_group_do_nothing_twice(tmp_path: Path, monkeypatch: pytest
                 assert not other.is_done(0, 3), "it was rejected"
                 assert not shown.do_again(other, 0, 5, 5)
                 assert other.is_done(0, 4)
+                assert shown.prune(other, 0, 4, [3]) == 4
+                with pytest.raises(InboxPruned):
+                    other.is_done(0, 4)
                 await other.close()
 
     LocalCluster().run(story)

@@ -106,18 +106,21 @@ VERBS = {
         call=lambda given, request: parked.replay(name=given["name"], request=request, **_parked_meant(given)),
     ),
     "group-parked-discard": Verb(
-        words="group parked discard", needs=("name", "ids"), typed=lambda given: [given["name"], *_parked_typed(given)],
-        call=lambda given, request: parked.discard(name=given["name"], request=request, **_parked_meant(given)),
+        words="group parked replay", needs=("name", "ids"),
+        typed=lambda given: [given["name"], *_parked_typed(given), "--discard"],
+        call=lambda given, request: parked.replay(
+            name=given["name"], is_discard=True, request=request, **_parked_meant(given)
+        ),
     ),
     "group-resume": Verb(
         words="group resume", needs=("name",), typed=lambda given: [given["name"]],
         call=lambda given, request: position.resume(name=given["name"], request=request),
     ),
     "group-skip": Verb(
-        words="group skip", needs=("name", "partition", "to"),
-        typed=lambda given: [given["name"], given["partition"], "--to", given["to"]],
-        call=lambda given, request: position.skip(
-            name=given["name"], partition=_whole(given, "partition"), last=_whole(given, "to"), request=request
+        words="group reset", needs=("name", "partition", "to"),
+        typed=lambda given: [given["name"], "--partitions", given["partition"], "--skip-to", given["to"]],
+        call=lambda given, request: position.reset(
+            name=given["name"], numbers=str(_whole(given, "partition")), skipped=str(_whole(given, "to")), request=request
         ),
     ),
 }  # fmt: skip

@@ -47,7 +47,7 @@ async def groups(asked: Asked) -> Page:
     look = Look(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
     return Page(
         title="Groups",
-        commands=(asked.command("group", "list"), asked.command("group", "lag")),
+        commands=(asked.command("group", "list"),),
         looks=2,
         parts=(
             Part(
@@ -85,7 +85,6 @@ async def group(asked: Asked) -> Page:
         title=f"Group {name}",
         commands=(
             asked.command("group", "describe", name),
-            asked.command("group", "lag", name),
             asked.command("group", "parked", "list", name),
         ),
         looks=2,

@@ -1,4 +1,4 @@
-"""`waltzctl group list`, `describe` and `lag`: who works on what, how far, and what does not go on.
+"""`waltzctl group list` and `describe`: who works on what, how far, and what does not go on.
 
 Every server knows every group; the owner of a partition alone knows who works there. So all servers are asked, and what one
 of them does not say is missed by name.
@@ -48,24 +48,6 @@ def describe(*, name: GroupName, reach: Meant, output: AnyForm = "table") -> int
     """
     found, view = using(reach, lambda cluster: one_of(cluster, reach.tls, name))
     put(show.group(view, found), output)
-    return EXIT_OK
-
-
-def lag(*, name: Annotated[str | None, Argument(metavar="[NAME]")] = None, reach: Meant, output: AnyForm = "table") -> int:
-    """How far durable groups are behind, a line for each partition, the one that is farthest first: transactions that are
-    committed and not done. Those that the filter of a group leaves out count until the group has come to them.
-
-    \b
-    Examples:
-      waltzctl group lag
-      waltzctl group lag mailer -o csv
-    """
-    if name is None:
-        found = using(reach, lambda cluster: asked(cluster, reach.tls))
-        put(show.lags(found, found.groups), output)
-    else:
-        found, view = using(reach, lambda cluster: one_of(cluster, reach.tls, name))
-        put(show.lags(found, [view]), output)
     return EXIT_OK
 
 

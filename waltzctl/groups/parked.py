@@ -19,7 +19,7 @@ from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
 from waltzctl.picture.groups import GroupView
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
-from waltzctl.shell.change import Changing, Request
+from waltzctl.shell.change import Changing
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Meant, Reach, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
@@ -76,41 +76,25 @@ def list_(
     return EXIT_OK
 
 
-def replay(*, name: GroupName, ids: Ids = None, is_all: All = False, numbers: Partitions = None, request: Changing) -> int:
-    """Let what is parked be done again, each once, from its first try on. One that fails again is parked again, and stays
-    parked until somebody says so.
-
-    \b
-    Examples:
-      waltzctl group parked replay mailer --all --dry-run
-      waltzctl group parked replay mailer 0:17,20-25 --yes --reason 'the address is right now'
-    """
-    return _change("replay", "to be done again", Change.REPLAY, Danger.ASK, name, ids, is_all, numbers, request)
-
-
-def discard(*, name: GroupName, ids: Ids = None, is_all: All = False, numbers: Partitions = None, request: Changing) -> int:
-    """Leave what is parked for good: the group does not know of it any more, and nobody does it. The log keeps the
-    transactions.
-
-    \b
-    Examples:
-      waltzctl group parked discard mailer --all --dry-run
-      waltzctl group parked discard mailer 0:17 --confirm mailer --reason 'it was sent by hand'
-    """
-    return _change("discard", "left for good", Change.DISCARD, Danger.TYPED, name, ids, is_all, numbers, request)
-
-
-def _change(
-    verb: str,
-    what: str,
-    change: Change,
-    danger: Danger,
-    name: str,
-    ids: str | None,
-    is_all: bool,
-    numbers: str | None,
-    request: Request,
+def replay(
+    *,
+    name: GroupName,
+    ids: Ids = None,
+    is_all: All = False,
+    numbers: Partitions = None,
+    is_discard: Annotated[
+        bool, Option("--discard", help="Leave it for good: nobody does it. The log keeps the transactions.")
+    ] = False,
+    request: Changing,
 ) -> int:
+    """Let what is parked be done again, each once, from its first try on. One that fails again is parked again, and stays
+    parked until somebody says so. With --discard the group forgets it, and nobody does it.
+
+    \b
+    Examples:
+      waltzctl group parked replay mailer 0:17,20-25 --yes --reason 'the address is right now'
+      waltzctl group parked replay mailer 0:17 --discard --confirm mailer --reason 'sent by hand'
+    """
     if is_all is (ids is not None) or (ids is not None and numbers is not None):
         raise BadArgument(
             "say which are meant: their ids, or --all",
@@ -130,13 +114,17 @@ def _change(
             if typed is None or one.id in typed[1]:
                 there.setdefault(one.partition, []).append(one.id)
         plan = Plan(
-            verb=f"group parked {verb}",
+            verb="group parked replay --discard" if is_discard else "group parked replay",
             subject=name,
-            steps=(*(_spelled(number, found, what) for number, found in there.items()), *_absent(typed, there)),
-            danger=danger,
+            steps=(
+                *(_spelled(number, found, is_discard=is_discard) for number, found in there.items()),
+                *_absent(typed, there),
+            ),
+            danger=Danger.TYPED if is_discard else Danger.ASK,
         )
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            change = Change.DISCARD if is_discard else Change.REPLAY
             return {"partitions": await changed(cluster, request.reach.tls, say, group, change, there)}
 
         return Planned(plan=plan, do=do)
@@ -144,8 +132,8 @@ def _change(
     return request.perform(prepare)
 
 
-def _spelled(number: int, ids: Sequence[int], what: str) -> str:
-    one = len(ids) == 1
+def _spelled(number: int, ids: Sequence[int], *, is_discard: bool) -> str:
+    one, what = len(ids) == 1, "left for good" if is_discard else "to be done again"
     shown = spell_numbers(ids[:AT_ONCE])
     return f"partition {number}: {len(ids):,} {'is' if one else 'are'} {what}: {'id' if one else 'ids'} {shown}"
 

@@ -1,4 +1,4 @@
-"""Where durable groups begin in the log, and how they are moved: skip, reset, resume.
+"""Where durable groups begin in the log, and how they are moved: reset, resume.
 
 A place is said by the id that is to be done first, or by a time, and becomes the id behind which the group begins. What is
 skipped is done by nobody; what is done again comes a second time: a plan says how much of either there is.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from waltzctl.groups.asking import changed
 from waltzctl.groups.command import GroupName, one_of
@@ -19,7 +19,7 @@ from waltzctl.picture.groups import GroupView
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change as Planned
-from waltzctl.shell.change import Changing, nothing_to_do
+from waltzctl.shell.change import Changing, Request, nothing_to_do
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Reach
@@ -105,45 +105,6 @@ async def chosen(cluster: Cluster, group: GroupView, text: str | None) -> list[i
     return wanted
 
 
-def skip(
-    *,
-    name: GroupName,
-    partition: Annotated[int, Argument(min=0, metavar="PARTITION")],
-    last: Annotated[int, Option("--to", min=0, metavar="ID", help="The last id that is not to be done.")],
-    request: Changing,
-) -> int:
-    """Leave out what a group has not done in PARTITION, up to an id: nobody does it, now or later. What is parked stays
-    parked. To put a single transaction aside, let its member reject it.
-
-    \b
-    Examples:
-      waltzctl group skip mailer 0 --to 41 --dry-run
-      waltzctl group skip mailer 0 --to 41 --confirm mailer --reason 'these were sent by hand'
-    """
-
-    async def prepare(cluster: Cluster) -> Planned:
-        _, group = await one_of(cluster, request.reach.tls, name)
-        await chosen(cluster, group, str(partition))
-        one = group.at(partition)
-        assert one is not None
-        if last <= one.place.floor:
-            return nothing_to_do("group skip", name)
-        most = min(last - one.place.floor, one.lag if one.lag is not None else last - one.place.floor)
-        plan = Plan(
-            verb="group skip",
-            subject=name,
-            steps=(f"partition {partition}: leave out what is not done up to {last}, at most {most:,} transactions",),
-            danger=Danger.TYPED,
-        )
-
-        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-            return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.SKIP, {partition: [last]})}
-
-        return Planned(plan=plan, do=do)
-
-    return request.perform(prepare)
-
-
 def reset(
     *,
     name: GroupName,
@@ -155,29 +116,38 @@ def reset(
         Option("--to-id", metavar="ID", help="The id that is to be done first; of some partitions as 0=1000,3=20."),
     ] = None,
     time: Annotated[str | None, Option("--to-time", metavar="TIME", help=f"What came since then. {moment.HELP}")] = None,
+    skipped: Annotated[
+        str | None,
+        Option("--skip-to", metavar="ID", help="The last id that is not to be done; of some partitions as 0=41,3=19."),
+    ] = None,
     request: Changing,
 ) -> int:
-    """Let a group begin elsewhere. From there on everything is to be done, also what was done or parked; what lies before
+    """Reset the position of a group. From there on everything is to be done, also what was done or parked; what lies before
     is not, and what is parked there stays. Members go on by themselves, and what they have in their hands counts for
-    nothing.
+    nothing. With --skip-to, only what is not done up to an id is left out: nothing is done again. What is parked stays
+    parked.
 
     \b
     Examples:
       waltzctl group reset mailer --to-time 2026-11-24T08:00 --dry-run
       waltzctl group reset mailer --partitions 0 --to-first --confirm mailer --reason 'index lost'
+      waltzctl group reset mailer --partitions 0 --skip-to 41 --confirm mailer --reason 'sent by hand'
     """
     begin = Begin(is_last=is_last, ids=ids, time=time)
-    said = [*(["--to-first"] if is_first else []), *begin.options("to")]
+    said = [*(["--to-first"] if is_first else []), *begin.options("to"), *(["--skip-to"] if skipped is not None else [])]
     if len(said) != 1:
         raise BadArgument(
             f"{' and '.join(said)} contradict each other" if said else "where the group is to begin was not said",
             not_done="nothing was changed",
-            next_step="say one of --to-first, --to-last, --to-id and --to-time",
+            next_step="say one of --to-first, --to-last, --to-id, --to-time and --skip-to",
         )
 
     async def prepare(cluster: Cluster) -> Planned:
         _, group = await one_of(cluster, request.reach.tls, name)
-        afters = await begin.afters(await chosen(cluster, group, numbers), cluster, request.reach, how="to")
+        wanted = await chosen(cluster, group, numbers)
+        if skipped is not None:
+            return _skipping(group, _ids(skipped, wanted, "--skip-to"), request)
+        afters = await begin.afters(wanted, cluster, request.reach, how="to")
         moved = {number: after for number, after in afters.items() if not _is_there(group, number, after)}
         if not moved:
             return nothing_to_do("group reset", name)
@@ -199,6 +169,25 @@ def reset(
         return Planned(plan=plan, do=do)
 
     return request.perform(prepare)
+
+
+def _skipping(group: GroupView, firsts: Mapping[int, int], request: Request) -> Planned:
+    """`firsts`: by partition, the last id that is left out, less 1."""
+    steps, wanted = list[str](), dict[int, Sequence[int]]()
+    for number, before in sorted(firsts.items()):
+        last, one = before + 1, group.at(number)
+        assert one is not None
+        if last > one.place.floor:
+            most = min(last - one.place.floor, one.lag if one.lag is not None else last - one.place.floor)
+            steps.append(f"partition {number}: leave out what is not done up to {last}, at most {most:,} transactions")
+            wanted[number] = [last]
+    if not wanted:
+        return nothing_to_do("group reset", group.name)
+
+    async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+        return {"partitions": await changed(cluster, request.reach.tls, say, group, Change.SKIP, wanted)}
+
+    return Planned(plan=Plan(verb="group reset", subject=group.name, steps=tuple(steps), danger=Danger.TYPED), do=do)
 
 
 def _is_there(group: GroupView, number: int, after: int) -> bool:

@@ -143,37 +143,6 @@ def groups(found: Groups) -> Page:
     return _with_remarks(things, found)
 
 
-@dataclass(frozen=True)
-class Lagging:
-    """One partition of one of several groups."""
-
-    group: str
-    at: GroupAt
-
-
-def _of_one(column: Column[GroupAt]) -> Column[Lagging]:
-    return Column(
-        column.name,
-        lambda one: column.value(one.at),
-        is_right=column.is_right,
-        is_wide=column.is_wide,
-        cell=column.cell,
-        json=column.json,
-    )
-
-
-LAGS: Columns[Lagging] = (Column("group", lambda one: one.group), *map(_of_one, PLACES))
-
-
-def lags(found: Groups, rows: Sequence[GroupView]) -> Page:
-    """The partitions of these groups, that with the greatest lag first."""
-    parts = [Lagging(group.name, at) for group in rows for at in group.partitions]
-    parts.sort(key=lambda one: (one.at.lag is not None, -(one.at.lag or 0), one.group, one.at.partition))
-    things = Listing(kind="lags", columns=LAGS, rows=parts, nothing=NONE, more=_told(found))
-
-    return _with_remarks(things, found)
-
-
 def group(view: GroupView, found: Groups) -> Page:
     places = Listing(kind="partitions", columns=PLACES, rows=view.partitions, nothing="It has no partitions.")
     members = members_of(view)

@@ -387,5 +387,5 @@ def durable_groups(facts: Facts) -> Found:
     told = sum(bool(one.stopped or one.paused or one.is_unattended) for one in found.troubles)
     left = found.stopped + found.paused + found.unattended - told
     if left > 0:
-        yield warn(f"and at least {left:,} more do not go on: `waltzctl group lag` has all of them")
+        yield warn(f"and at least {left:,} more do not go on: `waltzctl group list` has all of them")
     return f"{found.groups:,} go on" if found.groups else "there are none"
