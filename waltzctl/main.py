@@ -35,7 +35,6 @@ COMPLETE = "_WALTZCTL_COMPLETE"
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
-        "analysis": ("", "What a log says when all of it is looked at."),
         "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
         "backup": ("", "How much would be lost now; and whether all of it comes back."),
         "bench": ("", "Measure what a cluster does under load."),
@@ -64,7 +63,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "reset": ("waltzctl.playground.up:reset", "Stop a cluster on this machine and remove all that it holds."),
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
-        "spark": ("", "What exports run on, and how to make them start faster."),
         "spark-export": (
             "waltz_spark.exporting.export_command:spark_export",
             "Export the log to Parquet, Delta, ORC, JSON or CSV.",
@@ -76,16 +74,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "txn": ("", "Read, follow and append transactions."),
         "up": ("waltzctl.playground.up:up", "Bring up a real cluster on this machine, to try Waltz out."),
         "verify-segments": ("waltzctl.records.offline:verify_segments", "Check all files of a storage, offline."),
-    },
-    "analysis": {
-        "replay": (
-            "waltz_spark.analysis.analysis_command:replay_",
-            "Make an application's view again from an export, and compare.",
-        ),
-        "report": (
-            "waltz_spark.analysis.analysis_command:report_",
-            "Transactions, bytes, hot partitions, sizes and clients.",
-        ),
     },
     "archive": {
         "clean": ("waltzctl.records.archive:clean", "Remove what uploads that were cut short have left."),
@@ -209,10 +197,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "list": ("waltzctl.placement.ownership:list_", "The servers, and which of them are up."),
         "remove": ("waltzctl.placement.ownership:remove", "Take a server that was stopped for good off the list."),
         "undrain": ("waltzctl.placement.ownership:undrain", "Let a server take partitions again."),
-    },
-    "spark": {
-        "status": ("waltz_spark.exporting.spark_command:status", "Which Java and which Spark an export here would run on."),
-        "warmup": ("waltz_spark.exporting.spark_command:warmup", "Make exports start faster."),
     },
     "storage": {
         "add": ("waltzctl.placement.membership:add", "Take a storage into the cluster."),

@@ -1313,15 +1313,6 @@ class BadDecoder(WaltzError):
     next_step = "there are json:SCHEMA, text, binary, avro:FILE, protobuf:FILE#MESSAGE and module:function"
 
 
-class ReplayDiffers(WaltzError):
-    """A log, replayed, does not lead to what the view says. The message has the first difference. The log is what counts: a
-    view that differs was changed by something else, or applied the log wrongly."""
-
-    code, exit_code = "W2244", EXIT_FINDINGS
-    not_done = "nothing was changed"
-    next_step = "make the view again from the log, and find out who else writes to its tables"
-
-
 class CertificateNotMade(WaltzError):
     """`waltzctl certificate issue` could not make a certificate: the program `openssl` is missing or refused, or half of
     the authority is not in the directory. What was made before stays as it is."""

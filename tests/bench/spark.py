@@ -266,7 +266,7 @@ def nothing_new(bench: Bench) -> Iterator[Figure]:
 
 def fixed_cost(bench: Bench) -> Iterator[Figure]:
     found = spark_start.small_exports(bench.home, bench.few, bench.sizes.rounds)
-    export, warmed, start = found["export"], found["warm"], found["plain"]
+    export, start = found["export"], found["plain"]
     yield Figure(
         number="B7", what=f"export of {FEW_RECORDS} records, Spark and one query = 1", bound=1.25,
         value=export.seconds / start.seconds, detail=f"{export.seconds:.1f} s against {start.seconds:.1f} s",
@@ -274,10 +274,6 @@ def fixed_cost(bench: Bench) -> Iterator[Figure]:
     yield Figure(
         number="B7", what="its CPU", bound=1.25, value=export.cpu / start.cpu,
         detail=f"{export.cpu:.1f} s against {start.cpu:.1f} s",
-    )  # fmt: skip
-    yield Figure(
-        number="B7", what="its CPU with an archive of classes", bound=0.6, value=warmed.cpu / start.cpu,
-        detail=f"{warmed.cpu:.1f} s; {warmed.seconds / start.seconds:.2g} × the time",
     )  # fmt: skip
 
 

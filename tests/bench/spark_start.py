@@ -37,10 +37,8 @@ def nothing_new(home: Path, storage: Path, rounds: int) -> Mapping[str, Cost]:
 
 
 def small_exports(home: Path, few: Path, rounds: int) -> Mapping[str, Cost]:
-    """B7: without and with an archive of classes, and what Spark costs that starts as it does by default. The caches are
-    our own: whether this user has such an archive does not matter."""
-    cold, warm = ({"XDG_CACHE_HOME": str(home / name)} for name in ("cold", "warm"))
-    cost_of([_WALTZCTL, "spark", "warmup"], warm)
+    """B7: beside what Spark costs that starts as it does by default. The caches are our own."""
+    cold = {"XDG_CACHE_HOME": str(home / "cold")}
     numbers = count()
     plain = [sys.executable, "-c", _PLAIN.format(cores=len(os.sched_getaffinity(0)))]
     environment = {"JAVA_HOME": find_java().home, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
@@ -48,7 +46,6 @@ def small_exports(home: Path, few: Path, rounds: int) -> Mapping[str, Cost]:
         rounds,
         {
             "export": lambda: cost_of(_export(few, home / f"few-{next(numbers)}"), cold),
-            "warm": lambda: cost_of(_export(few, home / f"few-{next(numbers)}"), warm),
             "plain": lambda: cost_of(plain, environment),
         },
     )

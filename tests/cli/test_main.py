@@ -77,9 +77,6 @@ ELSEWHERE = {
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
     "process/test_closed_coordinator": [["cluster", "secure"]],
     "cli/test_restore": [["archive", "marks"], ["archive", "timelines"], ["backup", "drill"], ["cluster", "restore"]],
-    "spark/test_class_archive": [["spark", name] for name in ("status", "warmup")],
-    "spark/test_replay": [["analysis", "replay"]],
-    "spark/test_report": [["analysis", "report"]],
     "spark/test_restore": [["archive", "restore"]],
     "spark/test_spark_export": [["spark-export"], *(["export", name] for name in ("status", "verify"))],
 }

@@ -46,7 +46,7 @@ ACCOUNTS = sa.Table(
 
 @dataclass(frozen=True, kw_only=True)
 class Movement:
-    """A transfer within a branch: `waltzctl analysis replay` reads it out of an export, too."""
+    """A transfer within a branch."""
 
     payer: int
     receiver: int

@@ -1,7 +1,7 @@
 """Exports that an earlier version made: they are read and verified, and go on; and what the commands print about them.
 
 `tests/fixtures/exports/log` is the directory of a storage with two partitions; partition 0 goes over from format 0 to
-format 1, and was forked at id 60. `parquet` and `delta` were made in two runs, one before the fork and one behind it, each of
+format 1, and was forked at id 60. `parquet` and `delta` were made in two runs, one before and one behind the fork, each of
 a part of the log. Never change these files.
 """
 

@@ -15,9 +15,9 @@ from waltz_spark.engine.session import PREFIX, clear_logs, clear_up, lock_log, n
 
 WORKING = """
 import sys, tempfile
-from pathlib import Path
 from waltz_spark.engine.session import scratch
-with scratch(Path(sys.argv[1])) as place:
+tempfile.tempdir = sys.argv[1]
+with scratch() as place:
     (place / "half").write_text("of something")
     print(place, flush=True)
     sys.stdin.read()
@@ -46,19 +46,14 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("is_among_temporary_files", [True, False])
-def test_what_a_killed_run_left_goes_and_what_another_one_has_stays(
-    temporary: Path, tmp_path: Path, is_among_temporary_files: bool
-) -> None:
-    folder = temporary if is_among_temporary_files else tmp_path
-    more = () if is_among_temporary_files else (folder,)
-    with at_work(folder) as (killed, left), at_work(folder) as (_, kept):
-        clear_up(more)
+def test_what_a_killed_run_left_goes_and_what_another_one_has_stays(temporary: Path) -> None:
+    with at_work(temporary) as (killed, left), at_work(temporary) as (_, kept):
+        clear_up()
         assert [(left / "half").exists(), (kept / "half").exists()] == [True, True]
         killed.kill()
         killed.wait()
         assert (left / "half").exists(), "nobody was there to remove it"
-        clear_up(more)
+        clear_up()
         assert [left.exists(), (kept / "half").exists()] == [False, True]
 
 
@@ -76,7 +71,7 @@ def test_a_run_whose_directory_was_taken_away_before_it_was_locked_makes_another
     """Somebody clears up just between the two steps."""
     made: list[str] = []
 
-    def make(prefix: str, dir: Path | None) -> str:
+    def make(prefix: str) -> str:
         made.append(str(temporary / f"{prefix}{len(made)}"))
         os.mkdir(made[-1])
         if len(made) == 1:

@@ -13,8 +13,6 @@ from uuid import UUID
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
-from waltz_spark.analysis.replay import replay
-from waltz_spark.analysis.report import archive_log
 from waltz_spark.exporting import export as protocol
 from waltz_spark.exporting.archive import ExportOrigin
 from waltz_spark.exporting.destination import LocalDestination, newest_manifest
@@ -233,10 +231,6 @@ def test_what_is_not_the_log_is_not_taken_for_it(exporting: Exporting) -> None:
         ExportOrigin(output=place).catalog()
     with pytest.raises(ArchiveUnfit, match=said):
         segments_of(manifest)
-    with pytest.raises(ArchiveUnfit, match=said):
-        next(replay(exporting.destination, manifest, {0: 3}))
-    with pytest.raises(ArchiveUnfit, match="it has no column client_id"):
-        archive_log(place, None, None)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ def reading() -> str:
 
 
 def programs() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", reading(), re.DOTALL | re.MULTILINE)
+    analysing = PAGE.read_text().partition("\n## Analysing\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```", reading() + analysing, re.DOTALL | re.MULTILINE)
 
 
 def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, capfd: Any) -> None:
@@ -45,7 +46,7 @@ def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, c
     assert "only showing" not in shown
     assert spark.read.parquet(str(tmp_path / "out" / "log")).count() == 35
     assert shown.count("|        0|   30|") == shown.count("|        1|    5|") == 2, "of the storage and of the archive"
-    assert len(programs()) == 7
+    assert len(programs()) == 8
 
 
 def test_every_option_and_column_is_told() -> None:

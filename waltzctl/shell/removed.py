@@ -35,6 +35,8 @@ REMOVED: dict[str, str] = {
     "storage recover --from": _COPY,
     "storage recover --to": _COPY,
     "storage recover --partitions": "name the partitions behind the storage: `waltzctl storage recover STORAGE PARTITIONS`",
+    "spark": "leave it out; `waltzctl spark-export --dry-run` says which Java an export would run on",
+    "analysis": "use Spark SQL over the log or an export; docs/spark.md has the queries",
 }
 """Removed name → the replacement, as the text that follows "Next: " in the error.
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
-from waltz_spark.engine.java import cache_directory, folder_of
+from waltz_spark.engine.java import cache_directory
 from waltz_spark.engine.properties import BadLine, encode, parse
 from waltz_spark.engine.shipping import ALWAYS, Need, stand_in, watched, zipped
 from waltzd.disk.real import translate
@@ -84,10 +84,6 @@ class SparkSettings:
     """How long a cluster may be without executors, at the start and later."""
     is_behind_others: bool = True
     """On this machine: takes the processor only when no other process wants it."""
-    java_flags: str = ""
-    """For a faster start (`waltz_spark.engine.java`)."""
-    end_seconds: float = END_SECONDS
-    """How long Java may take to end."""
     computes: bool = False
     """Java is to do the work, and not only to hand it out."""
 
@@ -186,7 +182,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
         raise NotInstalled("the package PySpark is not installed", extra="spark") from error
     from py4j.protocol import Py4JError
 
-    clear_up((folder_of(os.environ),))
+    clear_up()
     places = ExitStack()
     places.enter_context(_py4j_into(log))
     folder = places.enter_context(scratch())
@@ -206,7 +202,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
         raise
     finally:
         try:
-            _end(session, settings.end_seconds)
+            _end(session)
         finally:  # also after a second Ctrl-C, which does not wait for Java
             places.close()
             if not has_failed:
@@ -264,7 +260,7 @@ def _settings(settings: SparkSettings, folder: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"{start} -Djava.io.tmpdir='{folder}' {settings.java_flags}".strip(),
+        "spark.driver.extraJavaOptions": f"{start} -Djava.io.tmpdir='{folder}'".strip(),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.speculation": "false",
@@ -387,7 +383,7 @@ def noise_into(path: Path) -> Iterator[None]:
             os.close(kept)
 
 
-def _end(session: Any, seconds: float) -> None:
+def _end(session: Any) -> None:
     """Java ends with us; without waiting for it, files of ours would still be in its use."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
@@ -406,7 +402,7 @@ def _end(session: Any, seconds: float) -> None:
     if process.stdin is not None:
         process.stdin.close()
     try:
-        process.wait(seconds)
+        process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -511,12 +507,12 @@ LOGS_KEPT = 10
 
 
 @contextmanager
-def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """A directory that is gone when this is over, or when the next run clears up. By default among temporary files."""
+def scratch() -> Iterator[Path]:
+    """Make a temporary directory that is removed at the end, or by the next run."""
     try:
-        path, lock = _made(parent)
+        path, lock = _made()
     except OSError as error:
-        raise translate(error, f"making a directory in {parent or tempfile.gettempdir()}") from error
+        raise translate(error, f"making a directory in {tempfile.gettempdir()}") from error
     try:
         yield path
     finally:
@@ -524,22 +520,21 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
-def _made(parent: Path | None) -> tuple[Path, int]:
+def _made() -> tuple[Path, int]:
     while True:  # another run that clears up may remove it before it is locked
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = _locked(path)
         if lock is not None:
             return path, lock
 
 
-def clear_up(parents: Sequence[Path] = ()) -> None:
-    """Directories of runs that are over, among temporary files and in these. What cannot be removed stays."""
-    for parent in (Path(tempfile.gettempdir()), *parents):
-        for path in parent.glob(f"{PREFIX}*"):
-            lock = _locked(path)
-            if lock is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+def clear_up() -> None:
+    """Remove the temporary directories of runs that are over. What cannot be removed stays."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        lock = _locked(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
 
 
 def clear_logs(folder: Path, kept: int = LOGS_KEPT) -> None:

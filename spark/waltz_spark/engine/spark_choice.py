@@ -21,9 +21,9 @@ from waltzctl.shell.options import SPARK, From, positive
 from waltzd.errors import BadArgument, WaltzError
 
 if TYPE_CHECKING:
-    from waltz_spark.engine.java import Place
     from waltz_spark.engine.session import SparkSettings
     from waltz_spark.engine.shipping import Need
+    from waltzctl.playground.java import Java
 
 sparks = partial(Option, rich_help_panel=SPARK)
 Master = Annotated[
@@ -66,27 +66,25 @@ class SparkChoice:
             next_step="use storage that all of them reach, or say --shared-path if this directory is such",
         )
 
-    def place(self) -> Place | WaltzError:
-        """The Java and the Spark that would be used, or why there are none."""
-        from waltz_spark.engine.java import find_java, place_of
+    def java(self) -> Java | WaltzError:
+        """Return the Java that would be used, or why there is none."""
+        from waltz_spark.engine.java import find_java
 
         try:
-            return place_of(find_java(self.java_home), os.environ)
+            return find_java(self.java_home)
         except WaltzError as error:
             return error
 
     def settings(self, needs: tuple[Need, ...]) -> SparkSettings:
         """Refuses what can be seen from here to fail: master, Java, Python."""
-        from waltz_spark.engine.java import find_java, place_of
+        from waltz_spark.engine.java import find_java
         from waltz_spark.engine.session import SparkSettings, knock
         from waltz_spark.engine.shipping import check_python
 
         knock(self.master)
-        java = find_java(self.java_home)
         found = SparkSettings(
-            master=self.master, java=java, conf=self.conf, py_files=self.py_files,
+            master=self.master, java=find_java(self.java_home), conf=self.conf, py_files=self.py_files,
             archives=self.archives, needs=needs, executor_seconds=self.executor_seconds,
-            java_flags="" if self.is_driver_there else place_of(java, os.environ).flags(),
         )  # fmt: skip
         if not self.is_driver_there and found.python != sys.executable:
             check_python(found.python, needs)

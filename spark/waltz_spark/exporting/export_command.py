@@ -83,7 +83,7 @@ def spark_export(
         )
     run, spans = _run(destination, before, wish, asked, log)
     if dry_run:
-        planned(run, spans, spark.place() if run.assignments else None, shown)
+        planned(run, spans, spark.java() if run.assignments else None, shown)
         if run.job.query.select or run.job.query.where:
             typer.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
         return EXIT_OK

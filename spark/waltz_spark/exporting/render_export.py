@@ -29,10 +29,10 @@ from waltzd.errors import WaltzError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from waltz_spark.engine.java import Place
     from waltz_spark.exporting.delta import TableState
     from waltz_spark.exporting.export import Run
     from waltz_spark.exporting.verification import Finding
+    from waltzctl.playground.java import Java
 
 Row = Mapping[str, Any]
 
@@ -79,10 +79,8 @@ def partitions(manifest: Manifest | None) -> Listing[Row]:
 # -- spark-export ------------------------------------------------------------------------------------------------------
 
 
-def planned(run: Run, spans: Mapping[int, Span], java: Place | WaltzError | None, output: str) -> None:
+def planned(run: Run, spans: Mapping[int, Span], java: Java | WaltzError | None, output: str) -> None:
     """What --dry-run shows. `java`: what it would run on, or why it would not."""
-    from waltz_spark.engine.render_spark import described, java_lines
-
     place, source, form, assignments = run.destination.place, run.job.origin.describe(), run.job.form, run.assignments
     sizes, files = dict.fromkeys(spans, 0), dict.fromkeys(spans, 0)
     for given in assignments:
@@ -96,7 +94,7 @@ def planned(run: Run, spans: Mapping[int, Span], java: Place | WaltzError | None
     if output == "json":
         put_json({"result": "planned" if assignments else "nothing new", "output": place, "source": source,
                   "format": form.format, "compression": form.compression, "partitions": rows,
-                  "runs_on": None if java is None else described(java)})  # fmt: skip
+                  "runs_on": None if java is None else _described(java)})  # fmt: skip
         return
     out = console()
     if not assignments:
@@ -104,8 +102,20 @@ def planned(run: Run, spans: Mapping[int, Span], java: Place | WaltzError | None
         return
     grid(out, PLANNED, [row for row in rows if row["records"]])
     _say(out, f"Would be written to {place} as {form.format} ({form.compression}), from {source}. Nothing was written.")
-    for line in () if java is None else java_lines(java):
+    for line in () if java is None else _java_lines(java):
         _say(out, line)
+
+
+def _described(java: Java | WaltzError) -> dict[str, Any]:
+    if isinstance(java, WaltzError):
+        return {"error": {"code": java.code, "message": java.message, "next_step": java.detail_next_step}}
+    return {"java": {"home": java.home, "version": java.version, "place": java.place}}
+
+
+def _java_lines(java: Java | WaltzError) -> list[str]:
+    if isinstance(java, WaltzError):
+        return [f"It would not start: {java.lines()[0]}", f"Next: {java.detail_next_step}"]
+    return [f"It would run on Java {java.version}: {java.home} (from {java.place})."]
 
 
 def exported(run: Run, newest: Manifest | None, seconds: float, output: str, table: TableState | None) -> None:

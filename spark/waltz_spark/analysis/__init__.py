@@ -1,1 +1,0 @@
-"""Reports on a log, and a replay of one."""
