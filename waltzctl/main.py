@@ -35,7 +35,7 @@ COMPLETE = "_WALTZCTL_COMPLETE"
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "": {
-        "archive": ("", "The log in a store: how far, and whole or not; and exports back as files."),
+        "archive": ("", "The log in a store: how far, and whole or not."),
         "backup": ("", "How much would be lost now; and whether all of it comes back."),
         "bench": ("", "Measure what a cluster does under load."),
         "certificate": ("", "Make certificates for trials and a first cluster."),
@@ -65,7 +65,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "server": ("", "Servers, and which of them take partitions."),
         "spark-export": (
             "waltz_spark.exporting.export_command:spark_export",
-            "Export the log to Parquet, Delta, ORC, JSON or CSV.",
+            "Export the log to Parquet, or to a Delta table.",
         ),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
         "storage": ("", "Storages: add, remove, replace, look."),
@@ -80,10 +80,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "heal": ("waltzctl.records.archive:heal", "Put back what an archive lost, from a storage."),
         "marks": ("waltzctl.records.archive:marks", "Where each partition would end that is restored."),
         "new-key": ("waltzctl.records.archive:new_key", "Make the key that signs an archive."),
-        "restore": (
-            "waltz_spark.restoring.archive_command:restore_",
-            "Make segments again from a lossless export, byte for byte.",
-        ),
         "sign": ("waltzctl.records.archive:sign", "Sign what is older than the key of an archive."),
         "status": ("waltzctl.records.archive:status", "How far each partition is archived."),
         "timelines": ("waltzctl.records.archive:timelines", "List the timelines of each partition in a store."),

@@ -1060,7 +1060,7 @@ class MasterUnreachable(WaltzError):
 
 
 class SparkFailed(WaltzError):
-    """Spark ended, also as a job whose driver runs on the cluster, or could not do what it was asked to. The message has
+    """Spark ended, or could not do what it was asked to. The message has
     its own words, and names the file with all that it wrote. What was finished before is in the manifest and stays."""
 
     code = "W2228"
@@ -1075,15 +1075,6 @@ class PythonDiffers(WaltzError):
     code, exit_code = "W2229", EXIT_USAGE
     not_done = "nothing was written"
     next_step = "give the workers the same Python with these packages, and name it: --conf spark.pyspark.python=PATH"
-
-
-class PackageMissing(WaltzError):
-    """A Python that is to run the tasks of an export lacks a package that cannot travel with the job, because it has
-    machine code, or has one that is too old. The message names the packages. Nothing was written."""
-
-    code, exit_code = "W2213", EXIT_NOT_FOUND
-    not_done = "nothing was written"
-    next_step = "install on every worker what is missing; or send a packed environment with --archives FILE#NAME"
 
 
 class ExportDamaged(WaltzError):
@@ -1282,26 +1273,17 @@ class OldClusterLives(WaltzError):
     next_step = "stop the old storages for good, or restore under another key, without --same-key"
 
 
-class ArchiveUnfit(WaltzError):
-    """An archive does not hold what was asked of it. To make segments again, it has to be an export that was made with
-    `--format parquet --lossless`: only that keeps every field of a record, and what segments had around them. To replay or
-    to report on it, it has to have the payloads, or the columns that the message names, and to reach as far as a view that
-    is compared with it. An export that was made with `--select` or `--where` is not the log: its files are whole, and every
-    reader of their format reads them."""
+class ExportUnfit(WaltzError):
+    """An export was made by an ability that this version does not have: as segments again (`--lossless`), with SQL
+    (`--select`, `--where`, `--engine spark`), or as JSON, CSV or ORC. Its files are whole, and every reader of their format
+    reads them."""
 
     code, exit_code = "W2240", EXIT_USAGE
-    not_done = "nothing was written"
-    next_step = "export to a new output: `waltzctl spark-export OUTPUT --format parquet --lossless`"
-
-
-class SegmentIncomplete(WaltzError):
-    """An export does not hold a whole segment from its first record on: it began in the middle of it, or it was read from
-    replicas that cut their logs into segments in different places. Such a segment cannot be made again byte for byte, and
-    an export never invents one. The message names the partition and the ids."""
-
-    code, exit_code = "W2241", EXIT_NOT_FOUND
-    not_done = "nothing was written"
-    next_step = "leave the partition out with --partitions, or export all of it from one storage directory"
+    not_done = "nothing was read or written"
+    next_step = (
+        "read the files with a reader of their format; to go on, export to a new output as Parquet or Delta. Segments come "
+        "back from an archive (`waltzctl cluster restore`); other formats and SQL are three lines of Spark (docs/spark.md)"
+    )
 
 
 class BadDecoder(WaltzError):
@@ -1310,7 +1292,7 @@ class BadDecoder(WaltzError):
 
     code, exit_code = "W2243", EXIT_USAGE
     not_done = "nothing was decoded"
-    next_step = "there are json:SCHEMA, text, binary, avro:FILE, protobuf:FILE#MESSAGE and module:function"
+    next_step = "there are json:SCHEMA, text, binary and module:function"
 
 
 class CertificateNotMade(WaltzError):
@@ -1330,27 +1312,6 @@ class AlreadyThere(WaltzError):
     code, exit_code = "W2140", EXIT_CONFLICT
     not_done = "nothing was written"
     next_step = "choose another name or place, or move away what is there"
-
-
-class BadSql(WaltzError):
-    """What `--select` or `--where` says is no SQL that Spark understands, or not of the kind that an export can use: each
-    transaction gives one row or none, by itself, and the same one whenever it is exported. So there are no aggregates,
-    windows, subqueries and generators, nothing random, and no current time. No record was read."""
-
-    code, exit_code = "W2206", EXIT_USAGE
-    not_done = "nothing was exported"
-    next_step = (
-        "use the columns partition, txid, client_id, generation, req_partition, seq, header, crc, data, those of --decode"
-    )
-
-
-class SqlFailed(WaltzError):
-    """An expression of `--select` or `--where` could not be computed for some record: a text that is no number, a division
-    by zero. What was finished before is in the export and stays; no record was left out."""
-
-    code, exit_code = "W2207", EXIT_USAGE
-    not_done = "what was not finished is not in the export"
-    next_step = "say what such a record is to give, with try_cast, try_divide, CASE or --where"
 
 
 class TransactionsGone(WaltzError):
@@ -1384,8 +1345,8 @@ class LogUnreadable(WaltzError):
 
 class MarkUnknown(WaltzError):
     """A directory holds segments of records, and nothing beside them says which of the records are committed: there is no
-    control file and no promise file. Records that were never committed could be among them, so nothing was read. In what
-    `waltzctl archive restore` made, all of them are committed."""
+    control file and no promise file. Records that were never committed could be among them, so nothing was read. In
+    segments that were restored from an export, all of them are committed."""
 
     code, exit_code = "W2201", EXIT_UNSAFE
     not_done = "nothing was read"

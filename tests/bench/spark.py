@@ -297,7 +297,7 @@ def encoding(bench: Bench) -> Iterator[Figure]:
     yield Figure(
         number="B9", what="CPU of making records again, decoding = 1", bound=2,
         value=encoded["cpu"] / found["decoded"]["cpu"],
-        detail=f"{1e6 * encoded['cpu'] / encoded['records']:.2f} µs a record; byte for byte: tests/spark/test_restore.py",
+        detail=f"{1e6 * encoded['cpu'] / encoded['records']:.2f} µs a record; byte for byte: tests/spark/test_encode.py",
     )  # fmt: skip
 
 

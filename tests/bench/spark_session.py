@@ -21,7 +21,7 @@ from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import Range, Run, planned, wanted
 from waltz_spark.exporting.form import form_of
 from waltz_spark.exporting.opening import open_origin
-from waltz_spark.exporting.tasks import Assignment, Job, Written, run_waves
+from waltz_spark.exporting.tasks import Assignment, Job, Written, run_by_spark
 from waltz_spark.log.origin import Origin
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 
@@ -72,11 +72,11 @@ def export(spark: Any, origin: Origin, output: Path, throttle: Throttle = NO_THR
     """What `waltzctl spark-export` does once its Spark runs: plan, tasks, manifest."""
     destination, form = LocalDestination(str(output)), form_of("parquet", "zstd:3")
     catalog = origin.catalog()
-    assignments = planned(catalog, wanted(catalog, None, Range()), is_lossless=False, file_data_bytes=None)
+    assignments = planned(catalog, wanted(catalog, None, Range()), file_data_bytes=None)
     told: list[Written] = []
 
     def tasks(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
-        for written in run_waves(spark, job, given):
+        for written in run_by_spark(spark, job, given):
             told.append(written)
             yield written
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,14 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
-from waltz_spark.exporting.archive import form_in
 from waltz_spark.exporting.delta import DeltaTable
 from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.export import Range, Run, check_history, has_leftovers, planned, wanted
+from waltz_spark.exporting.export import Range, Run, check_history, has_leftovers, planned, recover, strays, wanted
 from waltz_spark.exporting.form import Form, form_of, read_batches
-from waltz_spark.exporting.manifest import SPARK, Manifest, Query
-from waltz_spark.exporting.tasks import Assignment, Job, Written, answer_of, write, written_of
-from waltz_spark.exporting.verification import Checked, check_files, check_log, strays
+from waltz_spark.exporting.manifest import Manifest
+from waltz_spark.exporting.tasks import Assignment, Job, Written, write
+from waltz_spark.exporting.verification import Checked, check_files, check_log
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.throttle import Throttle
@@ -49,7 +49,7 @@ def storage_with(directory: Path, partitions: dict[int, list[bytes]], segment_re
 def tasks(job: Job, assignments: Sequence[Assignment]) -> Generator[Written, None, None]:
     """Here, one after the other; what they tell travels as it does from an executor."""
     for given in assignments:
-        yield written_of(answer_of(write(job, given)))
+        yield pickle.loads(pickle.dumps(write(job, given)))  # noqa: S301 - our own
 
 
 @dataclass(kw_only=True)
@@ -60,8 +60,6 @@ class Exporting:
     destination: Any
     form: Form = field(default_factory=lambda: form_of("parquet", None))
     decoder: Decoder | None = None
-    is_lossless: bool = False
-    query: Query = field(default_factory=Query)
     file_data_bytes: int | None = 3000
     bytes_per_second: int | None = None
     table: DeltaTable | None = None
@@ -76,16 +74,15 @@ class Exporting:
 
     def prepared(self, asked: Range | None = None) -> Run:
         asked = asked or Range()
+        recover(self.destination, "recovery")
         origin, before = self.origin, newest_manifest(self.destination)
         catalog = origin.catalog(asked.partitions)
         check_history(origin, catalog, before, self.destination.place)
         spans = wanted(catalog, before, asked)
-        assignments = planned(catalog, spans, is_lossless=self.is_lossless, file_data_bytes=self.file_data_bytes)
+        assignments = planned(catalog, spans, file_data_bytes=self.file_data_bytes)
         job = Job(
             origin=origin, destination=self.destination, cluster=catalog.key, timelines=catalog.timelines,
-            form=self.form, decoder=self.decoder, is_lossless=self.is_lossless, query=self.query,
-            throttle=Throttle(self.bytes_per_second),
-            columns=tuple(before.shape.schema) if before and self.query.engine == SPARK else (),
+            form=self.form, decoder=self.decoder, throttle=Throttle(self.bytes_per_second),
         )  # fmt: skip
         return Run(job=job, before=before, assignments=assignments, table=self.table)
 
@@ -114,11 +111,7 @@ def rows_in(destination: Any, manifest: Manifest) -> list[dict[str, Any]]:
     found = []
     for piece in manifest.pieces:
         with destination.open(piece.path) as file:
-            found += [
-                row
-                for batch in read_batches(form_in(manifest), file, piece.path)
-                for row in batch.select(SCHEMA.names).to_pylist()
-            ]
+            found += [row for batch in read_batches(file, piece.path) for row in batch.select(SCHEMA.names).to_pylist()]
     return found
 
 
@@ -160,7 +153,6 @@ class Dying:
 def export(
     output: Path,
     *storages: Path,
-    is_lossless: bool = True,
     partitions: tuple[int, ...] | None = None,
     last: dict[int, int] | None = None,
     first: dict[int, int] | None = None,
@@ -170,7 +162,7 @@ def export(
     exported again."""
     exporting = Exporting(
         storage=cast(GrowingStorage, SimpleNamespace(directory=storages[0])), more=tuple(map(str, storages[1:])),
-        destination=LocalDestination(str(output)), allows_uncommitted=True, is_lossless=is_lossless,
+        destination=LocalDestination(str(output)), allows_uncommitted=True,
         decoder=decoder_of(decode) if decode else None, file_data_bytes=None,
     )  # fmt: skip
     return exporting.export(Range(partitions=partitions, first=first or {}, last=last or {}))

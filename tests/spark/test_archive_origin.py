@@ -21,7 +21,7 @@ from waltz_spark.log.archive_origin import ArchiveOrigin, ObjectFile
 from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
-from waltz_spark.log.joined_origin import JoinedOrigin, asks_a_bucket
+from waltz_spark.log.joined_origin import JoinedOrigin
 from waltz_spark.log.live_origin import LiveOrigin
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing
@@ -345,13 +345,6 @@ def test_a_cluster_says_how_far_its_log_goes(tmp_path: Path, kept: tuple[FaultyS
         JoinedOrigin(archive=archive, live=cast(LiveOrigin, DirectoryOrigin(storages=(str(foreign.directory),)))).catalog()
 
 
-def test_executors_need_what_speaks_to_buckets_where_one_is_read() -> None:
-    live = LiveOrigin(servers=("a:1",))
-    bucket, directory = ArchiveOrigin(place="s3://b/f"), ArchiveOrigin(place="/a")
-    assert [asks_a_bucket(origin) for origin in (bucket, directory, live)] == [True, False, False]
-    assert [asks_a_bucket(JoinedOrigin(archive=each, live=live)) for each in (bucket, directory)] == [True, False]
-
-
 # -- exports -----------------------------------------------------------------------------------------------------------
 
 
@@ -364,25 +357,20 @@ class OfAnArchive(Exporting):
         return ArchiveOrigin(place=str(self.place))
 
 
-def exports(tmp_path: Path, *, is_lossless: bool) -> tuple[Exporting, OfAnArchive]:
+def exports(tmp_path: Path) -> tuple[Exporting, OfAnArchive]:
     """Of a storage, and of an archive of what it has sealed."""
     log = mixed_log(tmp_path / "s" / "0", 1)
     storage = cast(GrowingStorage, SimpleNamespace(directory=log.directory.parent))
     place = archive_of([log.directory], tmp_path / "archive")
     one, other = (LocalDestination(str(tmp_path / name)) for name in ("one", "other"))
     return (
-        Exporting(
-            storage=storage, destination=one, allows_uncommitted=True, is_lossless=is_lossless, file_data_bytes=None
-        ),
-        OfAnArchive(
-            storage=storage, destination=other, is_lossless=is_lossless, file_data_bytes=None, place=place
-        ),
-    )  # fmt: skip
+        Exporting(storage=storage, destination=one, allows_uncommitted=True, file_data_bytes=None),
+        OfAnArchive(storage=storage, destination=other, file_data_bytes=None, place=place),
+    )
 
 
-@pytest.mark.parametrize("is_lossless", [False, True])
-def test_an_export_of_an_archive_is_that_of_the_storage_file_by_file(tmp_path: Path, is_lossless: bool) -> None:
-    one, other = exports(tmp_path, is_lossless=is_lossless)
+def test_an_export_of_an_archive_is_that_of_the_storage_file_by_file(tmp_path: Path) -> None:
+    one, other = exports(tmp_path)
     theirs = other.export()
     last = theirs.partitions[0].span.last
     ours = one.export(Range(last={0: last}))
@@ -398,7 +386,7 @@ def test_an_export_of_an_archive_is_that_of_the_storage_file_by_file(tmp_path: P
 
 
 def test_commands_understand_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, other = exports(tmp_path, is_lossless=False)
+    _, other = exports(tmp_path)
     archive, output = str(other.place), str(tmp_path / "other")
     assert run(["spark-export", output, "--source", archive, "--dry-run"]) == 0
     assert f"the archive {archive}" in capsys.readouterr().out
@@ -421,7 +409,7 @@ def test_commands_understand_an_archive(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_options_name_an_archive_alone_or_beside_a_cluster(tmp_path: Path) -> None:
-    _, other = exports(tmp_path, is_lossless=False)
+    _, other = exports(tmp_path)
     alone = ArchiveOrigin(place=str(other.place))
     assert Asked(sources=(str(other.place),), cluster=ClusterOptions()).origin() == alone
     with pytest.raises(BadArgument, match="allowUncommitted"):
@@ -454,7 +442,8 @@ def test_a_bucket_that_holds_an_archive(tmp_path: Path, monkeypatch: pytest.Monk
             destination=destination_of(f"{exported}?scheme=http&endpoint_override={endpoint.partition('//')[2]}"),
         ).export()  # fmt: skip
         assert (is_archive(place), is_archive(exported)) == (True, False)
-        assert Asked(sources=(exported,), cluster=ClusterOptions()).origin().describe() == f"the export {exported}"
+        with pytest.raises(BadArgument, match="is no directory of a storage"):
+            Asked(sources=(exported,), cluster=ClusterOptions()).origin()
     finally:
         running.stop()
 

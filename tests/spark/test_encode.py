@@ -14,7 +14,7 @@ from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.encode import encode, resealed
 
 from tests.spark.growing import Row, run_of
-from waltzd.errors import ArchiveUnfit
+from waltzd.errors import ExportDamaged
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import Run, decode_record, encode_payloads, first_bad
@@ -96,7 +96,7 @@ def test_the_files_of_the_original(original: Path, storage: str) -> None:
 def test_rows_that_are_no_records(change: dict[str, pa.Array | None], words: str) -> None:
     batch = record_batch(encode_payloads(0, [b"one", b"two", b"three"]), 0)
     columns = {name: batch.column(name) for name in SCHEMA.names} | change
-    with pytest.raises(ArchiveUnfit, match=words):
+    with pytest.raises(ExportDamaged, match=words):
         encode(pa.RecordBatch.from_pydict({name: column for name, column in columns.items() if column is not None}))
 
 

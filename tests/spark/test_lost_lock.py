@@ -13,7 +13,7 @@ from pyarrow import fs
 from waltz_spark.exporting import destination
 from waltz_spark.exporting.destination import RemoteDestination
 from waltz_spark.exporting.export import Run
-from waltz_spark.exporting.manifest import LOCK, PLANS
+from waltz_spark.exporting.manifest import LOCK, UNFINISHED
 from waltz_spark.log.origin import Span
 
 from waltzd.errors import StoreFailed
@@ -28,15 +28,13 @@ def test_a_run_that_lost_its_lock_removes_nothing_of_the_run_that_has_it(
     def runner(job: Any, given: Sequence[Any]) -> Generator[Any, None, None]:
         other = {"run": "other", "host": "elsewhere", "pid": 1, "until": 1e12}
         there._put(LOCK, json.dumps(other).encode())
-        there._put(f"{PLANS}/other.json", json.dumps({"run": "other", "paths": ["partition=0/other.parquet"]}).encode())
-        there._put("partition=0/other.parquet", b"named, and not published yet")
+        there._put(f"{UNFINISHED}/other/file", b"written, and not published yet")
         yield from ()
         raise StoreFailed("the store does not answer")
 
-    assignment: Any = SimpleNamespace(number=0, partition=0, span=Span(0, 1), path=lambda form: "partition=0/ours.parquet")
+    assignment: Any = SimpleNamespace(number=0, partition=0, span=Span(0, 1))
     job: Any = SimpleNamespace(run="ours", destination=there, form=None)
     run = Run(job=job, before=None, assignments=[assignment])
     with pytest.raises(StoreFailed):
         run.carry_out(runner)
-    assert there.read(f"{PLANS}/other.json") is not None
-    assert there.read("partition=0/other.parquet") == b"named, and not published yet"
+    assert there.read(f"{UNFINISHED}/other/file") == b"written, and not published yet"

@@ -117,14 +117,15 @@ def test_what_is_refused(options: dict[str, str], kind: type[WaltzError], messag
 
 def test_a_directory_without_anything_of_ours(tmp_path: Path, original: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(NothingHere, match="holds no storage, no export and no archive"):
+    with pytest.raises(NothingHere, match="holds no storage and no archive"):
         open_origin({"path": str(tmp_path)})
     storage = str(original / "storage0")
     with pytest.raises(BadArgument, match="names a directory twice"):
         open_origin({"path": json.dumps([storage, storage])})
     (tmp_path / "_waltz").mkdir()
-    with pytest.raises(BadArgument, match=r"names several places, and .* is an export"):
+    with pytest.raises(BadArgument, match="is no directory of a storage") as caught:
         open_origin({"path": json.dumps([storage, str(tmp_path)])})
+    assert "spark.read.parquet" in caught.value.detail_next_step
 
 
 def test_names_of_options_have_no_case_and_are_all_different() -> None:

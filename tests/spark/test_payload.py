@@ -12,10 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.engine.shipping import needs_of
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.payloads.decoders import decoder_of
 from waltz_spark.payloads.payload import ERROR_COLUMN, Decoder, Method, Sieve, Undecodable
@@ -50,20 +48,6 @@ def test_text_is_utf_8_or_an_error() -> None:
     rows = decoded(decoder_of("text"), [b"one", b"\xff", "zw\u00f6lf".encode(), b"", b"\xc3"])
     assert values(rows, "text") == ["one", None, "zwölf", "", None]
     assert values(rows, ERROR_COLUMN) == [None, "it is not UTF-8", None, None, "it is not UTF-8"]
-
-
-def test_cells_are_no_formulas() -> None:
-    texts = ["=1+1", "+1", "-1", "@A1", "\t=1", "\r=1", "'=1", " =1", "1=", "", "=\n=", None]
-    payloads = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
-    batch = decoder_of("cells:text").decode(pa.RecordBatch.from_arrays([payloads], ["data"]))
-    assert batch.column("text").to_pylist() == [
-        "'=1+1", "'+1", "'-1", "'@A1", "'\t=1", "'\r=1", "'=1", " =1", "1=", "", "'=\n=", None
-    ]  # fmt: skip
-    numbers = decoder_of("cells:json:a bigint, b string")
-    row = numbers.decode(pa.RecordBatch.from_arrays([pa.array([b'{"a": -1, "b": "-1"}'])], ["data"])).to_pylist()[0]
-    assert (row["a"], row["b"]) == (-1, "'-1")
-    assert len({decoder_of(text).fingerprint for text in ("text", "cells:text", "cells:binary", "binary")}) == 4
-    assert needs_of(is_live=False, decoder="cells:text") == needs_of(is_live=False, decoder="text")
 
 
 def test_binary_adds_nothing() -> None:
@@ -206,8 +190,9 @@ def test_a_json_schema(tmp_path: Path) -> None:
         ("json:a decimal(40,2)", "1 to 38 digits"),
         ("json:a int, a string", "names a twice"),
         ("json:a int, A string", "two columns A"),
-        ("avro:", "avro needs|fastavro is not installed"),
-        ("protobuf:x", "protobuf needs a descriptor set"),
+        ("avro:x", "--decode avro was removed"),
+        ("protobuf:x", "--decode protobuf was removed"),
+        ("cells:text", "--decode cells was removed"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("json:nothing", "'nothing' is no column"),
         ("math:no_such", "math has no function no_such"),
@@ -300,134 +285,6 @@ def test_fingerprints_tell_decoders_apart() -> None:
     texts = ["text", "binary", "json:a int", "json:a bigint", "json:b int", "json:a int, b int"]
     assert len({decoder_of(text).fingerprint for text in texts}) == len(texts)
     assert decoder_of("json:a int").fingerprint == decoder_of("json: a  INT ").fingerprint
-
-
-# -- protocol buffers --------------------------------------------------------------------------------------------------
-
-
-def descriptor_set() -> descriptor_pb2.FileDescriptorSet:
-    found = descriptor_pb2.FileDescriptorSet()
-    file = found.file.add(name="shop.proto", package="shop", syntax="proto3")
-    kind = descriptor_pb2.FieldDescriptorProto
-    enum = file.enum_type.add(name="State")
-    for number, name in enumerate(("NEW", "PAID")):
-        enum.value.add(name=name, number=number)
-    line = file.message_type.add(name="Line")
-    line.field.add(name="article", number=1, type=kind.TYPE_STRING, label=kind.LABEL_OPTIONAL)
-    line.field.add(name="count", number=2, type=kind.TYPE_UINT32, label=kind.LABEL_OPTIONAL)
-    order = file.message_type.add(name="Order")
-    order.field.add(name="id", number=1, type=kind.TYPE_UINT64, label=kind.LABEL_OPTIONAL)
-    order.field.add(name="state", number=2, type=kind.TYPE_ENUM, type_name=".shop.State", label=kind.LABEL_OPTIONAL)
-    order.field.add(name="lines", number=3, type=kind.TYPE_MESSAGE, type_name=".shop.Line", label=kind.LABEL_REPEATED)
-    order.field.add(name="first", number=4, type=kind.TYPE_MESSAGE, type_name=".shop.Line", label=kind.LABEL_OPTIONAL)
-    order.field.add(name="raw", number=5, type=kind.TYPE_BYTES, label=kind.LABEL_OPTIONAL)
-    order.field.add(
-        name="tags", number=6, type=kind.TYPE_MESSAGE, type_name=".shop.Order.TagsEntry", label=kind.LABEL_REPEATED
-    )
-    entry = order.nested_type.add(name="TagsEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=kind.TYPE_STRING, label=kind.LABEL_OPTIONAL)
-    entry.field.add(name="value", number=2, type=kind.TYPE_SINT32, label=kind.LABEL_OPTIONAL)
-    tree = file.message_type.add(name="Tree")
-    tree.field.add(name="leaf", number=1, type=kind.TYPE_MESSAGE, type_name=".shop.Tree", label=kind.LABEL_OPTIONAL)
-    return found
-
-
-@pytest.fixture
-def descriptors(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.desc"
-    path.write_bytes(descriptor_set().SerializeToString())
-    return path
-
-
-def test_protobuf(descriptors: Path) -> None:
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(descriptor_set().file[0])
-    order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
-    full: Any = order(id=2**64 - 1, state=1, raw=b"\xff", tags={"a": -5})
-    full.lines.add(article="x", count=2**32 - 1)
-    full.first.article = "y"
-    decoder = decoder_of(f"protobuf:{descriptors}#shop.Order")
-    odd: Any = order(state=9)
-    rows = decoded(decoder, [full.SerializeToString(), b"", b"\xff\xff", odd.SerializeToString()])
-    assert {name: str(value) if name == "id" else value for name, value in rows[0].items()} == {
-        "id": str(2**64 - 1), "state": "PAID", "lines": [{"article": "x", "count": 2**32 - 1}],
-        "first": {"article": "y", "count": 0}, "raw": b"\xff", "tags": [("a", -5)], ERROR_COLUMN: None,
-    }  # fmt: skip
-    assert rows[1] == {"id": 0, "state": "NEW", "lines": [], "first": None, "raw": b"", "tags": [], ERROR_COLUMN: None}
-    assert errors(rows) == [False, False, True, False]
-    assert rows[3]["state"] == "9"
-    assert decoder.fingerprint != decoder_of(f"protobuf:{descriptors}#shop.Line").fingerprint
-
-
-def test_descriptors_that_do_not_describe_it(descriptors: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadDecoder, match=r"does not describe shop\.Nothing") as caught:
-        decoder_of(f"protobuf:{descriptors}#shop.Nothing")
-    assert "shop.Line, shop.Order, shop.Tree" in caught.value.detail_next_step
-    with pytest.raises(BadDecoder, match="contains itself"):
-        decoder_of(f"protobuf:{descriptors}#shop.Tree")
-    junk = tmp_path / "junk"
-    junk.write_bytes(b"\xff" * 40)
-    with pytest.raises(BadDecoder, match="is no descriptor set"):
-        decoder_of(f"protobuf:{junk}#shop.Order")
-    junk.write_bytes(b"")
-    with pytest.raises(BadDecoder, match="does not describe") as caught:
-        decoder_of(f"protobuf:{junk}#shop.Order")
-    assert "no message at all" in caught.value.detail_next_step
-
-
-# -- Avro --------------------------------------------------------------------------------------------------------------
-
-_AVRO = {
-    "type": "record", "name": "Order",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "note", "type": ["null", "string"]},
-        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
-        {"name": "lines", "type": {"type": "array", "items": {"type": "record", "name": "Line",
-            "fields": [{"name": "count", "type": "int"}]}}},
-        {"name": "tags", "type": {"type": "map", "values": "double"}},
-        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-        {"name": "either", "type": ["int", "string"]},
-    ],
-}  # fmt: skip
-
-
-def test_avro(tmp_path: Path) -> None:
-    fastavro = pytest.importorskip("fastavro")
-    import io
-    from datetime import UTC, datetime
-
-    path = tmp_path / "order.avsc"
-    path.write_text(json.dumps(_AVRO))
-    at = datetime(2026, 1, 2, tzinfo=UTC)
-    order = {"id": -1, "note": None, "state": "PAID", "lines": [{"count": 3}], "tags": {"a": 0.5}, "at": at, "either": "x"}
-    stream = io.BytesIO()
-    fastavro.schemaless_writer(stream, fastavro.parse_schema(_AVRO), order)
-    raw = stream.getvalue()
-    decoder = decoder_of(f"avro:{path}")
-    rows = decoded(decoder, [raw, raw[:-1], raw + b"x", b"", raw])
-    assert errors(rows) == [False, True, True, True, False]
-    assert rows[4] == {**order, "tags": [("a", 0.5)], "either": '"x"', ERROR_COLUMN: None}
-    assert "1 bytes are left over" in rows[2][ERROR_COLUMN]
-
-
-def test_avro_schemas_that_cannot_be(tmp_path: Path) -> None:
-    pytest.importorskip("fastavro")
-    path = tmp_path / "s.avsc"
-    for content in ("{", '"long"', '{"type":"record","name":"A","fields":[{"name":"x","type":"nope"}]}'):
-        path.write_text(content)
-        with pytest.raises(BadDecoder):
-            decoder_of(f"avro:{path}")
-
-
-def test_avro_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fastavro", None)
-    path = tmp_path / "s.avsc"
-    path.write_text(json.dumps(_AVRO))
-    with pytest.raises(BadDecoder, match="fastavro is not installed") as caught:
-        decoder_of(f"avro:{path}")
-    assert "pip install fastavro" in caught.value.detail_next_step
 
 
 def test_reasons_are_short() -> None:

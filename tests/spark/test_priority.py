@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waltz_spark.engine.session import IN_A_SESSION, behind_others, java_behind
+from waltz_spark.engine.session import IN_A_SESSION, java_behind, start_java
 
 _TELL = "import os, sys; sys.exit(os.sched_getscheduler(0) == os.SCHED_IDLE and os.getpriority(os.PRIO_PROCESS, 0) == 19)"
 
@@ -26,7 +26,7 @@ def test_what_is_started_inside_is_behind_and_we_are_not() -> None:
         ]
         codes.append(subprocess.run(command, check=False).returncode)
 
-    behind_others(start)
+    start_java(start, is_behind=True)
     assert codes == [1], "a process that is started by what was started is behind, too"
     assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == before
 
@@ -37,7 +37,7 @@ def test_where_it_is_forbidden_it_is_started_all_the_same(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden, raising=False)
     started: list[bool] = []
-    behind_others(lambda: started.append(True))
+    start_java(lambda: started.append(True), is_behind=True)
     assert started == [True]
 
 
@@ -70,4 +70,4 @@ def test_a_failure_reaches_whoever_asked() -> None:
         raise OSError("no such program")
 
     with pytest.raises(OSError, match="no such program"):
-        behind_others(start)
+        start_java(start, is_behind=False)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 from waltz_spark.exporting import render_export as progress
+from waltz_spark.exporting.destination import LocalDestination, newest_manifest
+from waltz_spark.exporting.export import has_leftovers
 from waltz_spark.exporting.render_export import Progress, Tasks, picture
-from waltz_spark.exporting.tasks import Assignment, Written, in_waves
+from waltz_spark.exporting.tasks import Assignment, Job, Written, run_by_spark
 from waltz_spark.log.origin import Extent, Span
 from waltz_spark.log.plan import Part, Split
 
+from tests.spark.exporting import Exporting
+from tests.spark.growing import GrowingStorage
 from waltzctl.shell.progress import duration
+from waltzd.errors import PartitionDamaged
+from waltzd.format.layout import segment_name
+from waltzd.format.record import Run
 
 
 def given(number: int, partition: int, records: int = 100, data_bytes: int = 10_000) -> Assignment:
@@ -133,29 +142,48 @@ def test_who_asks_for_objects_gets_one_whenever_tasks_have_ended(
     )
 
 
-def test_tasks_are_seen_to_end_before_their_wave_does(spark: Any, tmp_path: Path) -> None:
-    """The last task of the only wave waits until the others have been told of."""
-    four = assignments(4, 2)
-    may_end = str(tmp_path / "may end")
-    told: list[int] = []
+def test_results_arrive_before_the_last_task_ends(spark: Any, tmp_path: Path, growing: GrowingStorage) -> None:
+    """All tasks are one job; the second one waits until the driver has the result of the first one."""
+    growing.append(0, [b"one"])
+    growing.append(1, [b"two"])
+    exporting = Exporting(storage=growing, destination=LocalDestination(str(tmp_path / "out")))
+    real, may_end = exporting.origin, str(tmp_path / "may end")
 
-    def task(number: int) -> int:
-        end = time.monotonic() + 60
-        while number == 3 and not Path(may_end).exists():
-            assert time.monotonic() < end, "nobody saw that the others had ended"
-            time.sleep(0.02)
-        return number
+    class Waiting:
+        def describe(self) -> str:
+            return "a test"
 
-    def run(wave: Sequence[Assignment]) -> list[Written]:
-        numbers = [one.number for one in wave]
-        found = spark.sparkContext.parallelize(numbers, len(numbers)).map(task).collect()
-        return [Written(number=number) for number in found]
+        def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
+            end = time.monotonic() + 120
+            while extent.partition == 1 and not os.path.exists(may_end):
+                assert time.monotonic() < end, "the driver did not get the result of the other task"
+                time.sleep(0.02)
+            yield from real.read(extent, span, batch_bytes=batch_bytes, with_locks=with_locks)
 
-    def watch(numbers: Collection[int]) -> None:
-        told.extend(numbers)
-        if sorted(told) == [0, 1, 2]:
+    ended: list[int] = []
+
+    def runner(job: Job, given: Sequence[Assignment]) -> Generator[Written, None, None]:
+        waiting = replace(job, origin=cast(Any, Waiting()))
+        for written in run_by_spark(spark, waiting, given, watch=ended.extend):
             Path(may_end).touch()
+            yield written
 
-    assert [written.number for written in in_waves(spark, run, four, watch)] == [0, 1, 2, 3]
-    assert sorted(told)[:3] == [0, 1, 2]
-    assert len(set(told)) == len(told)
+    manifest = exporting.prepared().carry_out(runner)
+    assert manifest is not None
+    exporting.check_proof(manifest)
+    assert ended == [0, 1]
+
+
+def test_an_error_of_ours_comes_back_from_a_task_with_all_its_parts(
+    spark: Any, tmp_path: Path, growing: GrowingStorage
+) -> None:
+    growing.append(0, [b"one"])
+    path = growing.directory / "0" / segment_name(0)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    run = Exporting(storage=growing, destination=LocalDestination(str(tmp_path / "out"))).prepared()
+    with pytest.raises(PartitionDamaged, match="are not the record of id 0 of partition 0") as caught:
+        run.carry_out(lambda job, given: run_by_spark(spark, job, given))
+    assert caught.value.detail_not_done == "no row from id 0 on was returned"
+    assert caught.value.number("first_id") == 0
+    assert newest_manifest(run.destination) is None
+    assert not has_leftovers(run.destination)

@@ -11,7 +11,6 @@ import pytest
 from waltz_spark.engine.session import (
     SparkSettings,
     _py4j_into,
-    check_deploy_mode,
     conf_of,
     is_local,
     settings_in,
@@ -20,7 +19,6 @@ from waltz_spark.engine.session import (
 )
 from waltz_spark.engine.spark_choice import SparkChoice, chosen
 
-from tests.spark.bare import bare_python
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Outcome, Tool
 from waltzctl.playground.java import Java
@@ -28,8 +26,8 @@ from waltzd.errors import BadArgument, PythonDiffers, WaltzError
 
 
 def choice(**given: object) -> SparkChoice:
-    nothing = {"master": None, "deploy_mode": None, "conf": (), "properties_file": None, "py_files": (), "archives": (),
-               "shared_path": False, "executor_wait": None, "spark_submit": None, "java_home": None}  # fmt: skip
+    nothing = {"master": None, "conf": (), "properties_file": None, "py_files": (),
+               "shared_path": False, "executor_wait": None, "java_home": None}  # fmt: skip
     return chosen(**{**nothing, **given})  # type: ignore[arg-type]
 
 
@@ -41,12 +39,12 @@ def written(path: Path, text: str, mode: int = 0o600) -> str:
 
 def test_a_file_of_settings_and_what_is_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is typed goes before the file, and a file may name the master."""
-    path = written(tmp_path / "s", "spark.master yarn\nspark.submit.deployMode=cluster\nspark.a 1\nspark.b=2\nother.c 3\n")
+    path = written(tmp_path / "s", "spark.master yarn\nspark.submit.deployMode=client\nspark.a 1\nspark.b=2\nother.c 3\n")
     found = choice(properties_file=path, conf=("spark.b=4",))
-    assert (found.master, found.deploy_mode, found.conf) == ("yarn", "cluster", {"spark.a": "1", "spark.b": "4"})
+    assert (found.master, found.conf) == ("yarn", {"spark.a": "1", "spark.b": "4"})
     assert capsys.readouterr().err == f"{path}: other.c left out: settings of Spark begin with spark.\n"
-    found = choice(properties_file=path, master="local[1]", deploy_mode="client", conf=("spark.master=spark://x:1",))
-    assert (found.master, found.deploy_mode) == ("local[1]", "client")
+    found = choice(properties_file=path, master="local[1]", conf=("spark.master=spark://x:1",))
+    assert found.master == "local[1]"
     assert is_local(choice().master)
 
 
@@ -84,17 +82,6 @@ def test_a_file_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(b"spark.a \xff")
     with pytest.raises(BadArgument):
         settings_in(str(tmp_path / "s"))
-
-
-def test_modes() -> None:
-    for master in ("yarn", "k8s://https://x:443"):
-        check_deploy_mode("cluster", master)
-        check_deploy_mode("client", master)
-    for mode, master in (("cluster", "spark://a:1"), ("cluster", "local[2]"), ("elsewhere", "yarn")):
-        with pytest.raises(BadArgument):
-            check_deploy_mode(mode, master)
-    with pytest.raises(BadArgument, match="--spark-submit"):
-        choice(spark_submit="/usr/bin/spark-submit", master="yarn")
 
 
 def test_settings_that_are_none() -> None:
@@ -170,18 +157,6 @@ def refused(capsys: pytest.CaptureFixture[str], growing: GrowingStorage, tmp_pat
     return found
 
 
-def test_a_python_that_lacks_something(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    python = bare_python(tmp_path / "bare", ("numpy",))
-    found = refused(capsys, growing, tmp_path, "--conf", f"spark.pyspark.python={python}")
-    assert (found.code, found.err.splitlines()[0]) == (3, f"W2213 {python} lacks pyarrow 18")
-
-
-def test_a_python_that_is_not_here(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = refused(capsys, growing, tmp_path, "--conf", "spark.pyspark.python=/nowhere/python3")
-    assert found.code == 2
-    assert found.err.startswith("W2229 /nowhere/python3 is not on this machine")
-
-
 def test_a_master_that_does_not_answer(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = refused(capsys, growing, tmp_path, "--master", "spark://127.0.0.1:1", "--shared-path")
     assert found.code == 6
@@ -189,7 +164,7 @@ def test_a_master_that_does_not_answer(growing: GrowingStorage, tmp_path: Path, 
 
 
 def test_a_directory_of_this_machine(growing: GrowingStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = refused(capsys, growing, tmp_path, "--master", "yarn", "--deploy-mode", "cluster")
+    found = refused(capsys, growing, tmp_path, "--master", "yarn")
     assert found.code == 2
     assert "is a directory of this machine" in found.err
 

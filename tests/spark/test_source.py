@@ -20,7 +20,6 @@ from waltz_spark.source import WaltzDataSource, WaltzReader
 from waltz_spark.table.columns import EVERY
 from waltz_spark.table.reading import Task
 
-from tests.spark.exporting import export
 from tests.spark.growing import CREATED_MS, GrowingStorage
 from waltzd.errors import BeyondLog
 from waltzd.format.layout import HEADER_BYTES, segment_name
@@ -75,14 +74,6 @@ def test_several_directories_are_one_log(spark: Any, original: Path) -> None:
     paths = [str(original / name) for name in ("storage2", "storage0")]
     frame = spark.read.format("waltz").load(paths)
     assert seen(frame.collect()) == recorded(original, "storage0")
-
-
-@pytest.mark.parametrize("is_lossless", [False, True])
-def test_an_export_is_the_same_log(spark: Any, original: Path, tmp_path: Path, is_lossless: bool) -> None:
-    export(tmp_path / "out", original / "storage0", is_lossless=is_lossless)
-    found = log(spark, tmp_path / "out", splitBytes="4KiB").where("partition < 4")
-    every = recorded(original, "storage0", is_committed=False)
-    assert seen(found.collect()) == [each for each in every if each[0] < 4]
 
 
 def test_as_a_view_in_sql(spark: Any, original: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ def reading() -> str:
 
 
 def programs() -> list[str]:
-    analysing = PAGE.read_text().partition("\n## Analysing\n")[2].partition("\n## ")[0]
-    return re.findall(r"^```python\n(.*?)^```", reading() + analysing, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, capfd: Any) -> None:
@@ -45,8 +45,11 @@ def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, c
     assert "|     2|   10|" in shown
     assert "only showing" not in shown
     assert spark.read.parquet(str(tmp_path / "out" / "log")).count() == 35
+    assert {row["data"] for row in spark.read.json(str(tmp_path / "out" / "some")).collect()} == {
+        base64.b64encode(b"%d" % number).decode() for number in range(10, 30) if number % 3 == 2
+    }
     assert shown.count("|        0|   30|") == shown.count("|        1|    5|") == 2, "of the storage and of the archive"
-    assert len(programs()) == 8
+    assert len(programs()) == 9
 
 
 def test_every_option_and_column_is_told() -> None:

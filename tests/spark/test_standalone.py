@@ -19,8 +19,9 @@ from uuid import UUID
 import pytest
 from waltz_spark.engine.java import find_java
 from waltz_spark.exporting.destination import LocalDestination, newest_manifest
+from waltz_spark.exporting.export import strays
 from waltz_spark.exporting.manifest import Manifest
-from waltz_spark.exporting.verification import check_files, check_log, strays
+from waltz_spark.exporting.verification import check_files, check_log
 from waltz_spark.log.directory_origin import DirectoryOrigin
 
 from tests.cli.outcome import plain
@@ -261,5 +262,5 @@ def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended],
         f"W2105 after {kept:,} records: the master {standalone.master} has had no executor for 2 s"
     )
     assert [log in " ".join(err.split()) for log in logs(tmp_path)] == [True]
-    export_without_spark(tmp_path / "out", storage.directory, is_lossless=False)
+    export_without_spark(tmp_path / "out", storage.directory)
     assert check_exact(tmp_path) == {0: 3000, 1: 3000}

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 from uuid import UUID
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from waltz_spark import stream
-from waltz_spark.exporting.archive import ExportOrigin
-from waltz_spark.exporting.destination import LocalDestination
 from waltz_spark.exporting.export import check_history
-from waltz_spark.exporting.manifest import Manifest, decode, encode, manifest_path
+from waltz_spark.exporting.manifest import Manifest, decode, encode
 from waltz_spark.log.archive_origin import ArchiveOrigin, Contents
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.joined_origin import JoinedOrigin
@@ -155,15 +152,6 @@ def test_an_export_goes_on_up_to_the_fork_and_is_refused_above(log: ForkedLog) -
     assert "into another folder" in caught.value.detail_next_step
     with pytest.raises(OtherTimeline, match="which this log never had"):
         check_history(log, log.catalog(), manifest_of(2, {0: UUID(int=78)}), "/out")
-
-
-def test_an_export_that_is_read_says_its_timelines(tmp_path: Path) -> None:
-    destination = LocalDestination(str(tmp_path))
-    destination.put_new(manifest_path(1), encode(manifest_of(4, {0: LATER})))
-    origin = ExportOrigin(output=str(tmp_path))
-    assert origin.catalog().timelines == {0: LATER}
-    with pytest.raises(OtherTimeline, match="does not know where that one forked"):
-        check_history(origin, origin.catalog(), manifest_of(2), "/out")
 
 
 # -- what origins say ------------------------------------------------------------------------------------------------------

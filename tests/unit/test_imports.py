@@ -53,7 +53,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltz_spark.table",),
     ("waltz_spark.payloads",),
     ("waltz_spark.exporting",),
-    ("waltz_spark.restoring",),
     ("waltz_spark", "waltzctl"),
     ("pyspark_waltz", "waltzd"),
 )

@@ -12,6 +12,9 @@ from waltzd.errors import BadArgument
 
 _COPY = "start the storage on an empty directory, and `waltzctl storage recover STORAGE`: its owners copy"
 
+_WRITE_BY_SPARK = 'write it with Spark: `spark.read.format("waltz")…write`, as docs/spark.md shows'
+_SUBMIT = "run the driver here, or submit a program of your own with spark-submit, as docs/spark.md shows"
+_ENVIRONMENT = "install the packages on the workers, or hand an environment to Spark: --conf spark.archives=FILE#NAME"
 REMOVED: dict[str, str] = {
     "audit": "read `audit.log` of the daemon with jq; docs/security.md shows how, and how to check its chain",
     "bench append --chart": "draw the JSON of `-o json`",
@@ -37,6 +40,18 @@ REMOVED: dict[str, str] = {
     "storage recover --partitions": "name the partitions behind the storage: `waltzctl storage recover STORAGE PARTITIONS`",
     "spark": "leave it out; `waltzctl spark-export --dry-run` says which Java an export would run on",
     "analysis": "use Spark SQL over the log or an export; docs/spark.md has the queries",
+    "archive restore": "restore segments from the archive of the cluster: `waltzctl cluster restore`",
+    "spark": "leave it out; `waltzctl spark-export --dry-run` says which Java an export would run on",
+    "spark-export --archives": _ENVIRONMENT,
+    "spark-export --deploy-mode": _SUBMIT,
+    "spark-export --engine": _WRITE_BY_SPARK,
+    "spark-export --format csv": _WRITE_BY_SPARK,
+    "spark-export --format json": _WRITE_BY_SPARK,
+    "spark-export --format orc": _WRITE_BY_SPARK,
+    "spark-export --lossless": "leave it out; an archive keeps segments as they are, for `waltzctl cluster restore`",
+    "spark-export --select": _WRITE_BY_SPARK,
+    "spark-export --spark-submit": _SUBMIT,
+    "spark-export --where": _WRITE_BY_SPARK,
 }
 """Removed name → the replacement, as the text that follows "Next: " in the error.
 

@@ -2,8 +2,7 @@
 
 Without a master, Spark runs in a process of its own on this machine. What Spark says goes to a file, which is named when
 something fails and removed when nothing did. Settings go to it in a file that only this user can read, because all users of
-a machine can read a command line. On a cluster, what `shipping` says travels with the job, and its executors are watched.
-The driver is here; where it is on the cluster, `submission` starts it.
+a machine can read a command line. On a cluster, Waltz travels with the job, and executors are watched (`shipping`).
 
 The temporary files of a run are in a directory of its own, on which the run holds a lock. The system drops the lock with
 the process, however that ended, and unlike a process number it is never given again: a directory whose lock can be taken
@@ -36,17 +35,15 @@ from warnings import catch_warnings, simplefilter
 
 from waltz_spark.engine.java import cache_directory
 from waltz_spark.engine.properties import BadLine, encode, parse
-from waltz_spark.engine.shipping import ALWAYS, Need, stand_in, watched, zipped
+from waltz_spark.engine.shipping import watched, zipped
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
     MasterUnreachable,
     NotInstalled,
-    PackageMissing,
     PythonDiffers,
     SparkFailed,
     WaltzError,
-    tree,
 )
 
 if TYPE_CHECKING:
@@ -76,16 +73,8 @@ class SparkSettings:
     conf: Mapping[str, str]
     """What the user says, over everything else."""
     py_files: Sequence[str] = ()
-    archives: Sequence[str] = ()
-    """FILE or FILE#NAME, unpacked wherever tasks run."""
-    needs: tuple[Need, ...] = ALWAYS
-    """What a Python has to have to run the tasks."""
     executor_seconds: float = EXECUTOR_SECONDS
     """How long a cluster may be without executors, at the start and later."""
-    is_behind_others: bool = True
-    """On this machine: takes the processor only when no other process wants it."""
-    computes: bool = False
-    """Java is to do the work, and not only to hand it out."""
 
     @property
     def is_local(self) -> bool:
@@ -104,22 +93,6 @@ def is_local(master: str) -> bool:
 
 def default_master() -> str:
     return f"local[{len(os.sched_getaffinity(0))},{_ATTEMPTS}]"
-
-
-def check_deploy_mode(mode: str, master: str) -> None:
-    """Refuses a deploy mode that the master does not have."""
-    if mode not in ("client", "cluster"):
-        raise BadArgument(
-            f"spark.submit.deployMode is {mode}: it has to be client or cluster", not_done="nothing was written"
-        )
-    if mode == "client" or master.startswith(("yarn", "k8s://")):
-        return
-    where = "this machine is all that there is" if is_local(master) else "Spark's own masters run no driver in Python"
-    raise BadArgument(
-        f"--deploy-mode {mode} does not go with the master {master}: {where}",
-        not_done="nothing was written",
-        next_step="leave --deploy-mode out: the driver then runs here; yarn and k8s:// masters can run it on the cluster",
-    )
 
 
 def check_master(master: str) -> None:
@@ -179,7 +152,7 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
     try:
         from pyspark.errors import PySparkException
     except ImportError as error:
-        raise NotInstalled("the package PySpark is not installed", extra="spark") from error
+        raise NotInstalled("the package pyspark is not installed", extra="spark") from error
     from py4j.protocol import Py4JError
 
     clear_up()
@@ -191,13 +164,13 @@ def running(settings: SparkSettings, log: Path) -> Iterator[Any]:
         with ExitStack() as watching:
             session = _start(settings, folder, log)
             if not settings.is_local:
-                watching.enter_context(watched(session, settings.master, settings.executor_seconds, settings.needs, log))
+                watching.enter_context(watched(session, settings.master, settings.executor_seconds, log))
             yield session
     except (PySparkException, Py4JError, ConnectionError) as error:
         found = _gone(log) or told(error, log)
         has_failed = str(log) in found.message  # else it says all that there is to say
         raise found from error
-    except (MasterUnreachable, PackageMissing):
+    except MasterUnreachable:
         has_failed = True  # it names the log
         raise
     finally:
@@ -227,7 +200,7 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    is_behind = settings.is_local and settings.is_behind_others and os.environ.get(PRIORITY) != "normal"
+    is_behind = settings.is_local and os.environ.get(PRIORITY) != "normal"
     properties = write_privately(folder / "settings.properties", encode(_settings(settings, folder)))
     os.environ["JAVA_HOME"] = java_behind(settings.java.home, folder) if is_behind else settings.java.home
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
@@ -237,10 +210,9 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
     if settings.is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _FAST_START)  # of the Java that only finds out how to start Java
-    with noise_into(log), _standing_in(folder, settings), _quiet_workers():
-        if is_behind:
-            launch: Any = launch_gateway
-            behind_others(lambda: SparkContext._ensure_initialized(gateway=launch(popen_kwargs=IN_A_SESSION)))
+    with noise_into(log), _quiet_workers():
+        launch: Any = launch_gateway
+        start_java(lambda: SparkContext._ensure_initialized(gateway=launch(popen_kwargs=IN_A_SESSION)), is_behind=is_behind)
         builder: Any = SparkSession.builder
         with _our_interruption():
             session = builder.getOrCreate()
@@ -253,14 +225,13 @@ def _start(settings: SparkSettings, folder: Path, log: Path) -> Any:
 
 
 def _settings(settings: SparkSettings, folder: Path) -> dict[str, str]:
-    start = "" if settings.computes else _FAST_START
     found = {
         "spark.master": settings.master,
         "spark.app.name": "waltz spark-export",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"{start} -Djava.io.tmpdir='{folder}'".strip(),
+        "spark.driver.extraJavaOptions": f"{_FAST_START} -Djava.io.tmpdir='{folder}'".strip(),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.speculation": "false",
@@ -270,8 +241,6 @@ def _settings(settings: SparkSettings, folder: Path) -> dict[str, str]:
         found["spark.driver.bindAddress"] = found["spark.driver.host"] = "127.0.0.1"
     else:
         found[f"spark.executorEnv.{_GRPC_SPEAKS}"] = os.environ.get(_GRPC_SPEAKS, "NONE")
-    if settings.archives:
-        found["spark.archives"] = ",".join(settings.archives)
     return found | dict(settings.conf)
 
 
@@ -328,28 +297,26 @@ def _py4j_into(log: Path) -> Iterator[None]:
 
 
 def ended(settings: SparkSettings, is_first: bool) -> None:
-    """The command was told to end. On this machine Java is killed, as it has nothing that would be missed; a cluster is
-    told first that its work is over, unless this is the second Ctrl-C."""
+    """End Java, because the command was told to end. On this machine Java is killed, as nothing of it would be missed; a
+    cluster is told first that its work is over, unless this is the second Ctrl-C."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
-    if gateway is not None and (settings.is_local or not is_first):
+    if gateway is None:
+        _kill_starting()
+    elif settings.is_local or not is_first:
         gateway.proc.kill()
 
 
-@contextmanager
-def _standing_in(folder: Path, settings: SparkSettings) -> Iterator[None]:
-    """A Python in an archive has a path that counts from where a worker runs; here, Java has to be started where the same
-    path leads to ours."""
-    if settings.is_local or not stand_in(folder, settings.python):
-        yield
-        return
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
+def _kill_starting() -> None:
+    """Kill a Java that is about to start: PySpark does not say yet which process it is, so it is looked for among our own
+    children. Each child that leads a session is one (`IN_A_SESSION`)."""
+    for thread in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, thread.read_text().split()):
+                with suppress(OSError):
+                    if os.getsid(child) == child:
+                        os.killpg(child, signal.SIGKILL)
 
 
 @contextmanager
@@ -436,9 +403,6 @@ def cause_in(said: str) -> str:
 def told(error: Exception, log: Path | str) -> WaltzError:
     """An error of Spark as one of ours."""
     text = str(error)
-    ours = raised_by_us(text)
-    if ours is not None:
-        return ours
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if _NO_PYTHON in lines[:-1]:
         why = lines[lines.index(_NO_PYTHON) + 1][:300].rstrip(".")
@@ -455,38 +419,8 @@ def told(error: Exception, log: Path | str) -> WaltzError:
     return SparkFailed(f"Spark failed: {said[:300].rstrip('.')}. All that it said is in {log}")
 
 
-# -- what a task raised ------------------------------------------------------------------------------------------------
-# The text of a traceback is all that comes from there. An error of ours arrives with all its parts, because
-# `reading.telling` puts them below its message. Of any other error, the last line of the traceback says what happened.
-
-_OURS = re.compile(r"^\s*waltzd\.errors\.(\w+): (.*)$")
 _PYTHON_ERROR = re.compile(r"^(?!org\.|java\.|py4j\.|scala\.)[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?$")
 _TRACEBACK = "Traceback (most recent call last):"
-_NOT_DONE, _NEXT, _LOOKUP = "Not done: ", "Next: ", "`waltzctl errors lookup "
-
-
-def raised_by_us(text: str) -> WaltzError | None:
-    """The last error of ours in a traceback: its causes stand above."""
-    kinds = {kind.__name__: kind for kind in tree().values()}
-    lines = text.splitlines()
-    for at in reversed(range(len(lines))):
-        found = _OURS.match(lines[at])
-        if found is not None and found[1] in kinds:
-            return _error_of(kinds[found[1]], found[2], lines[at + 1 :])
-    return None
-
-
-def _error_of(kind: type[WaltzError], message: str, below: list[str]) -> WaltzError:
-    parts = {_NOT_DONE: "", _NEXT: ""}
-    for line in map(str.strip, below):
-        sign = next((sign for sign in parts if line.startswith(sign)), None)
-        if sign is not None:
-            parts[sign] = line.removeprefix(sign)
-        elif line.startswith(_LOOKUP) or any(parts.values()) or not line or line.startswith("at "):
-            break
-        else:
-            message += f" {line}"  # a message of several lines
-    return kind(message, not_done=parts[_NOT_DONE], next_step=parts[_NEXT])
 
 
 def summary(text: str) -> str:
@@ -613,13 +547,15 @@ def java_behind(home: str, folder: Path) -> str:
     return str(folder / "java") if os.access(program, os.X_OK) else home
 
 
-def behind_others(start: Callable[[], object]) -> None:
-    """Call it so that what it starts has the processor only when no other process wants it."""
+def start_java(start: Callable[[], object], *, is_behind: bool) -> None:
+    """Call `start` in a thread of its own, so that Ctrl-C never falls between the start of Java and knowing its process.
+    `is_behind`: what it starts has the processor only when no other process wants it."""
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            _step_back()
+            if is_behind:
+                _step_back()
             start()
         except BaseException as error:  # noqa: BLE001  # raised again in the caller
             failures.append(error)
@@ -628,7 +564,7 @@ def behind_others(start: Callable[[], object]) -> None:
     thread.start()
     try:
         thread.join()
-    except BaseException:  # Ctrl-C: what has just been started must be known before it is ended
+    except BaseException:  # Ctrl-C; `ended` has killed a Java that was starting
         thread.join()
         raise
     if failures:

@@ -1,4 +1,4 @@
-"""Which Spark does the work, out of options: a master, where its driver runs, its settings, and what goes along.
+"""Which Spark does the work, out of options: a master, its settings, and what goes along.
 
 All that can be refused is refused before Java is started; what others could see that they should not is said.
 """
@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
 from waltz_spark.engine.session import EXECUTOR_SECONDS
 from waltzctl.shell.options import SPARK, From, positive
+from waltzctl.shell.removed import REMOVED
 from waltzd.errors import BadArgument, WaltzError
 
 if TYPE_CHECKING:
     from waltz_spark.engine.session import SparkSettings
-    from waltz_spark.engine.shipping import Need
     from waltzctl.playground.java import Java
 
 sparks = partial(Option, rich_help_panel=SPARK)
@@ -40,19 +39,11 @@ JavaHome = Annotated[
 @dataclass(frozen=True, kw_only=True)
 class SparkChoice:
     master: str
-    deploy_mode: str = "client"
     conf: Mapping[str, str]
     py_files: Sequence[str] = ()
-    archives: Sequence[str] = ()
     shared_path: bool = False
     executor_seconds: float = EXECUTOR_SECONDS
-    program: str | None = None
-    """The spark-submit that was named."""
     java_home: str | None
-
-    @property
-    def is_driver_there(self) -> bool:
-        return self.deploy_mode == "cluster"
 
     def check_places(self, places: Sequence[str]) -> None:
         """Whether all that read and write can reach these directories of this machine."""
@@ -75,31 +66,21 @@ class SparkChoice:
         except WaltzError as error:
             return error
 
-    def settings(self, needs: tuple[Need, ...]) -> SparkSettings:
-        """Refuses what can be seen from here to fail: master, Java, Python."""
+    def settings(self) -> SparkSettings:
+        """Return how Spark is to be started; refuse a master that does not answer, and a machine without Java."""
         from waltz_spark.engine.java import find_java
         from waltz_spark.engine.session import SparkSettings, knock
-        from waltz_spark.engine.shipping import check_python
 
         knock(self.master)
-        found = SparkSettings(
+        return SparkSettings(
             master=self.master, java=find_java(self.java_home), conf=self.conf, py_files=self.py_files,
-            archives=self.archives, needs=needs, executor_seconds=self.executor_seconds,
+            executor_seconds=self.executor_seconds,
         )  # fmt: skip
-        if not self.is_driver_there and found.python != sys.executable:
-            check_python(found.python, needs)
-        return found
 
 
 def chosen(
     *,
     master: Master = None,
-    deploy_mode: Annotated[
-        Literal["client", "cluster"] | None,
-        sparks(
-            "--deploy-mode", help="Where the driver runs: here (the default), or on the cluster of a yarn or k8s:// master."
-        ),
-    ] = None,
     conf: Conf = (),
     properties_file: Annotated[
         str | None,
@@ -111,10 +92,6 @@ def chosen(
     ] = None,
     py_files: Annotated[
         tuple[str, ...], sparks("--py-files", metavar="FILE", help="Python files that a MODULE:FUNCTION needs.")
-    ] = (),
-    archives: Annotated[
-        tuple[str, ...],
-        sparks("--archives", metavar="FILE#NAME", help="A packed environment, which is unpacked as NAME where tasks run."),
     ] = (),
     shared_path: Annotated[
         bool, sparks("--shared-path", help="OUTPUT and --source are the same directories on all machines of the master.")
@@ -128,33 +105,22 @@ def chosen(
             help=f"How long a master may be without executors; {EXECUTOR_SECONDS:g} by default.",
         ),
     ] = None,
-    spark_submit: Annotated[
-        str | None,
-        sparks(
-            "--spark-submit",
-            metavar="PROGRAM",
-            help="What hands a job over with --deploy-mode cluster; PySpark's own by default.",
-        ),
-    ] = None,
     java_home: JavaHome = None,
 ) -> SparkChoice:
-    from waltz_spark.engine.session import check_deploy_mode, check_master, conf_of, default_master
-    from waltz_spark.engine.shipping import archives_of
+    from waltz_spark.engine.session import check_master, conf_of, default_master
 
     typed = conf_of(conf)
     settings = (_from_file(properties_file) if properties_file else {}) | typed
     _warn_of(typed)
-    there = settings.pop("spark.master", None), settings.pop("spark.submit.deployMode", None)
-    chosen_master = master or there[0] or default_master()
+    chosen_master = master or settings.pop("spark.master", None) or default_master()
+    settings.pop("spark.master", None)
     check_master(chosen_master)
-    mode = deploy_mode or there[1] or "client"
-    check_deploy_mode(mode, chosen_master)
-    if spark_submit and mode != "cluster":
-        raise BadArgument("--spark-submit starts a driver on a cluster: it needs --deploy-mode cluster")
+    if settings.pop("spark.submit.deployMode", "client") != "client":
+        raise BadArgument("spark.submit.deployMode=cluster was removed", not_done="nothing was written",
+                          next_step=REMOVED["spark-export --deploy-mode"])  # fmt: skip
     return SparkChoice(
-        master=chosen_master, deploy_mode=mode, conf=settings, py_files=py_files, archives=archives_of(archives),
-        shared_path=shared_path, executor_seconds=executor_wait or EXECUTOR_SECONDS, program=spark_submit,
-        java_home=java_home,
+        master=chosen_master, conf=settings, py_files=py_files, shared_path=shared_path,
+        executor_seconds=executor_wait or EXECUTOR_SECONDS, java_home=java_home,
     )  # fmt: skip
 
 

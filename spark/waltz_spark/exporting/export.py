@@ -1,41 +1,33 @@
 """The protocol of an export: what is missing, who writes it, and when it counts.
 
-Nothing counts before a manifest says so. A run looks at the newest manifest, plans the ids behind it, and writes the plan
-down before its first file; tasks write under hidden names; the run gives finished files their names, in the order of their
-ids, and then publishes a manifest with all of them. A run that dies leaves the newest manifest as it was, and its plan says
-which names it may have given: the next run removes those that no manifest has. So each id is in exactly one file, whenever
-a run was stopped, and a run that was stopped goes on from its last manifest.
+Nothing counts before a manifest says so. A run looks at the newest manifest and plans the ids behind it; tasks write under
+hidden names. From time to time the run publishes what is finished, in the order of ids: it writes the next manifest under a
+hidden name (`pending.json`), gives the files their names, and puts the manifest in its place, where none was before. A run
+that dies before `pending.json` leaves hidden files, which the next run removes; one that dies behind it leaves a manifest
+whose files are all there, and the next run finishes it. So each id is in exactly one file, whenever a run was stopped, and
+the next run goes on from the last manifest.
 
-Spark is known to `by_spark` alone: a runner is a function from tasks to answers.
+Spark is known to `tasks.run_by_spark` alone: a runner is a function from tasks to their results.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from waltz_spark.exporting.destination import Destination, Hold, newest_manifest, who_we_are
-from waltz_spark.exporting.manifest import (
-    PLANS,
-    SPARK,
-    UNFINISHED,
-    Manifest,
-    Piece,
-    Shape,
-    below_output,
-    encode,
-    manifest_path,
-)
-from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written, assignments_of, run_waves, unseen
+from waltz_spark.exporting.destination import Destination, Hold, measured, newest_manifest, who_we_are
+from waltz_spark.exporting.manifest import PENDING, UNFINISHED, Manifest, Piece, Shape, decode, encode, manifest_path
+from waltz_spark.exporting.tasks import Assignment, Job, Written
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
 from waltz_spark.log.plan import Sizing, Split, plan
 from waltzd.errors import BadArgument, BeyondLog, ExportDamaged, ExportGap, ExportHeld, NoSuchPartition, NotOurExport
@@ -46,10 +38,11 @@ if TYPE_CHECKING:
 PUBLISH_SECONDS, PUBLISH_SHARE = 2.0, 0.05
 """How often a run publishes: a run that is killed loses so much work. Publishing takes at most this share of the time."""
 KEPT_MANIFESTS = 3
+_OURS = re.compile(r"partition-\d+-\d{19}-\d{19}\..+")
 _NOT_WRITTEN = "nothing was written"
 
 Runner = Callable[[Job, Sequence[Assignment]], Generator[Written, None, None]]
-"""Given what is to be done and its tasks: what they tell, in any order. Closing it stops what still runs."""
+"""From a job and its tasks to their results, in any order. Closing the generator stops what still runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +83,15 @@ class Range:
 
 
 def check_same(before: Manifest, *, cluster: UUID, shape: Shape, place: str) -> None:
-    """Refuses a run whose files would differ from those that are there."""
+    """Refuse a run whose files would differ from those that are there."""
     if before.cluster != cluster:
         raise NotOurExport(f"{place} is an export of the cluster {before.cluster}, and what is to be read is {cluster}")
     there = before.shape
     for what, was, now in (
         ("the format", there.format, shape.format),
         ("the compression", there.compression, shape.compression),
-        ("lossless", there.lossless, shape.lossless),
         ("the decoder", there.decoder or "none", shape.decoder or "none"),
         ("what the decoder makes", there.decoder_fingerprint, shape.decoder_fingerprint),
-        ("the engine", there.query.engine, shape.query.engine),
-        ("--select", there.query.select or "none", shape.query.select or "none"),
-        ("--where", there.query.where or "none", shape.query.where or "none"),
         ("the list of columns", there.fingerprint, shape.fingerprint),
     ):
         if was != now:
@@ -166,19 +155,17 @@ def _missing(number: int, there: Span, reached: int | None, before: Manifest | N
     return Span(start, there.last if last is None else min(last, there.last))
 
 
-def planned(
-    catalog: Catalog, spans: Mapping[int, Span], *, is_lossless: bool, file_data_bytes: int | None
-) -> list[Assignment]:
-    """`file_data_bytes`: how many bytes of log to put in one file; else what a task is best at."""
+def planned(catalog: Catalog, spans: Mapping[int, Span], *, file_data_bytes: int | None) -> list[Assignment]:
+    """Return the files to write. `file_data_bytes`: bytes of log in a file; None for what a task is best at."""
     missing = {number: span for number, span in spans.items() if span.count}
     splits = plan(catalog, missing, Sizing(bytes_max=file_data_bytes))
-    if file_data_bytes is not None and not is_lossless:
+    if file_data_bytes is not None:
         splits = _together(splits, file_data_bytes)
-    return assignments_of(splits, is_lossless=is_lossless)
+    return [Assignment(number=number, split=split) for number, split in enumerate(splits)]
 
 
 def _together(splits: Iterable[Split], bytes_max: int) -> list[Split]:
-    """Joins neighbours into splits of up to so many bytes."""
+    """Join neighbours into splits of up to so many bytes."""
     grown: dict[int, list[Split]] = {}
     for split in sorted(splits, key=lambda split: (split.partition, split.span)):
         there = grown.setdefault(split.partition, [])
@@ -193,7 +180,7 @@ def _together(splits: Iterable[Split], bytes_max: int) -> list[Split]:
 
 
 class Finished:
-    """What tasks told, until it can be published: a partition's files count in the order of their ids. Pure."""
+    """Results of tasks until they can be published: the files of a partition count in the order of their ids. Pure."""
 
     def __init__(self, assignments: Iterable[Assignment]) -> None:
         self._open = {given.number: given for given in assignments}
@@ -213,7 +200,7 @@ class Finished:
             self._done[written.number] = written
 
     def ready(self) -> list[Written]:
-        """Takes out those that have no gap before them."""
+        """Take out the results that have no gap before them."""
         found = []
         for queue in self._order.values():
             while queue and queue[0].number in self._done:
@@ -232,12 +219,9 @@ class Run:
     job: Job
     before: Manifest | None
     assignments: Sequence[Assignment]
-    watch: Watch = unseen
     table: DeltaTable | None = None
     task_seconds: tuple[float, float] = (math.inf, -math.inf)
     """When the first task began and the last one ended, by the clocks of the machines that ran them."""
-    _foreign: frozenset[str] = frozenset()
-    """A name that was taken by others while this run was at work."""
 
     def __post_init__(self) -> None:
         if self.before is not None:
@@ -248,77 +232,62 @@ class Run:
         return self.job.destination
 
     @property
-    def paths(self) -> list[str]:
-        return [given.path(self.job.form) for given in self.assignments]
-
-    def carry_out(self, runner: Runner) -> Manifest | None:
-        """All of it, or the first error; what is finished is published in any case. The newest manifest."""
-        with self.destination.hold(who_we_are(self.job.run)) as hold:
-            newest = self._settle()
-            self._check_names()
-            text = json.dumps({"run": self.job.run, "paths": sorted(self.paths)}).encode()
-            is_new = self.destination.put_new(f"{PLANS}/{self.job.run}.json", text)
-            assert is_new, "the name of a run is unique"
-            try:
-                return self._write(runner, hold, newest)
-            finally:
-                self._clear_up(hold)
-
-    @property
     def has_leftovers(self) -> bool:
-        """Whether a run that was killed left something, or did not tell its table."""
+        """Whether a run that was killed left something, or did not add its last manifest to the table."""
         is_behind = self.table is not None and self.table.is_behind(self.before)
         return has_leftovers(self.destination) or is_behind
 
+    def carry_out(self, runner: Runner) -> Manifest | None:
+        """Carry out all tasks, or those up to the first error; what is finished is published in any case.
+
+        Returns:
+            The newest manifest.
+        """
+        with self.destination.hold(who_we_are(self.job.run)) as hold:
+            newest = self._settle()
+            if (newest and newest.number) != (self.before and self.before.number):
+                raise ExportHeld(f"another run has just added to {self.destination.place}", next_step="run it again")
+            if foreign := strays(self.destination, newest):
+                raise _taken(self.destination, foreign[0])
+            try:
+                return self._write(runner, hold, newest)
+            finally:
+                with suppress(ExportHeld):  # another run has the lock now: unfinished files may be its own
+                    hold.check()
+                    self._remove_unfinished()
+
     def tidy(self) -> None:
-        """Clears up after an earlier run."""
+        """Finish and clear up what an earlier run left."""
         with self.destination.hold(who_we_are(self.job.run)):
             self._settle()
 
     def _settle(self) -> Manifest | None:
+        finish_pending(self.destination)
+        self._remove_unfinished()
         newest = newest_manifest(self.destination)
-        if (newest and newest.number) != (self.before and self.before.number):
-            raise ExportHeld(f"another run has just added to {self.destination.place}", next_step="run it again")
-        clear_up(self.destination, newest)
-        if self.table is not None and self.table.is_behind(newest):
-            self._tell_table(newest)
+        if self.table is not None and self.table.is_behind(newest) and newest is not None:
+            self.table.follow(newest)
         return newest
 
-    def _clear_up(self, hold: Hold) -> None:
-        """By the newest manifest that is there, whatever this run believes that it published. Without the lock nothing is
-        removed: plans and unfinished files may be those of the run that has it now."""
-        try:
-            hold.check()
-        except ExportHeld:
+    def _remove_unfinished(self) -> None:
+        """Remove files under construction, unless a pending manifest needs them."""
+        if self.destination.size(PENDING) is not None:
             return
-        clear_up(self.destination, newest_manifest(self.destination), spared=self._foreign)
-
-    def _check_names(self) -> None:
-        """What a plan names is the run's own from then on: it is removed when no manifest has it. So what lies there under
-        such a name already ends the run before it begins."""
-        taken = sorted(set(self.paths).intersection(self.destination.names()))
-        if taken:
-            raise self._taken(taken[0])
-
-    def _taken(self, path: str) -> NotOurExport:
-        return NotOurExport(
-            f"{self.destination.place}/{path} is there, and no manifest has it",
-            next_step="put the manifest back that has it, or move the file away; then run the same command again",
-        )
+        for name in self.destination.names(UNFINISHED):
+            self.destination.remove_tree(f"{UNFINISHED}/{name}")
 
     def _write(self, runner: Runner, hold: Hold, newest: Manifest | None) -> Manifest | None:
         finished = Finished(self.assignments)
         ready: list[Written] = []
-        answers = runner(self.job, self.assignments)
+        results = runner(self.job, self.assignments)
         due = time.monotonic() + PUBLISH_SECONDS
         try:
-            for written in answers:
+            for written in results:
                 if written.error is not None:
                     raise written.error
                 finished.add(written)
                 first, last = self.task_seconds
                 self.task_seconds = min(first, written.started), max(last, written.ended)
-                self.watch([written.number])
                 ready += finished.ready()
                 start = time.monotonic()
                 if start >= due:
@@ -328,81 +297,94 @@ class Run:
                     due = end + max(PUBLISH_SECONDS, (end - start) / PUBLISH_SHARE)
             assert finished.waiting == 0
         finally:
-            answers.close()
+            results.close()
             newest = self._publish(hold, newest, ready)
         return newest
 
     def _publish(self, hold: Hold, newest: Manifest | None, ready: Sequence[Written]) -> Manifest | None:
         if not ready:
             return newest
-        hold.check()
-        for written in ready:
-            assert written.piece is not None
-            if not self.destination.move_new(written.place, written.piece.path):
-                self._foreign = frozenset({written.piece.path})
-                raise self._taken(written.piece.path)
-        pieces: list[Piece] = [written.piece for written in ready if written.piece is not None]
+        pieces = [written.piece for written in ready if written.piece is not None]
         now, source = datetime.now(UTC).isoformat(timespec="seconds"), self.job.origin.describe()
         if newest is None:
-            shape = self.job.shape
             newest = Manifest(number=0, export=uuid.uuid4(), cluster=self.job.cluster, source=source, written=now,
-                              shape=replace(shape, schema=ready[0].columns or shape.schema))  # fmt: skip
+                              shape=self.job.shape)  # fmt: skip
         following = newest.extended(pieces, source=source, written=now, timelines=self.job.timelines)
+        places = {written.piece.path: written.place for written in ready if written.piece is not None}
+        pending = {"manifest": encode(following).decode(), "places": places}
         hold.check()
-        if not self.destination.put_new(manifest_path(following.number), encode(following)):
-            raise ExportHeld(f"another run has published number {following.number} in {self.destination.place}")
-        if following.number > KEPT_MANIFESTS:
-            self.destination.remove(manifest_path(following.number - KEPT_MANIFESTS))
-        self._tell_table(following)
+        if not self.destination.put_new(PENDING, json.dumps(pending).encode()):
+            raise ExportHeld(f"another run is publishing in {self.destination.place}")
+        hold.check()
+        finish_pending(self.destination)
+        if self.table is not None:  # never before the manifest: a table has nothing that no manifest has
+            self.table.follow(following)
         return following
 
-    def _tell_table(self, newest: Manifest | None) -> None:
-        """After a manifest is published, never before: a table never has what no manifest has. A run may die between the
-        two, so the next one begins with it, and ends if it fails. A table is one manifest behind at most."""
-        if self.table is not None and newest is not None:
-            self.table.follow(newest)
+
+# -- publishing --------------------------------------------------------------------------------------------------------
 
 
-def by_spark(
-    spark: Any, job: Job, assignments: Sequence[Assignment], *, bucket: Path | None = None, watch: Watch = unseen
-) -> Generator[Written, None, None]:
-    """What became of them, in any order. `bucket`: a file that all tasks share, where all of them run on this machine."""
-    slots = min(spark.sparkContext.defaultParallelism, len(assignments))
-    job = replace(job, throttle=job.throttle.shared(slots, bucket))
-    if job.query.engine == SPARK:
-        from waltz_spark.exporting.spark_engine import SparkEngine
-
-        yield from SparkEngine(spark, job).tasks(assignments, watch)
-    else:
-        yield from run_waves(spark, job, assignments, watch)
+def recover(destination: Destination, who: str) -> None:
+    """Publish the manifest of a run that was killed while it published."""
+    if destination.size(PENDING) is not None:
+        with destination.hold(who_we_are(who)):
+            finish_pending(destination)
 
 
-# -- clearing up --------------------------------------------------------------------------------------------------------
+def finish_pending(destination: Destination) -> None:
+    """Publish the pending manifest, if there is one, under the lock. Idempotent: whatever of it was done is kept."""
+    place = f"{destination.place}/{PENDING}"
+    text = destination.read(PENDING)
+    if text is None:
+        return
+    try:
+        pending = json.loads(text)
+        manifest, places = decode(pending["manifest"].encode(), place), dict(pending["places"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExportDamaged(f"{place} cannot be understood: {error}", next_step=_REMOVE_PENDING) from error
+    newest = newest_manifest(destination)
+    reached = 0 if newest is None else newest.number
+    if manifest.number > reached:
+        for piece in manifest.pieces:
+            if piece.path in places:
+                _move(destination, piece, places[piece.path])
+        if not destination.put_new(manifest_path(manifest.number), encode(manifest)):
+            raise ExportHeld(f"another run has published number {manifest.number} in {destination.place}")
+        if manifest.number > KEPT_MANIFESTS:
+            destination.remove(manifest_path(manifest.number - KEPT_MANIFESTS))
+    destination.remove(PENDING)
+
+
+_REMOVE_PENDING = "remove pending.json and what `waltzctl export verify` says that no manifest has; then run it again"
+
+
+def _move(destination: Destination, piece: Piece, hidden: str) -> None:
+    """Give a file its name. If the name is taken, the bytes decide whether an earlier attempt did it."""
+    if destination.size(piece.path) is None:
+        if destination.size(hidden) is None:
+            raise ExportDamaged(
+                f"{destination.place}/{hidden} is missing, and {PENDING} needs it", next_step=_REMOVE_PENDING
+            )
+        if destination.move_new(hidden, piece.path):
+            return
+    if destination.size(piece.path) != piece.size or measured(destination, piece.path)[1] != piece.sha256:
+        raise _taken(destination, piece.path)
+
+
+def _taken(destination: Destination, path: str) -> NotOurExport:
+    return NotOurExport(
+        f"{destination.place}/{path} is there, and no manifest has it",
+        next_step="put the manifest back that has it, or move the file away; then run the same command again",
+    )
+
+
+def strays(destination: Destination, manifest: Manifest | None) -> list[str]:
+    """Return the files that look like ours and are in no manifest: readers of the directory would read them, too."""
+    known = () if manifest is None else {piece.path for piece in manifest.pieces}
+    return [name for name in destination.names() if name not in known and _OURS.fullmatch(name)]
 
 
 def has_leftovers(destination: Destination) -> bool:
-    """Whether a run ended without clearing up, or is at work."""
-    return bool(destination.names(PLANS) or destination.names(UNFINISHED))
-
-
-def clear_up(destination: Destination, newest: Manifest | None, *, spared: Collection[str] = ()) -> None:
-    """What runs left that are over, under the lock. Files first: as long as a plan is there, it is known what may be."""
-    kept = {*spared, *(() if newest is None else (piece.path for piece in newest.pieces))}
-    for name in destination.names(PLANS):
-        plan_path = f"{PLANS}/{name}"
-        for path in _paths_in(destination.read(plan_path), f"{destination.place}/{plan_path}"):
-            if path not in kept:
-                destination.remove(path)
-        destination.remove(plan_path)
-    for name in destination.names(UNFINISHED):
-        destination.remove_tree(f"{UNFINISHED}/{name}")
-
-
-def _paths_in(text: bytes | None, place: str) -> list[str]:
-    try:
-        return [below_output(path) for path in json.loads(text or b'{"paths": []}')["paths"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ExportDamaged(
-            f"{place} cannot be understood, so nobody knows which files a run left that was killed",
-            next_step="remove files that `waltzctl export verify` does not know, then that plan, and run it again",
-        ) from error
+    """Return whether a run ended without clearing up, or is at work."""
+    return bool(destination.names(UNFINISHED)) or destination.size(PENDING) is not None

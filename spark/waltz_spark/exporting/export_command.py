@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +22,8 @@ from waltz_spark.exporting.options import (
     check_apart,
     check_ends,
     data_bytes_of,
+    form_and_decoder,
     make_importable,
-    query_of,
-    shape_of,
 )
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order
 from waltzctl.shell.options import Output
@@ -67,14 +65,16 @@ def spark_export(
       waltzctl spark-export /tmp/export
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
       waltzctl spark-export /tmp/old --source s3://waltz-archive/orders
-      waltzctl spark-export /tmp/few --where 'header = 0' --select 'partition, txid, data'
     """
     from waltz_spark.exporting.destination import newest_manifest
+    from waltz_spark.exporting.export import recover
     from waltz_spark.exporting.render_export import exported, planned
 
     started = time.monotonic()
     destination, asked = _destination(output, log.sources, spark), wish.ids(log)
     make_importable(spark.py_files)
+    if not dry_run:
+        recover(destination, "recovery")
     before = newest_manifest(destination)
     if before is not None and not wish.incremental:
         raise NotOurExport(
@@ -84,11 +84,9 @@ def spark_export(
     run, spans = _run(destination, before, wish, asked, log)
     if dry_run:
         planned(run, spans, spark.java() if run.assignments else None, shown)
-        if run.job.query.select or run.job.query.where:
-            typer.echo("The SQL was not checked: only Spark can do that, and it was not started.", err=True)
         return EXIT_OK
     if run.assignments:
-        return _carry_out(run, spark, started, shown, progress, is_live=not log.sources)
+        return _carry_out(run, spark, started, shown, progress)
     if run.has_leftovers:
         run.tidy()
     exported(run, before, time.monotonic() - started, shown, _table_state(run, before))
@@ -113,13 +111,11 @@ def _run(
 ) -> tuple[Run, dict[int, Span]]:
     """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
     from waltz_spark.exporting.export import Run, check_history, planned, wanted
-    from waltz_spark.exporting.form import check_rows
-    from waltz_spark.exporting.manifest import SPARK
-    from waltz_spark.exporting.tasks import Job, check_batches, segment_head
+    from waltz_spark.exporting.form import check_columns
+    from waltz_spark.exporting.tasks import Job
     from waltz_spark.log.throttle import Throttle
 
-    form, decoder, is_lossless = shape_of(wish, before)
-    query = query_of(wish, before, form, is_lossless=is_lossless)
+    form, decoder = form_and_decoder(wish, before)
     origin = log.origin()
     catalog = origin.catalog(asked.partitions)
     check_history(origin, catalog, before, destination.place)
@@ -129,12 +125,10 @@ def _run(
     _say_beginnings(catalog, before, asked)
     _say_ends(catalog, before, origin, is_live=not log.sources)
     file_data = None if wish.file_bytes is None else data_bytes_of(form, wish.file_bytes)
-    assignments = planned(catalog, spans, is_lossless=is_lossless, file_data_bytes=file_data)
+    assignments = planned(catalog, spans, file_data_bytes=file_data)
     job = Job(
         origin=origin, destination=destination, cluster=catalog.key, timelines=catalog.timelines, form=form,
-        is_lossless=is_lossless, decoder=decoder, query=query,
-        columns=tuple(before.shape.schema) if before and query.engine == SPARK else (),
-        throttle=Throttle(wish.bytes_per_second),
+        decoder=decoder, throttle=Throttle(wish.bytes_per_second),
     )  # fmt: skip
     table = None
     if form.is_table:
@@ -143,39 +137,23 @@ def _run(
         table = DeltaTable(destination, job.schema)
         table.is_behind(before)  # what there is against it is found here
     run = Run(job=job, before=before, assignments=assignments, table=table)
-    if assignments and is_lossless:
-        segment_head(origin, assignments[0].split.parts[0].extent)
-        check_batches(origin, assignments)
-    if assignments and query.engine != SPARK:
-        check_rows(form, job.schema)
+    if assignments:
+        check_columns(form, job.schema)
     return run, spans
 
 
-def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress_shown: str, *, is_live: bool) -> int:
+def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress_shown: str) -> int:
     from waltz_spark.engine.session import ended
-    from waltz_spark.engine.shipping import needs_of
-    from waltz_spark.exporting.manifest import SPARK
     from waltz_spark.exporting.render_export import Progress, exported
-    from waltz_spark.log.joined_origin import asks_a_bucket
 
-    decoder = run.job.decoder
-    needs = needs_of(is_live=is_live, asks_a_bucket=asks_a_bucket(run.job.origin), decoder=decoder.text if decoder else "")
-    settings = spark.settings(needs)
-    if run.job.query.engine == SPARK:
-        from waltz_spark.exporting.spark_form import conf_for
-
-        settings = replace(settings, conf=conf_for(settings.conf), computes=True)
+    settings = spark.settings()
     progress = Progress(run.assignments, is_quiet=shown == "json", shown=progress_shown)
-    run.watch = progress.ended
     with ending_in_order(partial(ended, settings)) as ending:
         try:
             with progress:
-                if spark.is_driver_there:
-                    newest: Manifest | None = _handed_over(spark.program, settings, run)
-                else:
-                    newest = run.carry_out(partial(_tasks, settings, run.watch))
-        except KeyboardInterrupt as interruption:
-            _say_interrupted(run, _abandoned(interruption) if spark.is_driver_there else "")
+                newest = run.carry_out(partial(_tasks, settings, progress.ended))
+        except KeyboardInterrupt:
+            _say_interrupted(run)
             return EXIT_INTERRUPTED
         except WaltzError as error:
             if ending.was_told:  # this is only what Spark said when it was ended
@@ -187,22 +165,12 @@ def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progres
     return EXIT_OK
 
 
-def _say_interrupted(run: Run, abandoned: str = "") -> None:
-    if abandoned:
-        said = abandoned
-    elif _published(run) is not None:
+def _say_interrupted(run: Run) -> None:
+    if _published(run) is not None:
         said = "What was finished is in the export, and the same command goes on from there."
     else:
         said = "The export is as it was; the same command begins again."
     typer.echo(f"Interrupted. {said}", err=True)
-
-
-def _abandoned(interruption: KeyboardInterrupt) -> str:
-    from waltz_spark.exporting.submission import Abandoned
-
-    stop = interruption.stop if isinstance(interruption, Abandoned) else ""
-    how = f"`{stop}` ends it." if stop else "the cluster's own tools end it."
-    return f"The job is not waited for any more, and may go on where it is; {how}"
 
 
 def _published(run: Run) -> Manifest | None:
@@ -268,19 +236,11 @@ def _tasks(
     settings: SparkSettings, watch: Watch, job: Job, assignments: Sequence[Assignment]
 ) -> Generator[Written, None, None]:
     from waltz_spark.engine.session import new_log, running, scratch
-    from waltz_spark.exporting.export import by_spark
+    from waltz_spark.exporting.tasks import run_by_spark
 
     with scratch() as place, running(settings, new_log(os.environ)) as spark:
-        yield from by_spark(spark, job, assignments, bucket=place / "bucket" if settings.is_local else None, watch=watch)
-
-
-def _handed_over(program: str | None, settings: SparkSettings, run: Run) -> Manifest:
-    from waltz_spark.engine.session import new_log
-    from waltz_spark.exporting.submission import Spec, carried_out, spark_submit
-
-    found = spark_submit(program, os.environ)
-    spec = Spec(run=run, needs=settings.needs, executor_seconds=settings.executor_seconds)
-    return carried_out(spec, settings, found, new_log(os.environ), is_own=program is None)
+        bucket = place / "bucket" if settings.is_local else None
+        yield from run_by_spark(spark, job, assignments, bucket=bucket, watch=watch)
 
 
 def _table_state(run: Run, newest: Manifest | None) -> TableState | None:

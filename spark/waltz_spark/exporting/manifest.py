@@ -9,10 +9,10 @@ them, byte after byte. CRC-32 combines: that of a partition follows from those o
 was cut into files. Pure: how manifests get to where they are is `destination`.
 
     <output>/_waltz/manifest/<number, 8 digits>.json      manifests; the newest counts
-    <output>/_waltz/plan/<run>.json                       what a run was going to write, from before its first file
+    <output>/_waltz/pending.json                          the next manifest, while its files get their names
     <output>/_waltz/tmp/<run>/                            files under construction
     <output>/_waltz/lock                                  who is writing
-    <output>/partition-<n>-<first>-<last>.<suffix>        files
+    <output>/partition-<n>-<first>-<last>.parquet         files
 
 The files lie side by side, because that is the one layout that every reader of a directory takes as it is: Spark looks into
 subdirectories only if they are named after a column, and Arrow then refuses files that have this column themselves.
@@ -22,161 +22,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
-from waltzd.errors import ArchiveUnfit, BadSql, ExportDamaged, UnknownVersion
+from waltzd.errors import ExportDamaged, ExportUnfit, UnknownVersion
 from waltzd.format.checksum import joined_crc
-from waltzd.format.footer import HASH_BYTES
-from waltzd.format.layout import HEADER_BYTES
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 
 MARK, VERSION = "waltz-export", 1
 HIDDEN = "_waltz"
 """Spark and Arrow leave names with an underscore out when they read a directory of files."""
-MANIFESTS, PLANS, UNFINISHED, LOCK = f"{HIDDEN}/manifest", f"{HIDDEN}/plan", f"{HIDDEN}/tmp", f"{HIDDEN}/lock"
+FORMATS = ("parquet", "delta")
+MANIFESTS, UNFINISHED, LOCK = f"{HIDDEN}/manifest", f"{HIDDEN}/tmp", f"{HIDDEN}/lock"
+PENDING = f"{HIDDEN}/pending.json"
 
 META_CLUSTER, META_PARTITION = "waltz.cluster", "waltz.partition"
 META_FIRST, META_LAST, META_RECORDS, META_CRC = "waltz.first_txid", "waltz.last_txid", "waltz.records", "waltz.crc"
-META_SEGMENT, META_SEGMENT_HEADER = "waltz.segment_first_txid", "waltz.segment_header"
-META_INDEX_HEADER, META_BESIDE = "waltz.index_header", "waltz.beside"
-"""The keys in the metadata of Parquet files: numbers as decimal text, `crc` and `beside` as 8 and headers as 256
-hexadecimal digits. Those of segments only of a lossless export; the manifest says the same."""
+META_BESIDE = "waltz.beside"
+"""Keys in the metadata of the Parquet files: numbers as decimal text, `crc` and `beside` as 8 hexadecimal digits. The
+manifest says the same."""
 
 _WHOLE = (1 << 63) - 1
 
 
-# -- what SQL makes of a log -------------------------------------------------------------------------------------------
-# Which records, which columns, and which engine. The SQL is Spark's, and what it means only Spark can say. What is
-# decided here needs no Spark: where one expression of a list ends, and whether the files still hold the records as the log
-# has them, so that records can be made of rows again. Where that is not certain, the answer is no.
-
-ARROW, SPARK = "arrow", "spark"
-ENGINES = (ARROW, SPARK)
-_RAW = re.compile(r"\b[rR]$")
-"""Before a quote: a backslash means itself in it."""
-_OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\"`"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Query:
-    """Empty texts say nothing: all columns, all records."""
-
-    engine: str = ARROW
-    select: str = ""
-    where: str = ""
-
-    @property
-    def items(self) -> tuple[str, ...]:
-        return items_of(self.select) if self.select else ("*",)
-
-    @property
-    def keeps_records(self) -> bool:
-        """Whether all records are in the files, with the columns of the log as they are."""
-        return not self.where and keeps_columns(self.items)
-
-
-def keeps_columns(items: tuple[str, ...]) -> bool:
-    """Whether the columns of the log are among these as they are. No file has two columns of one name, so a column that is
-    here by its bare name is no other one."""
-    plain = {_bare(item).lower() for item in items}
-    return "*" in plain or plain.issuperset(SCHEMA.names)
-
-
-def _bare(item: str) -> str:
-    is_quoted = len(item) > 2 and item[0] == item[-1] == "`" and item.count("`") == 2
-    return item[1:-1] if is_quoted else item
-
-
-def items_of(text: str) -> tuple[str, ...]:
-    """`a, f(b, c) AS d` is two expressions: a comma counts outside of parentheses, quotes and comments."""
-    items, start, depth = [], 0, 0
-    for at, char in _significant(text):
-        depth += (char in _OPENING) - (char in _CLOSING)
-        if depth < 0:
-            raise BadSql(f"--select {text}: the {char} at character {at + 1} closes nothing")
-        if char == "," and depth == 0:
-            items.append(text[start:at].strip())
-            start = at + 1
-    if depth:
-        raise BadSql(f"--select {text}: a parenthesis is not closed")
-    items.append(text[start:].strip())
-    if not all(items):
-        raise BadSql(f"--select {text}: there is nothing before or after one of its commas")
-    return tuple(items)
-
-
-def _significant(text: str) -> Iterator[tuple[int, str]]:
-    """The characters that are not within quotes and comments, and where they are."""
-    at = 0
-    while at < len(text):
-        char = text[at]
-        if char in _QUOTES:
-            at = _behind_quote(text, at)
-        elif text.startswith("--", at):
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-        elif text.startswith("/*", at):
-            end = text.find("*/", at + 2)
-            if end < 0:
-                raise BadSql(f"--select {text}: a comment is not closed")
-            at = end + 2
-        else:
-            yield at, char
-            at += 1
-
-
-def _behind_quote(text: str, start: int) -> int:
-    """A quote ends at the next one of its kind. One that is doubled goes on as the next, which comes to the same."""
-    quote = text[start]
-    has_escapes = quote != "`" and not _RAW.search(text[:start])
-    at = start + 1
-    while at < len(text):
-        if text[at] == "\\" and has_escapes:
-            at += 2
-        elif text[at] == quote:
-            return at + 1
-        else:
-            at += 1
-    raise BadSql(f"--select {text}: the {quote} at character {start + 1} is not closed")
-
-
 # -- what an export is -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentHead:
-    """The segment that the records of a file were in: what is needed to make it again, byte for byte."""
-
-    first: int
-    """Id of the segment's first record: its name. The file may begin later, and end before the segment does."""
-    header: bytes
-    """The 128 bytes at its start."""
-    index_header: bytes
-    """Those of its index, which has a creation time of its own; empty where there was no index."""
-
-    @property
-    def format(self) -> int:
-        return int.from_bytes(self.header[:4], "big")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fronts:
-    """What stands in front of the records of the batches that begin in a file: it is in the column `batch`."""
-
-    size: int
-    """Of all of it together."""
-    crc: int
-    """CRC-32 of these bytes."""
-    footer: bytes = b""
-    """SHA-256 of the footer in front of the segment, and of its own; empty unless the segment ends with this file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,19 +69,10 @@ class Piece:
     """Of the file."""
     sha256: str
     """Of the file."""
-    segment: SegmentHead | None = None
-    fronts: Fronts | None = None
-    """Of a lossless export, and only where the segment is of format 1."""
     times: tuple[int, int] | None = None
     """The first and the last, µs since 1970; None where no record has one, as in format 0."""
     beside: int | None = None
     """CRC-32 of the times, groups and locks (`waltz_spark.log.encode.Beside`); None where there are none."""
-    rows: int | None = None
-    """In the file, where that is not one for each id; `row_count` is always right."""
-
-    @property
-    def row_count(self) -> int:
-        return self.span.count if self.rows is None else self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +84,6 @@ class Total:
     crc: int
     size: int
     files: int
-    rows: int
     times: tuple[int, int] | None = None
 
 
@@ -229,15 +93,12 @@ class Shape:
 
     format: str
     compression: str
-    lossless: bool
     decoder: str
     """How payloads were decoded, as it was asked for; empty if they were not."""
     decoder_fingerprint: str
     """Changes when the same decoder would make other rows; empty without one."""
     schema: Sequence[tuple[str, str]]
     """Names and types of all columns."""
-    query: Query = field(default=Query())
-    """What SQL made of the log, and by which engine."""
 
     @property
     def fingerprint(self) -> str:
@@ -291,26 +152,13 @@ class Manifest:
         return following
 
 
-def check_whole(found: Manifest, place: str, *, not_done: str) -> None:
-    """Whether the records of the log can be made of the rows again."""
-    query = found.shape.query
-    if query.keeps_records:
-        return
-    said = [f"--{name} {text!r}" for name, text in (("select", query.select), ("where", query.where)) if text]
-    raise ArchiveUnfit(
-        f"{place} is an export with {' and '.join(said)}: it is not the log",
-        not_done=not_done,
-        next_step="read the files themselves, or the log, or an export without --select and --where",
-    )
-
-
 def _order(piece: Piece) -> tuple[int, Span]:
     return piece.partition, piece.span
 
 
-def path_of(partition: int, span: Span, suffix: str) -> str:
-    """The name depends on what is in the file and on nothing else: the same records never get two names."""
-    return f"partition-{partition}-{span.first:019d}-{span.last:019d}{suffix}"
+def path_of(partition: int, span: Span) -> str:
+    """Return the name of a file. It depends on the ids in the file only: the same records never get two names."""
+    return f"partition-{partition}-{span.first:019d}-{span.last:019d}.parquet"
 
 
 def manifest_path(number: int) -> str:
@@ -327,7 +175,7 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
         part = found.get(piece.partition)
         if part is None:
             found[piece.partition] = Total(
-                span=piece.span, data_bytes=piece.data_bytes, crc=piece.crc, size=piece.size, files=1, rows=piece.row_count,
+                span=piece.span, data_bytes=piece.data_bytes, crc=piece.crc, size=piece.size, files=1,
                 times=piece.times,
             )  # fmt: skip
             continue
@@ -342,7 +190,6 @@ def totals_of(pieces: Iterable[Piece]) -> dict[int, Total]:
             crc=joined_crc(part.crc, piece.crc, piece.data_bytes),
             size=part.size + piece.size,
             files=part.files + 1,
-            rows=part.rows + piece.row_count,
             times=_joined_times(part.times, piece.times),
         )
     return found
@@ -375,28 +222,10 @@ def _text(value: Any) -> str:
     return value
 
 
-def _truth(value: Any) -> bool:
-    return value is True
-
-
 def _crc(value: Any) -> int:
     if len(_text(value)) != 8:
         raise ValueError(f"{value!r} is no checksum")
     return int(value, 16)
-
-
-def _header(value: Any) -> bytes:
-    found = bytes.fromhex(value)
-    if len(found) not in (0, HEADER_BYTES):
-        raise ValueError(f"the header of a segment has {HEADER_BYTES} bytes")
-    return found
-
-
-def _footer(value: Any) -> bytes:
-    found = bytes.fromhex(value)
-    if len(found) not in (0, 2 * HASH_BYTES):
-        raise ValueError(f"a footer is known by two hashes of {HASH_BYTES} bytes")
-    return found
 
 
 def _columns(value: Any) -> tuple[tuple[str, str], ...]:
@@ -411,17 +240,13 @@ def below_output(value: Any) -> str:
     return path
 
 
-_COUNT, _TEXT, _TRUTH = _Kind(int, _count), _Kind(str, _text), _Kind(bool, _truth)
-_CRC, _HEADER, _KEY = _Kind("{:08x}".format, _crc), _Kind(bytes.hex, _header), _Kind(str, UUID)
+_COUNT, _TEXT, _CRC, _KEY = _Kind(int, _count), _Kind(str, _text), _Kind("{:08x}".format, _crc), _Kind(str, UUID)
 _IDS = {"first": _COUNT, "last": _COUNT}
 _MANIFEST = {"number": _COUNT, "export": _KEY, "cluster": _KEY, "source": _TEXT, "written": _TEXT}
-_SHAPE = {"format": _TEXT, "compression": _TEXT, "lossless": _TRUTH, "decoder": _TEXT, "decoder_fingerprint": _TEXT,
+_SHAPE = {"format": _TEXT, "compression": _TEXT, "decoder": _TEXT, "decoder_fingerprint": _TEXT,
           "schema": _Kind(lambda schema: list(map(list, schema)), _columns)}  # fmt: skip
-_QUERY = {"engine": _TEXT, "select": _TEXT, "where": _TEXT}
 _PIECE = {"path": _Kind(str, below_output), "partition": _COUNT, **_IDS, "data_bytes": _COUNT, "crc": _CRC, "bytes": _COUNT,
           "sha256": _TEXT}  # fmt: skip
-_SEGMENT = {"first": _COUNT, "header": _HEADER, "index_header": _HEADER}
-_FRONTS = {"size": _COUNT, "crc": _CRC, "footer": _Kind(bytes.hex, _footer)}
 """The objects of a manifest: the names of their members, and the kind of each."""
 
 
@@ -445,14 +270,13 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 
 def _manifest_json(manifest: Manifest) -> dict[str, Any]:
-    shape, plain = manifest.shape, Query()
-    said = {name: kind for name, kind in _QUERY.items() if getattr(shape.query, name) != getattr(plain, name)}
+    shape = manifest.shape
     return {
         "format": MARK,
         "version": VERSION,
         **_put(_MANIFEST, manifest),
-        # An export without SQL is written as it was before there was any.
-        "shape": {**_put(_SHAPE, shape), "schema_fingerprint": shape.fingerprint, **_put(said, shape.query)},
+        # Versions before this one want to read `lossless`.
+        "shape": {**_put(_SHAPE, shape), "lossless": False, "schema_fingerprint": shape.fingerprint},
         "partitions": {
             str(number): {**total_json(part), **_timeline_json(manifest.timelines.get(number))}
             for number, part in manifest.partitions.items()
@@ -476,22 +300,15 @@ def total_json(part: Total) -> dict[str, Any]:
         "crc": f"{part.crc:08x}",
         "bytes": part.size,
         "files": part.files,
-        **({"rows": part.rows} if part.rows != part.span.count else {}),
         **({"times": {"first": part.times[0], "last": part.times[1]}} if part.times is not None else {}),
     }
 
 
 def piece_json(piece: Piece) -> dict[str, Any]:
     found = _put(_PIECE, piece, first=piece.span.first, last=piece.span.last, bytes=piece.size)
-    if piece.row_count != piece.span.count:
-        found["rows"] = piece.rows
     if piece.times is not None and piece.beside is not None:
         first, last = piece.times
         found["times"] = {"first": first, "last": last, "crc": _CRC.put(piece.beside)}
-    if piece.segment is not None:
-        found["segment"] = {**_put(_SEGMENT, piece.segment), "format": piece.segment.format}
-    if piece.fronts is not None:
-        found["batches"] = _put(_FRONTS, piece.fronts)
     return found
 
 
@@ -506,10 +323,10 @@ def decode(text: bytes, place: str) -> Manifest:
         said = value.pop("sha256", None)
         if said != _digest(value):
             raise ExportDamaged(f"{place} does not have the checksum that it carries")
-        shape = value["shape"]
+        _check_abilities(value["shape"], place)
         found = Manifest(
             **_taken(_MANIFEST, value),
-            shape=Shape(**_taken(_SHAPE, shape), query=_query_of(shape)),
+            shape=Shape(**_taken(_SHAPE, value["shape"])),
             pieces=tuple(map(piece_of, value["files"])),
             timelines={
                 int(number): UUID(part["timeline"]) for number, part in value["partitions"].items() if "timeline" in part
@@ -522,33 +339,23 @@ def decode(text: bytes, place: str) -> Manifest:
     return found
 
 
-def _query_of(shape: Mapping[str, Any]) -> Query:
-    plain = Query()
-    found = replace(plain, **_taken({name: kind for name, kind in _QUERY.items() if name in shape}, shape))
-    if found.engine not in ENGINES or (found.engine == ARROW and found != plain):
-        raise ValueError(f"{found} is nothing that an export can be made by")
-    return found
+def _check_abilities(shape: Mapping[str, Any], place: str) -> None:
+    """Raise `ExportUnfit` if the export was made by an ability that was removed."""
+    made = [f"--format {shape['format']}"] if shape["format"] not in FORMATS else []
+    made += ["--lossless"] if shape.get("lossless") else []
+    made += [f"--{name} {shape[name]!r}" for name in ("select", "where") if shape.get(name)]
+    made += ["--engine spark"] if shape.get("engine", "arrow") != "arrow" else []
+    if made:
+        raise ExportUnfit(f"{place} is of an export that was made with {' and '.join(made)}, which was removed")
 
 
 def piece_of(value: Mapping[str, Any]) -> Piece:
-    said, segment, rows = _taken(_PIECE, value), value.get("segment"), value.get("rows")
-    times, fronts = value.get("times"), value.get("batches")
+    said, times = _taken(_PIECE, value), value.get("times")
     span = Span(said.pop("first"), said.pop("last"))
     if span.count == 0:
         raise ValueError(f"the file {value['path']} holds no id")
     return Piece(
-        size=said.pop("bytes"), **said, span=span, rows=None if rows is None else _count(rows),
-        segment=None if segment is None else _segment_of(segment),
-        fronts=None if fronts is None else Fronts(**_taken(_FRONTS, fronts)),
+        size=said.pop("bytes"), **said, span=span,
         times=None if times is None else (_count(times["first"]), _count(times["last"])),
         beside=None if times is None else _crc(times["crc"]),
     )  # fmt: skip
-
-
-def _segment_of(value: Mapping[str, Any]) -> SegmentHead:
-    found = SegmentHead(**_taken(_SEGMENT, value))
-    if not found.header:
-        raise ValueError(f"the header of a segment has {HEADER_BYTES} bytes")
-    if found.format != value["format"]:
-        raise ValueError(f"a segment is said to be of format {value['format']}, and its header says {found.format}")
-    return found

@@ -61,9 +61,10 @@ def verify(
       waltzctl export verify /tmp/export --against-log
     """
     from waltz_spark.exporting.destination import destination_of, the_manifest
+    from waltz_spark.exporting.export import strays
     from waltz_spark.exporting.opening import is_archive
     from waltz_spark.exporting.render_export import verified
-    from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table, strays
+    from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table
     from waltz_spark.log.origin import Span
 
     for option in (*(["--source"] if log.sources else []), *(["--archive"] if log.archive else [])):

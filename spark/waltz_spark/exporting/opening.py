@@ -1,8 +1,8 @@
 """From the options of a reading to the origin that they name.
 
-One of four things says where the log is: `path` (directories of storages, an export, an archive), `archive` (the store of
-one), `bootstrap.servers` (addresses of servers), `coordinator` (addresses of ZooKeeper). Of these, an archive and a cluster
-go together. Spark gives the names of options in lower case, so case means nothing. A
+One of four things says where the log is: `path` (directories of storages, or an archive in a directory), `archive` (the
+store of one), `bootstrap.servers` (addresses of servers), `coordinator` (addresses of ZooKeeper). Of these, an archive and
+a cluster go together. Spark gives the names of options in lower case, so case means nothing. A
 name that is not known is refused with the nearest one that is: a misspelt limit would read everything.
 """
 
@@ -14,6 +14,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from waltz_spark.exporting.manifest import HIDDEN
 from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
 from waltzd.archive.contents import label_at
@@ -50,8 +51,6 @@ OPTIONS = (*_OF_DIRECTORIES, ARCHIVE, *_OF_CLUSTERS, *selection.OPTIONS, *plan.O
 _ELSEWHERE = {"assign": "partitions", "subscribe": "partitions", "directory": PATH, "servers": SERVERS,
               "zookeeper": COORDINATOR}  # fmt: skip
 """What other sources, and other tools of ours, call it."""
-MANIFESTS = "_waltz"
-"""The directory in an export that says what it holds."""
 DEFAULT_ROOT = "/waltz"
 _NOT_READ = "nothing was read"
 
@@ -135,12 +134,22 @@ def _files(given: Mapping[str, str], disk: Disk) -> Origin:
     text = given.get(ALLOW_UNCOMMITTED.lower())
     allows = False if text is None else selection.truth_of(ALLOW_UNCOMMITTED, text)
     places = paths_of(given[PATH])
-    archives = [place for place in places if "://" not in place and disk.exists(join(place, LABEL))]
-    if archives:
-        return _alone(places, archives, "archive", is_plain=text is None)
-    exports = [place for place in places if "://" in place or disk.exists(join(place, MANIFESTS))]
+    exports = [place for place in places if "://" in place or disk.exists(join(place, HIDDEN))]
     if exports:
-        return _alone(places, exports, "export", is_plain=text is None)
+        raise BadArgument(
+            f"{PATH}: {exports[0]} is no directory of a storage",
+            not_done=_NOT_READ,
+            next_step="read an export with spark.read.parquet(…), and an archive in a bucket by the option archive",
+        )
+    archives = [place for place in places if disk.exists(join(place, LABEL))]
+    if archives:
+        if len(places) > 1:
+            raise BadArgument(f"{PATH} names several places, and {archives[0]} is an archive", not_done=_NOT_READ,
+                              next_step="read one archive at a time")  # fmt: skip
+        if text is not None:
+            raise BadArgument(f"an archive holds only what is committed: {ALLOW_UNCOMMITTED} makes no sense with it",
+                              not_done=_NOT_READ, next_step=f"leave {ALLOW_UNCOMMITTED} out")  # fmt: skip
+        return _archive(archives[0])
     storages = [storage for place in places for storage in _storages(disk, place)]
     if len(set(storages)) < len(storages):
         raise BadArgument(f"{PATH} names a directory twice", not_done=_NOT_READ)
@@ -181,26 +190,10 @@ def _storages(disk: Disk, place: str) -> list[str]:
     if any(name.endswith(SEGMENT_SUFFIX) for path in inner for name in disk.names(path)):
         return [place]  # partitions without a storage: the origin asks for `allowUncommitted`
     raise NothingHere(
-        f"{PATH}: {place} holds no storage, no export and no archive",
+        f"{PATH}: {place} holds no storage and no archive",
         not_done=_NOT_READ,
-        next_step="give the directory of a storage, one that holds several, the output of `waltzctl spark-export`, or the "
-        "store of an archive",
+        next_step="give the directory of a storage, one that holds several, or the store of an archive",
     )
-
-
-def _alone(places: list[str], found: list[str], kind: str, *, is_plain: bool) -> Origin:
-    """`found`: which of the places are of the kind."""
-    if len(places) > 1:
-        raise BadArgument(f"{PATH} names several places, and {found[0]} is an {kind}", not_done=_NOT_READ,
-                          next_step=f"read one {kind} at a time")  # fmt: skip
-    if not is_plain:
-        raise BadArgument(f"an {kind} holds only what is committed: {ALLOW_UNCOMMITTED} makes no sense with it",
-                          not_done=_NOT_READ, next_step=f"leave {ALLOW_UNCOMMITTED} out")  # fmt: skip
-    if kind == "archive":
-        return _archive(found[0])
-    from waltz_spark.exporting.archive import ExportOrigin
-
-    return ExportOrigin(output=found[0])
 
 
 def is_archive(place: str) -> bool:

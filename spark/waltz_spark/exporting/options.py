@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -27,7 +27,7 @@ from waltzd.protocol.channels import named_in
 if TYPE_CHECKING:
     from waltz_spark.exporting.export import Range
     from waltz_spark.exporting.form import Form
-    from waltz_spark.exporting.manifest import Manifest, Query
+    from waltz_spark.exporting.manifest import Manifest
     from waltz_spark.log.origin import Origin
     from waltz_spark.payloads.payload import Decoder
 
@@ -125,14 +125,12 @@ class Wish:
     """What an export is to be; None where nothing was said."""
 
     format: Annotated[
-        Literal["parquet", "delta", "orc", "json", "csv"] | None,
+        Literal["parquet", "delta"] | None,
         Option("--format", help="parquet by default; delta is parquet and a Delta table of it."),
     ] = None
     compression: Annotated[
         str | None,
-        Option(
-            "--compression", metavar="CODEC[:LEVEL]", help="zstd:3 by default for parquet, zstd for orc, gzip for text."
-        ),
+        Option("--compression", metavar="CODEC[:LEVEL]", help="Of the Parquet files, zstd:3 by default."),
     ] = None
     partitions: Annotated[str | None, Option("--partitions", metavar="LIST", help="Only these: 0-3,7 or channels.")] = None
     from_txn: Annotated[
@@ -158,33 +156,13 @@ class Wish:
             help="Go on from what OUTPUT has (the default), or refuse an OUTPUT that has something.",
         ),
     ] = True
-    lossless: Annotated[
-        bool | None, Option("--lossless", help="Parquet from which `archive restore` makes the same segments.")
-    ] = None
     decode: Annotated[
         str | None,
         Option(
             "--decode",
             metavar="DECODER",
-            help="Columns out of payloads: json:'a bigint, b string', text, binary, avro:FILE, protobuf:FILE#MESSAGE, "
-            "MODULE:FUNCTION; cells:DECODER for CSV that a spreadsheet opens.",
+            help="Columns out of payloads: json:'a bigint, b string', text, binary, or MODULE:FUNCTION.",
         ),
-    ] = None
-    where: Annotated[
-        str | None,
-        Option("--where", metavar="SQL", help="Only these records: a condition over the columns, in Spark's SQL."),
-    ] = None
-    select: Annotated[
-        str | None,
-        Option(
-            "--select",
-            metavar="SQL",
-            help="These columns in place of all: expressions with commas between, in Spark's SQL.",
-        ),
-    ] = None
-    engine: Annotated[
-        Literal["arrow", "spark"] | None,
-        Option("--engine", help="Who writes the files: arrow by default, Spark's own writers with --where and --select."),
     ] = None
     file_bytes: Annotated[
         int | None,
@@ -215,73 +193,28 @@ class Wish:
 Wanted = Annotated[Wish, From(Wish)]
 
 
-def shape_of(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None, bool]:
-    """What was not said is as it was when the export began, but for a function: see `_check_told`."""
+def form_and_decoder(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None]:
+    """Return what the files are to be. What was not said is as it was when the export began, but for a function: whoever
+    may write into the folder of an export could name any function there, and the next run would call it."""
     from waltz_spark.exporting.form import form_of
 
     there = None if before is None else before.shape
-    format_ = wish.format or (there.format if there else "parquet")
-    same = there is not None and there.format == format_
-    form = form_of(format_, wish.compression or (there.compression if there and same else None))
-    is_lossless = bool(wish.lossless if wish.lossless is not None else there and there.lossless)
+    form = form_of(
+        wish.format or (there.format if there else "parquet"),
+        wish.compression or (there.compression if there else None),
+    )
     text = wish.decode if wish.decode is not None else (there.decoder if there else "")
-    if is_lossless and (form.format != "parquet" or text):
-        raise BadArgument(
-            "--lossless keeps records and segments as they are: it goes with parquet, and without --decode",
-            not_done="nothing was written",
-        )
     if not text:
-        return form, None, is_lossless
+        return form, None
     from waltz_spark.payloads.decoders import decoder_of, is_function
 
     if wish.decode is None and is_function(text):
-        _check_told("--decode", text)
-    return form, decoder_of(text), is_lossless
-
-
-def _check_told(option: str, text: str) -> NoReturn:
-    """Whoever may write into the folder of an export could name any function there, and the next run would call it: what is
-    run comes from the command line only."""
-    raise BadArgument(
-        f"this export was begun with {option} {text!r}, which runs code, and the command does not say so",
-        not_done="nothing was written, and nothing of it was run",
-        next_step=f"if you know it, give {option} again",
-    )
-
-
-def query_of(wish: Wish, before: Manifest | None, form: Form, *, is_lossless: bool) -> Query:
-    """What was not said is as it was when the export began, but for expressions: Spark's SQL calls any method of Java. What
-    needs no Spark to be refused is refused here."""
-    from waltz_spark.exporting.manifest import ARROW, SPARK, Query
-
-    there = Query() if before is None else before.shape.query
-    if wish.engine != ARROW:
-        for option, was, said in (("--select", there.select, wish.select), ("--where", there.where, wish.where)):
-            if was and said is None:
-                _check_told(option, was)
-    select = there.select if wish.select is None else wish.select.strip()
-    where = there.where if wish.where is None else wish.where.strip()
-    needs = [name for name, text in (("--select", select), ("--where", where)) if text]
-    engine = wish.engine or (SPARK if needs else there.engine)
-    if engine == ARROW:
-        if needs:
-            raise BadArgument(
-                f"{needs[0]} is for Spark to compute, and --engine arrow does without Spark's SQL",
-                not_done="nothing was written",
-                next_step="leave --engine out",
-            )
-        return Query()
-    if is_lossless:
         raise BadArgument(
-            f"--lossless keeps records and segments as they are: it does not go with {(*needs, '--engine spark')[0]}",
-            not_done="nothing was written",
+            f"this export was begun with --decode {text!r}, which runs code, and the command does not say so",
+            not_done="nothing was written, and nothing of it was run",
+            next_step="if you know it, give --decode again",
         )
-    from waltz_spark.exporting.spark_form import options_of
-
-    options_of(form)
-    found = Query(engine=engine, select=select, where=where)
-    assert found.items
-    return found
+    return form, decoder_of(text)
 
 
 def data_bytes_of(form: Form, file_bytes: int) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from waltz_spark.exporting.manifest import SPARK, Manifest, total_json
+from waltz_spark.exporting.manifest import Manifest, total_json
 from waltz_spark.exporting.tasks import Assignment
 from waltz_spark.log.origin import Span
 from waltzctl.shell.progress import Amount, Course, Shown, duration, event
@@ -59,15 +59,13 @@ FINDING: Columns[Row] = (Column("path"), *PARTITION, Column("detail"))
 
 def totals_of(manifest: Manifest | None) -> list[Row]:
     there = manifest.partitions if manifest else {}
-    return [{"partition": number, "rows": total.rows, **total_json(total)} for number, total in there.items()]
+    return [{"partition": number, **total_json(total)} for number, total in there.items()]
 
 
 def partitions(manifest: Manifest | None) -> Listing[Row]:
-    has_where = manifest is not None and bool(manifest.shape.query.where)
     columns: Columns[Row] = (
         *PARTITION,
         Column("records", is_right=True),
-        Column("rows", is_right=True, is_wide=not has_where),
         Column("log", is_right=True, is_size=True, json="data_bytes"),
         Column("crc", is_right=True, is_wide=True),
         Column("files", is_right=True),
@@ -140,8 +138,7 @@ def exported(run: Run, newest: Manifest | None, seconds: float, output: str, tab
     else:
         assert newest is not None
         partitions(newest).draw(out)
-        rows = f"{count(added['rows'], 'row')}, " if newest.shape.query.where else ""
-        _say(out, f"Exported {count(added['records'], 'record')}, {size(added['data_bytes'])} of log, as {rows}"
+        _say(out, f"Exported {count(added['records'], 'record')}, {size(added['data_bytes'])} of log, as "
                   f"{size(added['bytes'])} in {count(added['files'], 'file')}, in {seconds:.1f} s "
                   f"({rate(added['data_bytes'], seconds)} MB/s).")  # fmt: skip
         _say(out, f"{place} is complete up to these ids: manifest {newest.number}.")
@@ -150,7 +147,7 @@ def exported(run: Run, newest: Manifest | None, seconds: float, output: str, tab
 
 def _sums(manifest: Manifest | None) -> dict[str, int]:
     rows = totals_of(manifest)
-    return {name: sum(row[name] for row in rows) for name in ("records", "data_bytes", "files", "rows", "bytes")}
+    return {name: sum(row[name] for row in rows) for name in ("records", "data_bytes", "files", "bytes")}
 
 
 def _say(out: Console, sentence: str) -> None:
@@ -172,11 +169,7 @@ def described_state(manifest: Manifest | None, table: TableState | None) -> dict
         "written": manifest.written,
         "format": shape.format,
         "compression": shape.compression,
-        "lossless": shape.lossless,
         "decoder": shape.decoder or None,
-        "engine": shape.query.engine,
-        "select": shape.query.select or None,
-        "where": shape.query.where or None,
         "columns": [{"name": name, "type": type_} for name, type_ in shape.schema],
         "table": None if table is None else {"version": table.version, "manifest": table.manifest},
         "partitions": totals_of(manifest),
@@ -189,13 +182,8 @@ def state(place: str, manifest: Manifest, table: TableState | None, *, is_unfini
     def draw(out: Console) -> None:
         things.draw(out)
         made = [f"{shape.format} ({shape.compression})"]
-        made += ["lossless"] * shape.lossless
         made += [f"decoded by {shape.decoder}"] * bool(shape.decoder)
-        made += ["by Spark's own writers"] * (shape.query.engine == SPARK)
         _say(out, f"Manifest {manifest.number} of {manifest.written}: {', '.join(made)}.")
-        for name, text in (("--where", shape.query.where), ("--select", shape.query.select)):
-            if text:
-                _say(out, f"{name} {text}")
         _say(out, f"Cluster {manifest.cluster}, last read from {manifest.source}.")
         _say_table(out, manifest, table)
         if is_unfinished:
@@ -225,7 +213,7 @@ def _say_table(out: Console, manifest: Manifest | None, there: TableState | None
 def verified(
     place: str, manifest: Manifest, findings: Sequence[Finding], against: str | None, seconds: float, output: str
 ) -> None:
-    sums, has_records = _sums(manifest), manifest.shape.query.keeps_records
+    sums = _sums(manifest)
     rows: list[Row] = [
         {"path": found.path, "partition": found.partition, "first": found.span.first, "last": found.span.last,
          "detail": found.detail}
@@ -242,14 +230,11 @@ def verified(
             _say(out, f"  {row['detail']}")
         _say(out, f"{count(sums['files'], 'file')}, {count(sums['records'], 'record')}, {size(sums['bytes'])} in "
                   f"{seconds:.1f} s" + (f"; compared with {against}" if against else ""))  # fmt: skip
-        if not has_records:
-            _say(out, "SQL was at these files, so they were checked by sizes, hashes and numbers of rows.")
 
     told = {
         "result": "findings" if rows else "clean", "output": place, "against": against, "manifest": manifest.number,
         "summary": {"files": sums["files"], "records": sums["records"], "bytes": sums["bytes"],
-                    "seconds": round(seconds, 3), "findings": len(rows), "rows": sums["rows"],
-                    "records_checked": has_records},
+                    "seconds": round(seconds, 3), "findings": len(rows)},
         "findings": rows,
     }  # fmt: skip
     put(Page(draw=draw, things=Listing(kind="findings", columns=FINDING, rows=rows), told=told), output)

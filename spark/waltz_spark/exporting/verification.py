@@ -1,36 +1,33 @@
 """Whether an export is what its manifest says, from its files alone, and whether it is the log.
 
 A file is right when it has its size and its hash, and when the records that its rows describe have the checksum that the
-log's records had: that is computed anew, byte for byte, so a file that was forged with its hash is found, too. Where SQL
-left out columns or records, there is only the number of rows to compare. Against a log, the log's records are read and
-their checksums compared, which does not need the files.
+log's records had: the records are made again from the columns, byte for byte, so a file that was forged with its hash is
+found, too. Against a log, the log's records are read and their checksums compared, which does not need the files.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from waltz_spark.exporting.archive import NotAsWritten, check_bytes, form_in, proven
-from waltz_spark.exporting.destination import READ_BYTES, Destination
-from waltz_spark.exporting.form import KINDS, Form, row_count
-from waltz_spark.exporting.manifest import HIDDEN, Manifest, Piece
-from waltz_spark.log.encode import Beside
+from waltz_spark.exporting.destination import READ_BYTES, Destination, measured
+from waltz_spark.exporting.form import read_batches
+from waltz_spark.exporting.manifest import Manifest, Piece
+from waltz_spark.log.encode import Beside, beside, encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Part, Split, runs
 from waltzd.errors import WaltzError
 from waltzd.format.checksum import crc32
 
-_OURS = re.compile(r"partition-\d+-\d{19}-\d{19}\..+")
+_OTHERS = "they are not those that were read from the log"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     path: str
-    """Empty where it is not about a file."""
+    """Path of the file; empty if the finding is not about a file."""
     partition: int
     span: Span
     detail: str
@@ -38,36 +35,24 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The verdict on one file, or on one stretch of a log."""
+    """The verdict on one file, or on the ids of one file in a log."""
 
     piece: Piece
     finding: Finding | None
 
 
 def check_files(destination: Destination, manifest: Manifest) -> Iterator[Checked]:
-    """Every file, several at a time, in the order in which they are done."""
-    form, has_records = form_in(manifest), manifest.shape.query.keeps_records
-    yield from _each(manifest.pieces, lambda piece: _wrong_with(destination, form, piece, has_records=has_records))
+    """Check every file, several at a time; yield them in the order of the manifest."""
+    yield from _each(manifest.pieces, lambda piece: _wrong_with(destination, piece))
 
 
 def check_log(origin: Origin, catalog: Catalog, manifest: Manifest) -> Iterator[Checked]:
-    """Every stretch of ids that is in a file, as the log has it."""
+    """Compare the ids of every file with the log."""
     yield from _each(manifest.pieces, lambda piece: _differs(origin, catalog, piece))
 
 
-def strays(destination: Destination, manifest: Manifest) -> list[str]:
-    """Files that look like ours and are in no manifest: readers of the directory would read them, too."""
-    known = {piece.path for piece in manifest.pieces}
-    suffixes = tuple(kind.suffix for kind in KINDS.values())
-    return [
-        name
-        for name in destination.names()
-        if name not in known and name != HIDDEN and _OURS.fullmatch(name) and any(suffix in name for suffix in suffixes)
-    ]
-
-
 def check_table(destination: Destination, manifest: Manifest) -> list[Finding]:
-    """Whether the table beside the files, where there is one, has exactly these files."""
+    """Return what differs between the files and the Delta table beside them; nothing if the export has no table."""
     if manifest.shape.format != "delta":
         return []
     from waltz_spark.exporting.delta import differences
@@ -97,19 +82,39 @@ def _each(pieces: Sequence[Piece], wrong: Callable[[Piece], str]) -> Iterator[Ch
             pool.shutdown(cancel_futures=True)
 
 
-def _wrong_with(destination: Destination, form: Form, piece: Piece, *, has_records: bool) -> str:
-    """Empty when nothing is wrong."""
-    try:
-        check_bytes(destination, piece)
-        if has_records:
-            for _ in proven(destination, form, piece):
-                pass  # it proves them by reading
-            return ""
-    except NotAsWritten as error:
-        return str(error)
-    with destination.open(piece.path) as file:
-        found = row_count(form, file, piece.path)
-    return "" if found == piece.row_count else f"it has {found} rows, and {piece.row_count} were written"
+def _wrong_with(destination: Destination, piece: Piece) -> str:
+    """Return what is wrong with a file; empty if nothing is."""
+    size = destination.size(piece.path)
+    if size is None:
+        return "it is missing"
+    if size != piece.size:
+        return f"it has {size} bytes; {piece.size} were written"
+    if measured(destination, piece.path)[1] != piece.sha256:
+        return "its hash is not the one in the manifest"
+    return _wrong_rows(destination, piece)
+
+
+def _wrong_rows(destination: Destination, piece: Piece) -> str:
+    """Return what is wrong with the records that the rows of a file describe."""
+    crc, data_bytes, next_id, others = 0, 0, piece.span.first, Beside()
+    with destination.open(piece.path) as source:
+        for batch in read_batches(source, f"{destination.place}/{piece.path}"):
+            if batch.num_rows == 0:
+                continue
+            run = resealed(encode(batch))
+            if run.first_id != next_id or batch.column("partition")[0].as_py() != piece.partition:
+                return f"it has id {run.first_id} where {next_id} has to be, or rows of another partition"
+            crc, data_bytes, next_id = crc32(run.data, crc), data_bytes + len(run.data), run.last_id + 1
+            if run.last_id > piece.span.last or data_bytes > piece.data_bytes:
+                return f"its records go on behind id {piece.span.last} or are longer: {_OTHERS}"
+            others.add(beside(run, batch))
+    if next_id <= piece.span.last:
+        return f"its records end before id {next_id}"
+    if (crc, data_bytes) != (piece.crc, piece.data_bytes):
+        return f"its records have the checksum {crc:08x} and should have {piece.crc:08x}: {_OTHERS}"
+    if (others.crc, others.times) != (piece.beside, piece.times):
+        return "its times, groups or locks are not those that were read from the log"
+    return ""
 
 
 def _differs(origin: Origin, catalog: Catalog, piece: Piece) -> str:
@@ -124,12 +129,12 @@ def _differs(origin: Origin, catalog: Catalog, piece: Piece) -> str:
         if extent.partition == piece.partition and extent.span.cut(piece.span).count
     )
     crc = data_bytes = 0
-    beside = Beside()
+    others = Beside()
     for run in runs(origin, Split(parts), batch_bytes=READ_BYTES):
         crc, data_bytes = crc32(run.data, crc), data_bytes + len(run.data)
-        beside.add(run)
+        others.add(run)
     if (crc, data_bytes) != (piece.crc, piece.data_bytes):
         return "the log holds other records under these ids: their checksum is another"
-    if (beside.crc, beside.times) != (piece.beside, piece.times):
+    if (others.crc, others.times) != (piece.beside, piece.times):
         return "the log says other times, groups or locks of these records"
     return ""

@@ -40,7 +40,6 @@ from waltzd.errors import (
     WaltzError,
 )
 from waltzd.format.checksum import crc32
-from waltzd.format.footer import Footer
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run
 from waltzd.protocol.positions import Position
@@ -217,21 +216,13 @@ class ArchiveOrigin:
     def header(self, extent: Extent) -> FileHeader | None:
         """Of the segment. None where it cannot be read: that is said when its records are."""
         try:
-            return FileHeader.decode(self.headers(extent)[0], self._path(extent))
+            return FileHeader.decode(self._header_of(extent), self._path(extent))
         except (ArchiveDamaged, HeaderDamaged):
             return None
 
-    def headers(self, extent: Extent) -> tuple[bytes, bytes]:
+    def _header_of(self, extent: Extent) -> bytes:
         with self._named(extent, extent.span.first):
-            file, index = self._files(extent, LOOK_BYTES)
-            return file.read(0, HEADER_BYTES), b"" if index is None else index.read(0, HEADER_BYTES)
-
-    def preambles(self, extent: Extent, span: Span) -> list[tuple[int, bytes]]:
-        return self._asked(extent, lambda segment: segment.preambles(span))
-
-    def footer(self, extent: Extent, last_id: int) -> Footer | None:
-        found = self._asked(extent, Segment.footer)
-        return found if found is not None and found.last_id == last_id else None
+            return self._files(extent, LOOK_BYTES)[0].read(0, HEADER_BYTES)
 
     # -- pieces
 

@@ -18,7 +18,7 @@ import numpy as np
 from waltz_spark.log.origin import Span
 from waltzd.disk.seam import File
 from waltzd.format.batch import HEAD_BYTES, Flags, Head, are_locks, decode_groups, decode_locks
-from waltzd.format.checksum import I64, crc32
+from waltzd.format.checksum import I64
 from waltzd.format.footer import read_footer
 from waltzd.format.index import places_of, read_index
 from waltzd.format.layout import HEADER_BYTES
@@ -134,27 +134,6 @@ class Batches:
                 return
             yield offset, head
             offset += head.size
-
-    def preambles(self, span: Span, bytes_max: int) -> Iterator[tuple[int, bytes] | Bad]:
-        """What stands in front of the records of each batch that begins within the span, and its first id."""
-        start = self._start(span.first, bytes_max)
-        if isinstance(start, Bad):
-            yield start
-            return
-        next_id = span.first
-        for offset, head in self.heads(start, bytes_max):
-            if head.first_id > span.last:
-                return
-            if head.first_id >= span.first:
-                raw = self._file.read(offset, head.lead)
-                if head.first_id != next_id or crc32(raw[HEAD_BYTES:]) != head.section_crc:
-                    yield Bad(offset, next_id)
-                    return
-                yield head.first_id, raw
-            next_id = head.last_id + 1
-            if next_id > span.last:
-                return
-        yield Bad(start, next_id)
 
     def first_time(self) -> int | None:
         """Of its first batch."""

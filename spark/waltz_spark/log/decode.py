@@ -39,9 +39,6 @@ BESIDE = pa.schema([("time", TIME), ("locks", LOCKS), ("group", pa.int64())])
 as signed 64 bits; `group` the id of the first transaction of those that it was appended with, null if it was alone."""
 
 SCHEMA = pa.schema([*RECORD, *BESIDE])
-BATCH = "batch"
-"""A column of lossless exports: in the row of the first record of a batch, all that stands in front of its records."""
-LOSSLESS = pa.schema([*SCHEMA, (BATCH, pa.binary())])
 NO_GROUP = -1
 
 BATCH_BYTES_MAX = (1 << 31) - 1

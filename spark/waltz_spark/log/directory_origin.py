@@ -42,7 +42,6 @@ from waltzd.errors import (
     UnknownVersion,
     WaltzError,
 )
-from waltzd.format.footer import Footer
 from waltzd.format.layout import (
     CONTROL_NAME,
     HEADER_BYTES,
@@ -55,7 +54,6 @@ from waltzd.format.layout import (
     FileHeader,
     Identity,
     Promise,
-    first_id_of,
     index_entries,
     index_name,
     segment_ids,
@@ -211,21 +209,6 @@ class DirectoryOrigin:
     def first_at(self, catalog: Catalog, partition: int, time: int) -> int:
         extents = [extent for extent in catalog.extents if extent.partition == partition and extent.bytes]
         return first_at(extents, catalog.spans[partition].first, time, self._asked)
-
-    def headers(self, extent: Extent) -> tuple[bytes, bytes]:
-        directory, _, name = extent.place.rpartition("/")
-        first_id = first_id_of(name)
-        assert first_id is not None
-        index = join(directory, index_name(first_id))
-        index_header = read_whole(self.disk, index, HEADER_BYTES) if self.disk.exists(index) else b""
-        return read_whole(self.disk, extent.place, HEADER_BYTES), index_header
-
-    def preambles(self, extent: Extent, span: Span) -> list[tuple[int, bytes]]:
-        return self._asked(extent, lambda segment: segment.preambles(span))
-
-    def footer(self, extent: Extent, last_id: int) -> Footer | None:
-        found = self._asked(extent, Segment.footer)
-        return found if found is not None and found.last_id == last_id else None
 
     def _asked(self, extent: Extent, ask: Callable[[Segment], T]) -> T:
         """Of the segment that the extent lies in, in whichever directory it is readable."""

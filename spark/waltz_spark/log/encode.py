@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from waltz_spark.log.decode import BATCH_BYTES_MAX, MODES, NO_GROUP, RECORD
-from waltzd.errors import ArchiveUnfit, TooLarge
-from waltzd.format.checksum import I64, crc32, crc_of_rows, shift, suspect_blocks
+from waltzd.errors import ExportDamaged, TooLarge
+from waltzd.format.checksum import crc32, crc_of_rows, shift, suspect_blocks
 from waltzd.format.record import (
     HEAD,
     HEAD_BYTES,
@@ -87,23 +87,22 @@ def resealed(run: Run) -> Run:
     return Run(run.first_id, view, run.bounds)
 
 
-def beside(run: Run, batch: pa.RecordBatch, *, with_locks: bool) -> tuple[Run, I64 | None]:
-    """The run that was made of these rows, with their times, groups and locks; and the first id of the group of each."""
+def beside(run: Run, batch: pa.RecordBatch) -> Run:
+    """Return the run that was made of these rows, with their times, groups and locks."""
     times = _numbers(batch.column("time").cast(pa.int64()).fill_null(NO_TIME)).astype(np.int64)
     if (times == NO_TIME).all():
-        return run, None
+        return run
     groups = _numbers(batch.column("group").fill_null(NO_GROUP)).astype(np.int64)
     ids = np.arange(run.first_id, run.first_id + len(run), dtype=np.int64)
     follows = (groups != NO_GROUP) & (groups != ids)
-    locks = _locks(batch.column("locks")) if with_locks else None
-    return replace(run, times=times, follows=follows if follows.any() else None, locks=locks), groups
+    return replace(run, times=times, follows=follows if follows.any() else None, locks=_locks(batch.column("locks")))
 
 
 def _locks(column: pa.ListArray) -> LockColumns:
     each = column.flatten()
     modes = pc.index_in(each.field("mode"), MODES)
     if modes.null_count or each.field("lock").null_count:
-        raise ArchiveUnfit("the column locks has a lock without an id, or in a mode that there is not")
+        raise ExportDamaged("the column locks has a lock without an id, or in a mode that there is not")
     return LockColumns(
         _numbers(column.value_lengths().fill_null(0)).astype(np.int64),
         _numbers(each.field("lock")).astype(np.int64).view(np.uint64),
@@ -140,19 +139,19 @@ def _check(batch: pa.RecordBatch) -> None:
     for field in RECORD:
         at = batch.schema.get_field_index(field.name)
         if at < 0:
-            raise ArchiveUnfit(f"there is no column {field.name}, and a record cannot be made without it")
+            raise ExportDamaged(f"there is no column {field.name}, and a record cannot be made without it")
         column = batch.column(at)
         if column.type != field.type:
-            raise ArchiveUnfit(f"the column {field.name} is {column.type}; a record needs {field.type}")
+            raise ExportDamaged(f"the column {field.name} is {column.type}; a record needs {field.type}")
         if column.null_count:
-            raise ArchiveUnfit(f"the column {field.name} has rows without a value, and a record has no such thing")
+            raise ExportDamaged(f"the column {field.name} has rows without a value, and a record has no such thing")
     if batch.num_rows == 0:
         return
     ids, partitions = _numbers(batch.column("txid")), _numbers(batch.column("partition"))
     if ids[0] < 0 or (ids[1:] != ids[:-1] + 1).any():
-        raise ArchiveUnfit(f"the ids from {ids[0]} on do not follow each other")
+        raise ExportDamaged(f"the ids from {ids[0]} on do not follow each other")
     if (partitions != partitions[0]).any():
-        raise ArchiveUnfit(f"rows of partition {partitions.min()} and {partitions.max()} are in one batch")
+        raise ExportDamaged(f"rows of partition {partitions.min()} and {partitions.max()} are in one batch")
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:

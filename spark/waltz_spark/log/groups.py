@@ -8,7 +8,7 @@ does not begin there, because no batch is ever split.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,17 +28,8 @@ class Grouped(NamedTuple):
     """The id of the first of its group for each record, or `NO_GROUP`; None where all are alone."""
 
 
-@runtime_checkable
-class KnowsGroups(Protocol):
-    """An origin that need not look around: an export has a column of them."""
-
-    def read_grouped(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool) -> Iterator[Grouped]: ...
-
-
 def read_grouped(origin: Origin, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool) -> Iterator[Grouped]:
     """What `origin.read` gives, with groups."""
-    if isinstance(origin, KnowsGroups):
-        return origin.read_grouped(extent, span, batch_bytes=batch_bytes, with_locks=with_locks)
 
     def read(some: Span) -> Iterator[Run]:
         return origin.read(extent, some, batch_bytes=batch_bytes, with_locks=with_locks)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from waltz_spark.log.archive_origin import ArchiveOrigin, Contents, is_piece
 from waltz_spark.log.live_origin import LiveOrigin
-from waltz_spark.log.origin import Catalog, Extent, Origin, Span
-from waltzd.archive.place import check_place
+from waltz_spark.log.origin import Catalog, Extent, Span
 from waltzd.errors import ForeignArchive, OtherTimeline
 from waltzd.format.layout import FileHeader
 from waltzd.format.record import Run
@@ -79,12 +78,6 @@ class JoinedOrigin:
     def header(self, extent: Extent) -> FileHeader | None:
         """Of the segment, of what is archived."""
         return self.archive.header(extent) if is_piece(extent) else None
-
-
-def asks_a_bucket(origin: Origin) -> bool:
-    """Whether whoever reads it needs what speaks to object stores."""
-    archive = origin.archive if isinstance(origin, JoinedOrigin) else origin
-    return isinstance(archive, ArchiveOrigin) and check_place(archive.place) is None
 
 
 def _joined(live: Catalog, archived: Iterable[Extent]) -> Iterator[Extent]:

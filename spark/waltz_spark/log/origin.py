@@ -1,4 +1,4 @@
-"""Where a log is read from: a live cluster, directories of storages, or an archive that an export made.
+"""Where a log is read from: a live cluster with its archive, an archive alone, or directories of storages.
 
 Each of them tells what there is (`catalog`) and gives it, as runs of whole records whose checksums were checked (`read`).
 Everything above, the data source, the export, the verification, sees only this. An origin is a value: it is pickled and

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -20,7 +20,6 @@ from waltz_spark.log.batch_segment import Bad, Batches
 from waltz_spark.log.origin import BATCH_BYTES, Extent, Span
 from waltzd.disk.seam import Disk, File, join, opened
 from waltzd.errors import HeaderDamaged, PartitionDamaged, Trimmed, WaltzError
-from waltzd.format.footer import Footer, read_footer
 from waltzd.format.index import read_index
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, segment_ids, segment_name
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, Run, first_bad, id_and_length, join_runs
@@ -29,24 +28,6 @@ from waltzd.storage.replica.promise import read_promise
 
 ENTRIES_MIN = 64
 Ask: TypeAlias = "Callable[[Extent, Callable[[Segment], int | None]], int | None]"
-
-
-@runtime_checkable
-class KeepsSegments(Protocol):
-    """An origin whose extents lie in segments that are its own, byte for byte."""
-
-    def headers(self, extent: Extent) -> tuple[bytes, bytes]:
-        """Of the segment that the extent lies in, and of its index; nothing where it has no index."""
-        ...
-
-    def preambles(self, extent: Extent, span: Span) -> list[tuple[int, bytes]]:
-        """What stands in front of the records of each batch that begins within the span, and its first id; for a segment of
-        format 0 nothing."""
-        ...
-
-    def footer(self, extent: Extent, last_id: int) -> Footer | None:
-        """Of the segment that the extent lies in, where it ends with this id."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -157,17 +138,6 @@ class Segment:
 
     def first_at(self, time: int) -> int | None:
         return None if self._batches is None else self._batches.first_at(time, BATCH_BYTES)
-
-    def preambles(self, span: Span) -> list[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = []
-        for each in self._batches.preambles(span, BATCH_BYTES) if self._batches is not None else ():
-            if isinstance(each, Bad):
-                raise self._damage(each.next_id, each.offset)
-            found.append(each)
-        return found
-
-    def footer(self) -> Footer | None:
-        return None if self._batches is None else read_footer(self._file)
 
     def _check_header(self) -> int:
         """Returns its version."""

@@ -3,10 +3,7 @@
     json:a bigint, b string    the named members of JSON objects; or a file: json:SCHEMA.json, a JSON schema
     text                       UTF-8
     binary                     the payload as it is
-    avro:FILE                  Avro without a container, by the schema in FILE
-    protobuf:FILE#MESSAGE      by a descriptor set (protoc --include_imports --descriptor_set_out=FILE)
     module:function            a function from an Arrow array of payloads to a record batch of as many rows
-    cells:DECODER              the same as DECODER, with texts that no spreadsheet takes for a formula
 
 JSON is read by PyArrow's own reader of blocks. The reader wants lines and gets all payloads of a batch at once, so what
 keeps the rows in step with the payloads matters. Each payload has to begin with `{` and end with `}`, with no zero byte in
@@ -23,7 +20,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +28,6 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from waltz_spark.payloads.payload import (
-    CELLS,
     ERROR_COLUMN,
     PREFIX,
     Decoder,
@@ -48,8 +44,6 @@ from waltzd.errors import BadDecoder
 
 
 def decoder_of(text: str) -> Decoder:
-    if text.startswith(CELLS):
-        return replace(decoder_of(text.removeprefix(CELLS)), text=text)
     kind, _, rest = text.partition(":")
     match kind:
         case "text":
@@ -58,14 +52,8 @@ def decoder_of(text: str) -> Decoder:
             method = Binary()
         case "json":
             return _named(text, json_method(rest))
-        case "avro":
-            from waltz_spark.payloads.payload_avro import avro_method
-
-            return _named(text, avro_method(rest))
-        case "protobuf":
-            from waltz_spark.payloads.payload_protobuf import protobuf_method
-
-            return _named(text, protobuf_method(rest))
+        case "avro" | "protobuf" | "cells":
+            raise BadDecoder(f"--decode {kind} was removed", next_step=_REMOVED[kind])
         case _:
             return _named(text, _function(text))
     if text != kind:
@@ -73,12 +61,19 @@ def decoder_of(text: str) -> Decoder:
     return _named(text, method)
 
 
-_KINDS = ("text", "binary", "json", "avro", "protobuf")
+_KINDS = ("text", "binary", "json", "avro", "protobuf", "cells")
+_REMOVED = {
+    **dict.fromkeys(
+        ("avro", "protobuf"),
+        "decode `data` when you read, with Spark's from_avro or from_protobuf (docs/spark.md); or use MODULE:FUNCTION",
+    ),
+    "cells": "export without it, and write CSV with Spark (docs/spark.md)",
+}
 
 
 def is_function(text: str) -> bool:
     """Whether it names a function, which is imported and called."""
-    return text.removeprefix(CELLS).partition(":")[0] not in _KINDS
+    return text.partition(":")[0] not in _KINDS
 
 
 def _named(text: str, method: Method) -> Decoder:

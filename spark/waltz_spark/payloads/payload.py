@@ -11,9 +11,9 @@ refuse to go on with another one; its files are in it, and travel with it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +26,6 @@ ERROR_COLUMN = "_decode_error"
 PREFIX = "payload_"
 """In front of columns whose names a log has already."""
 FILE_BYTES_MAX = 16 << 20
-CELLS = "cells:"
-_FORMULA = r"^[=+\-@\t\r]"
-"""What a spreadsheet computes when it opens a CSV file: it can call programs, and send what stands in other cells."""
 _REASON_CHARACTERS = 300
 _PIECES = 8
 """A batch with a payload that does not decode is cut in so many."""
@@ -75,7 +72,7 @@ class Decoder:
 
     @property
     def fingerprint(self) -> str:
-        kind = (CELLS if self.text.startswith(CELLS) else "") + self.text.removeprefix(CELLS).partition(":")[0]
+        kind = self.text.partition(":")[0]
         types = "\n".join(f"{field.name} {field.type}" for field in self.columns).encode()
         return hashlib.sha256(b"\0".join((kind.encode(), types, self.method.identity))).hexdigest()
 
@@ -94,8 +91,6 @@ class Decoder:
             columns, errors = self.method.parse(payloads), pa.nulls(len(payloads), pa.string())
         except _UNDECODABLE:
             columns, errors = self._sieved(payloads)
-        if self.text.startswith(CELLS):
-            columns = [_as_cells(column) for column in columns]
         return pa.RecordBatch.from_arrays([*batch.columns, *columns, errors], schema=self.schema(batch.schema))
 
     def _sieved(self, payloads: pa.Array) -> tuple[Sequence[pa.Array], pa.Array]:
@@ -132,14 +127,6 @@ class Decoder:
             for number, field in enumerate(self.method.columns)
         ]
         return columns, pa.array(errors, pa.string())
-
-
-def _as_cells(column: pa.Array) -> pa.Array:
-    """An apostrophe in front tells a spreadsheet that what follows is text."""
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return column
-    marked = pc.binary_join_element_wise(pa.scalar("'", column.type), column, pa.scalar("", column.type))
-    return pc.if_else(pc.match_substring_regex(column, _FORMULA), marked, column)
 
 
 def _reason(error: Exception) -> str:
@@ -185,15 +172,6 @@ def not_utf8(payloads: pa.Array) -> pa.Array:
 
 def reason_where(truths: pa.Array, reason: str) -> pa.Array:
     return pc.if_else(truths, pa.scalar(reason, pa.string()), pa.scalar(None, pa.string()))
-
-
-def rows(payloads: pa.Array, columns: pa.Schema, take_apart: Callable[[bytes], dict[str, Any]]) -> Sequence[pa.Array]:
-    """For formats that Arrow does not read: a payload after the other, `take_apart` gives the values by name."""
-    found = [take_apart(payload) for payload in payloads.to_pylist()]
-    try:
-        return [pa.array([row[field.name] for row in found], field.type) for field in columns]
-    except (OverflowError, TypeError, ValueError) as error:
-        raise Undecodable(f"it has a value that its column cannot hold: {error}") from error
 
 
 def is_all(truths: pa.Array) -> bool:

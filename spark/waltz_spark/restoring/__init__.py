@@ -1,1 +1,0 @@
-"""Segments again, out of a lossless export."""
