@@ -15,7 +15,7 @@ from tests.simulation.ports import SimServerPort
 from tests.workload import Attempt, GroupView, View
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
-from waltzd.errors import Superseded, WaltzError
+from waltzd.errors import NotGranted, Superseded, WaltzError
 from waltzd.protocol.locks import Committed
 from waltzd.protocol.role import Identity, Role
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 GROUP_MAX = 6
+WITH_CERTIFICATES = {"instances", "policies", "quotas"}
+"""Kinds of faults in which applications have names."""
 HEADERS = 4
 """How many different ones transactions have, where groups have filters."""
 
@@ -133,7 +135,7 @@ class ClientMachine(Machine):
             key=key,
             seconds=world.setup.storage_seconds,
             identity=Identity(world.meta.key, Role.CLIENT, self.certificate).uri
-            if "instances" in world.setup.faults
+            if WITH_CERTIFICATES & {*world.setup.faults}
             else "",
         )
 
@@ -162,7 +164,7 @@ class ClientMachine(Machine):
                     attempt = Attempt(name, count, pick, partition, locks=setup.locks, header=self._header(headers))
                     is_fresh = "marks" in setup.faults and pick.random() < 0.3
                     outcome = await client.submit(recorder.command(attempt, is_fresh=is_fresh), fresh=is_fresh)
-            except Superseded:  # it is not the one that lives any more, and ends
+            except (Superseded, NotGranted):  # it is not the one that lives any more, or has lost its grant, and ends
                 raise
             except WaltzError as error:
                 world.say(name, f"{error.code} {error.message}")

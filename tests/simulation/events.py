@@ -21,6 +21,9 @@ def happen(world: Simulation, event: Event) -> None:
     elif event.who == "group":
         assert world.subscribers is not None
         world.subscribers.happen(event)
+    elif event.who == "policy":
+        assert world.policies is not None
+        world.policies.happen(event)
     elif event.who in world.operators and event.what == "place":
         partitions, _, storages = event.other.partition(":")
         goal = tuple(sorted(storages.split(",")))

@@ -15,6 +15,7 @@ from waltzd.cluster.documents import ClusterMeta
 
 if TYPE_CHECKING:
     from tests.simulation.coordinator import ZooKeeper
+    from tests.simulation.policies import Policies
     from tests.simulation.server_machine import ServerMachine
     from tests.simulation.storage_machine import StorageMachine
 
@@ -44,6 +45,8 @@ class World(Protocol):
     servers: dict[str, ServerMachine]
     store: FaultyStore | None
     """Of the archive."""
+    policies: Policies | None
+    """None: everybody may do everything."""
     log_count: int
     """The partitions, and behind them the group log where there is one."""
     latest_shown: int

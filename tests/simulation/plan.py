@@ -55,6 +55,8 @@ FAULTS = (
     "regress",
     "filters",
     "removals",
+    "policies",
+    "quotas",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -77,7 +79,8 @@ storage after the other loses its disk, each when all partitions are level again
 that storages still have, go from the store. `age`: storages keep a minute of what is archived, and hours pass at once.
 `regress`: with documents that go back also those of archives, instances and the assignment, and the counter of client
 ids. `filters`: a durable group wants the transactions with some headers only. `removals`: a durable group is removed under
-work, and made again under its name."""
+work, and made again under its name. `policies`: an operator takes grants to append, and gives them back. `quotas`: an
+operator bounds what names may append."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -97,6 +100,8 @@ BESIDE: dict[str, dict[str, float]] = {
     "regressing": {"regress": 0.05},
     "filtering": {"filters": 0.1},
     "removing": {"removals": 0.1},
+    "policing": {"policies": 0.1},
+    "bounding": {"quotas": 0.1},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
@@ -675,6 +680,20 @@ def _removals(weather: _Weather) -> None:
             weather.add(at + 0.1 * pick.random(), "kill owner", "group", amount=pick.choice((0.05, 0.5)))
 
 
+def _policies(weather: _Weather) -> None:
+    _changing_grants(weather, "grant")
+
+
+def _quotas(weather: _Weather) -> None:
+    _changing_grants(weather, "quota")
+
+
+def _changing_grants(weather: _Weather, what: str) -> None:
+    pick, at = weather.pick, 0.0
+    while (at := at + pick.choice((0.2, 1.5)) * (0.5 + pick.random())) < weather.setup.seconds:
+        weather.add(at, what, "policy")
+
+
 def _halt(weather: _Weather) -> None:
     pick, at = weather.pick, 0.0
     while (at := at + pick.choice((0.5, 2.0)) * (0.5 + pick.random())) < weather.setup.seconds:
@@ -729,6 +748,8 @@ ONCE: dict[str, Callable[[_Weather], None]] = {
     "instances": _instances,
     "subscribers": _subscribers,
     "removals": _removals,
+    "policies": _policies,
+    "quotas": _quotas,
 }
 """Kinds that make all their events of a run at once."""
 MAKERS: dict[str, Callable[[_Weather, float], None]] = {

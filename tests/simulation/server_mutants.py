@@ -15,7 +15,9 @@ from waltzd.protocol.descriptions import ArchiveCheck
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.clients.feed import Cursor
+from waltzd.server.clients.mounts import Mount
 from waltzd.server.clients.pipeline import Pipeline, _Batch
+from waltzd.server.clients.registry import Use
 from waltzd.server.core import progress as progress_module
 from waltzd.server.core.lease import Lease
 from waltzd.server.core.locks import LockTable
@@ -44,6 +46,8 @@ READS = Aim(
     setup={**BUSIER, "rate": 100.0, "keep_alive_seconds": 6.0, "lease_seconds": 0.0},
 )
 """The old owner goes on when there is a new one, and is asked how far the log goes."""
+GRANTED = Aim(faults=("policies",), servers=1, storages=3, setup=BUSIER)
+BOUNDED = Aim(faults=("quotas",), servers=1, storages=3, setup=BUSIER)
 LEASED = replace(READS, faults=(*(READS.faults or ()), "clock"), setup={**READS.setup, "lease_seconds": 0.25})
 
 
@@ -462,3 +466,18 @@ def trims_what_is_not_in_the_store(patches: Patches) -> None:
         return ArchiveCheck(last_id=meta.last)
 
     patches.set(Trimming, "_see", see)
+
+
+# -- who may do what ---------------------------------------------------------------------------------------------------
+
+
+@mutant(0, 1, aim=GRANTED)
+def keeps_the_rights_of_mounts_that_stand(patches: Patches) -> None:
+    """A policy that changes counts for mounts that come after it only."""
+    patches.set(Mount, "review", lambda self, rights: None)
+
+
+@mutant(0, 1, aim=BOUNDED)
+def forgets_quotas(patches: Patches) -> None:
+    """No append waits for what its name has sent before."""
+    patches.set(Use, "wait", lambda self, batch, size: 0.0)

@@ -31,6 +31,7 @@ from tests.simulation.machines import ZOOKEEPER, Exited, Machine
 from tests.simulation.network import Network
 from tests.simulation.operators import OperatorMachine
 from tests.simulation.plan import OPERATORS, Event, Plan, names
+from tests.simulation.policies import Policies
 from tests.simulation.server_machine import FIRST_SECOND, ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
@@ -170,6 +171,7 @@ class Simulation:
             name: OperatorMachine(self, name) for name in OPERATORS if {"members", "upgrade"} & {*self.setup.faults}
         }
         self.subscribers = Subscribers(self) if self.setup.members else None
+        self.policies = Policies(self) if {"policies", "quotas"} & {*self.setup.faults} else None
         self.store: FaultyStore | None = None
         """Of the archive."""
         if {"archive", "trim", "backup", "age", "vanish"} & {*self.setup.faults}:
@@ -245,6 +247,8 @@ class Simulation:
         self.ended = self.loop.now
         self._verify_storages()
         self._check()
+        if self.policies is not None:
+            self.policies.check()
         self._forget_times_that_were_not_told()
         verdict = judge(self.history)
         return verdict if self.subscribers is None or not verdict.is_sound else self.subscribers.judged()
@@ -289,6 +293,8 @@ class Simulation:
         if self.subscribers is not None:
             await group_log.begin(Cluster(coordinator), self.meta, dict.fromkeys(first, Membership.MEMBER))
         await coordinator.close()
+        if self.policies is not None:
+            self.policies.write()
         for server in self.servers.values():
             server.start()
 
@@ -350,6 +356,8 @@ class Simulation:
             storage.disk.observer = None
             storage.make_room()
             storage.disk_seconds = storage.disk_hangs_until = 0.0
+        if self.policies is not None:
+            self.policies.give_all()
         for server in self.servers.values():
             server.clock_ahead = 0.0
         for name, machine in self.machines().items():

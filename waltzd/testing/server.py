@@ -24,6 +24,7 @@ from waltzd.server.clients.registry import Registry
 from waltzd.server.election import Election
 from waltzd.server.lookout import Dial, Lookout
 from waltzd.server.ownership import PartitionOwner
+from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
@@ -60,9 +61,11 @@ class LocalServer:
         dial: Dial | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         reach: Connect | None = None,
+        access: Access | None = None,
     ) -> None:
         """Without `dial` it does not look out for servers that have died. `reach`: how it is a client of the group log;
-        without it there are no groups."""
+        without it there are no groups. `access`: to follow the policy of the cluster with; without it everybody may do
+        everything."""
         self.name = name
         self.meta = ServerMeta(
             name=name, listen=address, admin_listen=f"{name} admin", instance=instance, version=version("waltzd")
@@ -91,7 +94,8 @@ class LocalServer:
             is_gone=(lambda server: False) if self._lookout is None else self._lookout.is_gone,
             names=ClientNames(coordinator, clock=lambda: 0.0),
         )
-        self.access = Access.free()
+        self.access = access or Access.free()
+        self._policy = None if access is None else PolicyFollower(self._cluster, access)
         self.clients = Registry()
         self.groups: Board | None = None if reach is None else self._make_board(reach)
         if self.groups is not None:
@@ -111,6 +115,8 @@ class LocalServer:
             self._tasks.append(self._task(self.groups.run(), "groups"))
         if self._lookout is not None:
             self._tasks.append(self._task(self._lookout.run(), "lookout"))
+        if self._policy is not None:
+            self._tasks.append(self._task(self._policy.reconciler.run(), "policy"))
         self._hosting = self._task(self.owner.run(), "ownership")
 
     def _make_board(self, reach: Connect) -> Board:
