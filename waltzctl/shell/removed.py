@@ -11,11 +11,12 @@ from itertools import pairwise
 from waltzd.errors import BadArgument
 
 _COPY = "start the storage on an empty directory, and `waltzctl storage recover STORAGE`: its owners copy"
-
 _WRITE_BY_SPARK = 'write it with Spark: `spark.read.format("waltz")…write`, as docs/spark.md shows'
 _SUBMIT = "run the driver here, or submit a program of your own with spark-submit, as docs/spark.md shows"
 _ENVIRONMENT = "install the packages on the workers, or hand an environment to Spark: --conf spark.archives=FILE#NAME"
 REMOVED: dict[str, str] = {
+    "analysis": "use Spark SQL over the log or an export; docs/spark.md has the queries",
+    "archive restore": "restore segments from the archive of the cluster: `waltzctl cluster restore`",
     "audit": "read `audit.log` of the daemon with jq; docs/security.md shows how, and how to check its chain",
     "bench append --chart": "draw the JSON of `-o json`",
     "bench append --mode": "leave it out; locks are of the mode WRITE",
@@ -35,12 +36,6 @@ REMOVED: dict[str, str] = {
     "group parked discard": "use `waltzctl group parked replay --discard`",
     "group skip": "use `waltzctl group reset NAME --partitions PARTITION --skip-to ID`",
     "help": "use `waltzctl errors lookup`, which lists the exit codes, too",
-    "storage recover --from": _COPY,
-    "storage recover --to": _COPY,
-    "storage recover --partitions": "name the partitions behind the storage: `waltzctl storage recover STORAGE PARTITIONS`",
-    "spark": "leave it out; `waltzctl spark-export --dry-run` says which Java an export would run on",
-    "analysis": "use Spark SQL over the log or an export; docs/spark.md has the queries",
-    "archive restore": "restore segments from the archive of the cluster: `waltzctl cluster restore`",
     "spark": "leave it out; `waltzctl spark-export --dry-run` says which Java an export would run on",
     "spark-export --archives": _ENVIRONMENT,
     "spark-export --deploy-mode": _SUBMIT,
@@ -52,6 +47,9 @@ REMOVED: dict[str, str] = {
     "spark-export --select": _WRITE_BY_SPARK,
     "spark-export --spark-submit": _SUBMIT,
     "spark-export --where": _WRITE_BY_SPARK,
+    "storage recover --from": _COPY,
+    "storage recover --partitions": "name the partitions behind the storage: `waltzctl storage recover STORAGE PARTITIONS`",
+    "storage recover --to": _COPY,
 }
 """Removed name → the replacement, as the text that follows "Next: " in the error.
 
