@@ -1357,13 +1357,12 @@ class MarkUnknown(WaltzError):
 
 
 class ConsoleExposed(WaltzError):
-    """The console was to listen where other machines reach it, without certificates: whoever hears the network would have
-    its token, and see the cluster. It did not start. On this machine alone it needs no certificate; another one can reach
-    it through a tunnel, like `ssh -L`."""
+    """The console was to listen where other machines reach it: whoever hears the network would have its token, and see the
+    cluster. It did not start. Another machine reaches it through a tunnel, like `ssh -L`, or a reverse proxy with TLS."""
 
     code, exit_code = "W2320", EXIT_USAGE
     not_done = "the console did not start"
-    next_step = "leave --listen out and reach it through a tunnel; or give --https-certificate, --https-key and --https-ca"
+    next_step = "leave --listen out; reach it through `ssh -L`, or put a reverse proxy with TLS in front"
 
 
 class ConsoleClosed(WaltzError):
@@ -1373,24 +1372,6 @@ class ConsoleClosed(WaltzError):
     code, exit_code = "W2321", EXIT_NOT_AUTHORISED
     not_done = "nothing was shown"
     next_step = "open the newest address that `waltzctl console` has printed"
-
-
-class ConsoleFormRefused(WaltzError):
-    """A form was sent to the console that none of its own pages has made for this browser: another site may have sent it,
-    or the page is older than the console. Nothing was changed."""
-
-    code, exit_code = "W2322", EXIT_NOT_AUTHORISED
-    not_done = "nothing was changed"
-    next_step = "open the page again, and send the form from there"
-
-
-class ConsoleOnlyLooks(WaltzError):
-    """The console was started to look only, or a certificate may only look: its own, or the one that the browser has shown.
-    Nothing was changed."""
-
-    code, exit_code = "W2323", EXIT_NOT_AUTHORISED
-    not_done = "nothing was changed"
-    next_step = "use the command that the page shows, or start the console with --allow-changes"
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------

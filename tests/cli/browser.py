@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import socket
@@ -20,12 +19,6 @@ from typing import Any, Self
 
 import axe_core_python
 import httpx2
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import pkcs12
-
-from tests.process.certificates import Files
 
 PATIENCE_SECONDS = 60.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
@@ -40,7 +33,7 @@ _SERIOUS = ("serious", "critical")
 TAB, ENTER = "\ue004", "\ue007"
 
 
-PROGRAMS = {"chromium": "chromium", "chromedriver": "chromium-driver", "certutil": "libnss3-tools"}
+PROGRAMS = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 
 
 def missing() -> str:
@@ -49,38 +42,12 @@ def missing() -> str:
     return f"Debian's {', '.join(packages)} is not there" if packages else ""
 
 
-def keep(person: Files, home: Path) -> None:
-    """Put a certificate and its authority where a browser of this home looks for them."""
-    store = home / ".pki" / "nssdb"
-    store.mkdir(parents=True)
-    key = serialization.load_pem_private_key(person.key.read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    certificate = x509.load_pem_x509_certificate(person.certificate.read_bytes())
-    bundle = home / "person.p12"
-    bundle.write_bytes(
-        pkcs12.serialize_key_and_certificates(b"person", key, certificate, None, serialization.NoEncryption())
-    )
-    for command in (
-        ["certutil", "-N", "--empty-password"],
-        ["certutil", "-A", "-n", "authority", "-t", "C,,", "-i", str(person.ca)],
-        ["pk12util", "-i", str(bundle), "-W", ""],
-    ):
-        subprocess.run([*command, "-d", f"sql:{store}"], check=True, capture_output=True)
-
-
 class Browser:
-    def __init__(self, person: Files | None = None) -> None:
-        """`person`: whose certificate it shows to every site that asks for one, and whose authority it trusts."""
+    def __init__(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._directory = tempfile.TemporaryDirectory()
-        self._preferences: dict[str, object] = {}
-        if person is not None:
-            keep(person, Path(self._directory.name))
-            # As the policy of an administrator does it: a person would choose from a list, which has no window here.
-            chosen = json.dumps({"pattern": "https://*", "filter": {}})
-            self._preferences = {"profile.managed_auto_select_certificate_for_urls": [chosen]}
         self._driver = subprocess.Popen(
             [str(shutil.which("chromedriver")), f"--port={port}", "--silent"],
             stdout=subprocess.DEVNULL,
@@ -100,7 +67,6 @@ class Browser:
         self.until(is_ready)
         options = {
             "args": [*ARGUMENTS, f"--user-data-dir={self._directory.name}/profile"],
-            "prefs": self._preferences,
             "binary": str(shutil.which("chromium")),
         }
         wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}

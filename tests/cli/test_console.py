@@ -9,24 +9,21 @@ import json
 import queue
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import pytest
 
 from tests.cli.browser import ENTER, TAB, Browser, missing
 from tests.cli.example import examples
-from tests.process.certificates import Authority
 from waltzctl.playground.local import LocalCluster
-from waltzd.protocol.role import Role
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60.0
@@ -140,79 +137,12 @@ def test_numbers_agree_with_the_tool_and_it_ends_when_it_is_told(waltzctl: Tool,
         assert err.splitlines() == ["The console of the cluster local runs until Ctrl-C. An address opens once:"]
 
 
-def test_a_change_is_the_one_of_the_tool(waltzctl: Tool, here: Path) -> None:
-    def drains(name: str) -> bool:
-        told = json.loads(waltzctl("server", "list", "-o", "json").out)["servers"]
-        return any(one["name"] == name and "draining" in one["state"] for one in told)
-
-    with serving(here, "--allow-changes", "--until-eof") as console, entered(console) as client:
-        for verb, is_drained in (("drain", True), ("undrain", False)):
-            address = f"/change/server-{verb}"
-            html = client.get(f"{address}?server=server-2").text
-            form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', html))
-            done = client.post(address, data=form | {"confirm": "server-2", "reason": "a trial"}, follow_redirects=True)
-            assert str(done.url).endswith("/changes")
-            end = time.monotonic() + PATIENCE_SECONDS
-            while "begun" in client.get("/changes").text:
-                assert time.monotonic() < end
-                time.sleep(0.1)
-            assert drains("server-2") is is_drained
-            newest = json.loads(waltzctl("history", "-n", "1", "-o", "json").out)["history"][0]
-            assert (newest["verb"], newest["subject"]) == (f"server {verb}", "server-2")
-            assert (newest["outcome"], newest["reason"]) == ("done", "a trial")
+def test_it_ends_with_who_started_it(here: Path) -> None:
+    with serving(here, "--until-eof") as console:
+        console.address()
         assert console.process.stdin is not None
         console.process.stdin.close()
-        assert console.process.wait(PATIENCE_SECONDS) == 0, "who started it has gone"
-
-
-def test_over_tls_a_browser_shows_who_a_person_is(waltzctl: Tool, here: Path, tmp_path: Path) -> None:
-    authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
-    key = LocalCluster.find(here).blueprint.key
-    shown = authority.sign(["https://console.example"], ["localhost"], file="shown")
-    options = ["--https-certificate", shown.certificate, "--https-key", shown.key, "--https-ca", shown.ca]
-    with serving(here, *map(str, options)) as console:
-        home = console.address()
-        assert home.startswith("https://127.0.0.1:")
-        for files, expected in (
-            (authority.issue(key, Role.OBSERVER, "ann"), 200),
-            (authority.issue(key, Role.CLIENT, "shop"), 403),
-            (stranger.issue(key, Role.OPERATOR, "eve"), None),
-            (None, None),
-        ):
-            context = ssl.create_default_context(cafile=str(shown.ca))
-            if files is not None:
-                context.load_cert_chain(files.certificate, files.key)
-            address = home.replace("127.0.0.1", "localhost")
-            with httpx2.Client(verify=context, trust_env=False, timeout=PATIENCE_SECONDS) as client:
-                if expected is None:
-                    with pytest.raises(httpx2.TransportError):
-                        client.get(address)
-                else:
-                    assert client.get(address).status_code == expected
-        assert console.end()[0] == 0
-    half = waltzctl("console", "--https-certificate", shown.certificate)
-    assert (half.code, half.out) == (2, "")
-    wrong = waltzctl("console", *options[:4], "--https-ca", shown.key)
-    assert (wrong.code, wrong.out) == (2, "")
-
-
-@pytest.mark.skipif(bool(missing()), reason=missing())
-def test_over_tls_in_a_browser(here: Path, tmp_path: Path) -> None:
-    """It trusts the authority, is asked for a certificate, and shows that of ann, who may look."""
-    authority = Authority(tmp_path / "ours")
-    shown = authority.sign(["https://console.example"], ["localhost"], file="shown")
-    ann = authority.issue(LocalCluster.find(here).blueprint.key, Role.OBSERVER, "ann")
-    options = ["--https-certificate", shown.certificate, "--https-key", shown.key, "--https-ca", shown.ca]
-    with serving(here, *map(str, options), "--host", "localhost") as console, Browser(ann) as browser:
-        home = console.address()
-        browser.open(home)
-        assert (browser.url, browser.run("return isSecureContext")) == (home, True)
-        assert "HEALTHY" in browser.text("header")
-        assert browser.complaints() == []
-        seen = browser.text("header time")
-        browser.until(lambda: browser.text("header time") != seen)
-        browser.open(f"{home}transactions")
-        assert "the certificate of ann has the role observer" in browser.text("main")
+        assert console.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_where_others_would_reach_it_it_does_not_start(waltzctl: Tool, here: Path) -> None:
@@ -220,6 +150,47 @@ def test_where_others_would_reach_it_it_does_not_start(waltzctl: Tool, here: Pat
     assert (told.code, told.out) == (2, "")
     assert told.err.startswith("W2320 ")
     assert waltzctl("console", "--listen", "nowhere").code == 2
+
+
+class Neighbour(BaseHTTPRequestHandler):
+    """Another program of this machine, at another port: it keeps what browsers send it."""
+
+    seen: ClassVar[dict[str, str | None]] = {}
+    """Cookies that came, by path."""
+
+    def do_GET(self) -> None:
+        self.seen[self.path] = self.headers["cookie"]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_browser_sends_the_session_to_nobody_else(here: Path) -> None:
+    """A cookie goes to all ports of a host, and neither the cookie nor the secret of the addresses opens anything alone."""
+    neighbour = HTTPServer(("127.0.0.1", 0), Neighbour)
+    threading.Thread(target=neighbour.serve_forever, daemon=True).start()
+    try:
+        with serving(here) as console, Browser() as browser:
+            browser.open(console.address())
+            browser.until(lambda: "/enter" not in browser.url)
+            home = browser.url.rstrip("/")
+            site = home.rpartition("/")[0]
+            assert "HEALTHY" in browser.text("header")
+            assert browser.run("return document.cookie") == "", "no script reads it"
+            browser.open(f"http://127.0.0.1:{neighbour.server_port}/")
+            browser.open(f"http://127.0.0.1:{neighbour.server_port}{home.removeprefix(site)}/")
+            assert Neighbour.seen["/"] is None
+            assert Neighbour.seen[f"{home.removeprefix(site)}/"] is not None, "this test would notice a cookie"
+            browser.open(f"{site}/")
+            assert "Not in yet" in browser.text()
+            other = httpx2.get(f"{home}/", trust_env=False)
+            assert (other.status_code, "W2321" in other.text) == (403, True), "the address alone opens nothing"
+    finally:
+        neighbour.shutdown()
+        neighbour.server_close()
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

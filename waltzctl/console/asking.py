@@ -38,7 +38,7 @@ async def clients(asked: Asked) -> Page:
     chosen, pager = cut(asked, told.things.rows, {"show": "all"} if with_gone else {})
     names = sorted({one.name for one in chosen if one.state != "gone"})
     uses = [one for one in found.uses if one.use.name in {one.name for one in chosen}] if pager["last"] else found.uses
-    ends = [(f"end the mounts of {name}", "client-disconnect", {"name": name}) for name in names]
+    ends = [(f"end the mounts of {name}", ("client", "disconnect", name)) for name in names]
     return Page(
         title="Clients",
         commands=(asked.command("client", "list", *(("--all",) if with_gone else ())),),

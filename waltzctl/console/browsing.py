@@ -21,7 +21,7 @@ from waltzctl.records.decode import decoded, line
 from waltzctl.records.follow import Groups, between, opened
 from waltzctl.records.lock import ask, can_look, look
 from waltzctl.shell import moment
-from waltzctl.shell.reach import unknown
+from waltzctl.shell.reach import check_operator, unknown
 from waltzctl.show import records
 from waltzctl.show.records import Explained, Looked
 from waltzd import Client, Transaction
@@ -47,7 +47,7 @@ MODES = ("write", "read", "append")
 @asynccontextmanager
 async def client_of(asked: Asked) -> AsyncIterator[Client]:
     """At the servers of the last look: also while ZooKeeper does not answer."""
-    asked.check_operator("read or append transactions")
+    check_operator(asked.reach.tls, "read transactions")
     addresses = [view.meta.listen for view in asked.picture.servers if view.error is None]
     if not addresses:
         raise NoServerUp(f"no server of the cluster {asked.picture.meta.name} is up")

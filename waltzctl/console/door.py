@@ -1,23 +1,21 @@
-"""Who may come in: a token that opens once, a cookie behind it, and what every request and every answer must have. Pure but
-for the random numbers that it draws.
+"""Who may come in: a token that opens once, and behind it a session of two secrets. Pure but for the random numbers that
+it draws.
 
-A page on another site, which the same browser shows, is the enemy: it may send requests here, and must get nothing. So the
-name that was asked for must be ours (or a foreign name could be pointed at this address), the cookie never travels from
-another site, a form carries a secret that only our pages know, and no page may be shown inside another one.
+A page on another site, shown by the same browser, may send requests here and must get nothing. So the name that was asked
+for must be ours (or a foreign name could be pointed at this address), the cookie never travels from another site, and no
+page may be shown inside another one.
 
-Another program at another port of this machine is the second enemy: a browser sends a cookie to all ports of a host. So the
-pages of a session stand below a place, a secret part of their addresses, and its cookie belongs to that place: a browser
-sends it nowhere else. Neither opens anything without the other.
+Another program at another port of this machine is the second danger: a browser sends a cookie to all ports of a host. So
+the pages of a session stand below a place, a secret part of their addresses, and its cookie belongs to that place: a
+browser sends it nowhere else. Neither opens anything without the other.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from waltzd.errors import ConsoleFormRefused
 
 SESSIONS_MAX = 64
 """Browsers that are in; one more sends the one away that has not asked for longest."""
@@ -26,7 +24,7 @@ HEADERS = {
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with no-referrer a browser hides from us, too, which page a form came from
+    "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
@@ -39,14 +37,12 @@ class Session:
     """A browser that is in."""
 
     cookie: str
-    form: str
-    """Of its forms."""
     place: str = ""
-    """First part of the path of its pages; empty where a certificate was asked for."""
+    """First part of the path of its pages."""
 
     @property
     def base(self) -> str:
-        """What the path of each of its pages begins with."""
+        """Return what the path of each of its pages begins with."""
         return f"/{self.place}" if self.place else ""
 
 
@@ -58,8 +54,6 @@ def _secret() -> str:
 class Door:
     hosts: frozenset[str]
     """What a browser may call this console, with the port."""
-    is_open: bool = False
-    """Whoever gets as far as asking is in: a certificate was asked for before."""
     told: Callable[[str], None] = lambda token: None
     """Gets each new token, also when the one before was used."""
     _token: str = ""
@@ -73,38 +67,26 @@ class Door:
         return host.lower() in self.hosts
 
     def enter(self, token: str) -> Session | None:
-        """A token opens once. The next one is told at once, for another browser."""
+        """Open a session and tell the next token; None unless this is the newest token."""
         if not self._token or not _same(token, self._token):
             return None
         self.begin()
-        return self._admit()
-
-    def session(self, cookie: str, place: str = "") -> Session | None:
-        """The session with this cookie, if `place` is its own."""
-        found = self._sessions.get(cookie)
-        if found is not None and not _same(place, found.place):
-            return None
-        if found is not None:  # behind the others: it asked last
-            self._sessions[cookie] = self._sessions.pop(cookie)
-        return found or (self._admit() if self.is_open else None)
-
-    def is_place(self, name: str) -> bool:
-        return any(name == session.place for session in self._sessions.values())
-
-    def _admit(self) -> Session:
-        made = Session(cookie=_secret(), form=_secret(), place="" if self.is_open else _secret())
+        made = Session(cookie=_secret(), place=_secret())
         self._sessions[made.cookie] = made
         while len(self._sessions) > SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         return made
 
-    def check_form(self, session: Session, headers: Mapping[str, str], secret: str) -> None:
-        """Raises unless a form comes from one of our own pages."""
-        origin = headers.get("origin", "")
-        is_ours = self.knows(origin.partition("://")[2]) if origin else True
-        site = headers.get("sec-fetch-site", "same-origin")
-        if not (is_ours and site in ("same-origin", "none") and _same(secret, session.form)):
-            raise ConsoleFormRefused("the form did not come from a page of this console, or from one that is too old")
+    def session(self, cookie: str, place: str) -> Session | None:
+        """Return the session with this cookie, if `place` is its own."""
+        found = self._sessions.get(cookie)
+        if found is None or not _same(place, found.place):
+            return None
+        self._sessions[cookie] = self._sessions.pop(cookie)  # behind the others: it asked last
+        return found
+
+    def is_place(self, name: str) -> bool:
+        return any(name == session.place for session in self._sessions.values())
 
 
 def _same(one: str, other: str) -> bool:

@@ -11,21 +11,19 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 from waltzctl.console.chart import Cursor, Line, cursors, lines
 from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
 from waltzctl.picture.picture import PartitionView, Picture, silence
-from waltzctl.shell.reach import MEANT, Reach, check_operator, option, unknown
+from waltzctl.shell.reach import MEANT, Reach, option, unknown
 from waltzctl.show import cluster, watching
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
 from waltzctl.watching.facts import Check, Grade, Health, Sighting
 from waltzctl.watching.rates import SORTS, PartitionRates, StorageRates, by
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import BadArgument, NotPermitted, WaltzError
-from waltzd.protocol.role import Identity, Role
+from waltzd.errors import BadArgument, WaltzError
 
 ROWS = 100
 """Of a table that is cut into pages."""
@@ -59,11 +57,6 @@ class Asked:
     query: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     """Of one thing, from the path."""
-    allows_changes: bool = False
-    form: str = ""
-    """The secret of forms of this browser."""
-    browser: Identity | None = None
-    """Whose certificate the browser has shown."""
 
     @property
     def reach(self) -> Reach:
@@ -82,16 +75,6 @@ class Asked:
     async def cluster(self) -> Cluster:
         """The documents; raises while the coordinator does not answer."""
         return await self.watch.poll.cluster()
-
-    def check_operator(self, what: str) -> None:
-        """Raises where the certificate of this console, or of the browser, may only look."""
-        check_operator(self.reach.tls, what)
-        if self.browser is not None and self.browser.role is not Role.OPERATOR:
-            raise NotPermitted(
-                f"the certificate of {self.browser.name} has the role {self.browser.role}, which may not {what}",
-                not_done="nothing was changed, and no transaction was read",
-                next_step=f"use a certificate with the role {Role.OPERATOR}",
-            )
 
     def command(self, *words: object) -> str:
         """As it is typed, where this console was started: it means the same cluster."""
@@ -321,13 +304,13 @@ async def partition(asked: Asked) -> Page:
     rates = (
         next((one for one in asked.seen.rates.partitions if one.partition == number), None) if asked.seen.rates else None
     )
-    moves = [
-        (f"move it to {one.meta.name}", "partition-transfer", {"partitions": text, "to": one.meta.name})
+    moves: list[tuple[str, tuple[object, ...]]] = [
+        (f"move it to {one.meta.name}", ("partition", "transfer", number, "--to", one.meta.name))
         for one in picture.servers
         if one.meta.name != view.owner and not one.meta.is_draining
     ]
     if number in picture.moves:
-        moves.append(("take the move of its replicas back", "moves-cancel", {"partitions": text}))
+        moves.append(("take the move of its replicas back", ("moves", "cancel", number)))
     return Page(
         title=f"Partition {number}",
         commands=(asked.command("partition", "describe", number),),
@@ -390,9 +373,9 @@ async def servers(asked: Asked) -> Page:
     look = Look(tones={"state": tone_of}, wide={"version", "error"})
     found = listed("Servers", cluster.servers(asked.picture), look)
     drains = [
-        (f"let {view.meta.name} take partitions again", "server-undrain", {"server": view.meta.name})
+        (f"let {view.meta.name} take partitions again", ("server", "undrain", view.meta.name))
         if view.meta.is_draining
-        else (f"drain {view.meta.name}", "server-drain", {"server": view.meta.name})
+        else (f"let {view.meta.name} give its partitions away", ("server", "drain", view.meta.name))
         for view in asked.picture.servers
     ]
     return Page(
@@ -402,12 +385,12 @@ async def servers(asked: Asked) -> Page:
     )
 
 
-def actions(asked: Asked, found: Sequence[tuple[str, str, Mapping[str, str]]]) -> tuple[Part, ...]:
-    """Links to plans, where this console may change something: what is said, the change, and what it is told."""
-    if not asked.allows_changes or not found:
+def actions(asked: Asked, found: Sequence[tuple[str, Sequence[object]]]) -> tuple[Part, ...]:
+    """Return a part with commands that change something: what each does, and its words."""
+    if not found:
         return ()
-    links = [(said, f"/change/{verb}?{urlencode(given)}") for said, verb, given in found]
-    return (Part(name="actions", template="actions.html", given={"actions": links}),)
+    commands = [(said, asked.command(*words)) for said, words in found]
+    return (Part(name="actions", template="actions.html", given={"actions": commands}),)
 
 
 def head(asked: Asked) -> Part:

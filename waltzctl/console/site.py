@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -25,26 +25,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from waltzctl.console import asking, browsing, groups, pages
-from waltzctl.console.changes import Works, begin, changes_page, plan_page
 from waltzctl.console.door import HEADERS, Door, Session
 from waltzctl.console.pages import Asked, Make, Page, Part
 from waltzctl.console.table import tone_of
-from waltzctl.console.tls import IDENTITY, check_browser
-from waltzctl.console.watch import IDLE_SECONDS, Watch
+from waltzctl.console.watch import IDLE_SECONDS, Seen, Watch
 from waltzctl.show.terminal import printable
 from waltzd.errors import (
     EXIT_CONFLICT,
     EXIT_NOT_AUTHORISED,
     EXIT_NOT_FOUND,
     EXIT_USAGE,
-    BadArgument,
     ConsoleClosed,
     NoSuchName,
     WaltzError,
 )
 
 HERE = Path(__file__).parent
-FORM_BYTES_MAX = 64 << 10
 QUERY_MAX = 4096
 STATUS = {EXIT_USAGE: 400, EXIT_NOT_AUTHORISED: 403, EXIT_NOT_FOUND: 404, EXIT_CONFLICT: 409}
 """Of errors, by their exit codes; all others are 503: the cluster cannot say it now."""
@@ -111,15 +107,15 @@ class Paper:
         self._env.filters.update({"spaced": spaced, "printable": printable})
 
     def part(self, part: Part, session: Session) -> str:
-        return _below(session, self._part(part, session))
+        return _below(session, self._part(part))
 
     def page(self, session: Session, *, head: Part, parts: Sequence[Part], **given: Any) -> str:
-        inside = [(part.name, self._part(part, session)) for part in parts]
-        whole = self._env.get_template("page.html").render(head=self._part(head, session), parts=inside, **given)
+        inside = [(part.name, self._part(part)) for part in parts]
+        whole = self._env.get_template("page.html").render(head=self._part(head), parts=inside, **given)
         return _below(session, whole)
 
-    def _part(self, part: Part, session: Session) -> Markup:
-        return Markup(self._env.get_template(part.template).render(form_secret=session.form, **part.given))
+    def _part(self, part: Part) -> Markup:
+        return Markup(self._env.get_template(part.template).render(**part.given))
 
     def closed(self, error: WaltzError) -> str:
         return self._env.get_template("closed.html").render(error=error)
@@ -146,34 +142,20 @@ def status_of(error: WaltzError) -> int:
 
 
 class Site:
-    def __init__(self, watch: Watch, door: Door, *, is_secure: bool = False, allows_changes: bool = False) -> None:
+    def __init__(self, watch: Watch, door: Door) -> None:
         self.watch, self.door, self.paper = watch, door, Paper()
-        self.allows_changes = allows_changes
-        self.works = Works()
-        self.entries = (
-            *ENTRIES,
-            Entry("/changes", changes_page(self.works), "Changes" if allows_changes else ""),
-            Entry("/change/{name}", plan_page),
-        )
-        self.is_secure = is_secure
         port = next(iter(sorted(door.hosts))).rpartition(":")[2]
         self.cookie = f"waltz-console-{port}"
-        """So that two consoles on one machine do not take each other's away."""
-        routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in self.entries]
+        """Name of the cookie: two consoles on one machine do not take each other's away."""
+        routes = [Route(entry.path, self._endpoint(entry), methods=["GET"]) for entry in ENTRIES]
         routes += [
-            Route("/change/{name}", self._change, methods=["POST"]),
             Route("/static/{name}", self._static, methods=["GET"]),
             Route("/enter", self._enter, methods=["GET"]),
             Route("/favicon.ico", self._no_icon, methods=["GET"]),
         ]
-        self.app: ASGIApp = _Guard(
-            Starlette(routes=routes, exception_handlers={404: self._unknown}), door, self._check if door.is_open else None
-        )
+        self.app: ASGIApp = _Guard(Starlette(routes=routes, exception_handlers={404: self._unknown}), door)
 
     # -- who asks
-
-    def _check(self, scope: Scope) -> None:
-        check_browser(scope.get(IDENTITY), self.watch.key)
 
     async def _enter(self, request: Request) -> Response:
         session = self.door.enter(request.query_params.get("token", ""))
@@ -187,9 +169,7 @@ class Site:
         return response
 
     def _give(self, response: Response, session: Session) -> None:
-        response.set_cookie(
-            self.cookie, session.cookie, httponly=True, samesite="strict", secure=self.is_secure, path=f"{session.base}/"
-        )
+        response.set_cookie(self.cookie, session.cookie, httponly=True, samesite="strict", path=f"{session.base}/")
 
     def session(self, request: Request) -> Session | None:
         place = str(request.scope.get("root_path", "")).removeprefix("/")
@@ -214,20 +194,12 @@ class Site:
 
         return answer
 
-    def _asked(self, request: Request, session: Session, seen: Any) -> Asked:
+    def _asked(self, request: Request, seen: Seen) -> Asked:
         query = dict(parse_qsl(str(request.url.query)[:QUERY_MAX]))
-        return Asked(
-            watch=self.watch,
-            seen=seen,
-            query=query,
-            name=request.path_params.get("name", ""),
-            allows_changes=self.allows_changes,
-            form=session.form,
-            browser=request.scope.get(IDENTITY),
-        )
+        return Asked(watch=self.watch, seen=seen, query=query, name=request.path_params.get("name", ""))
 
     async def _show(self, entry: Entry, request: Request, session: Session) -> Response:
-        asked = self._asked(request, session, await self.watch.now())
+        asked = self._asked(request, await self.watch.now())
         page, status = await self._made(entry, asked)
         return self.answer(asked, page, entry.path, session, status)
 
@@ -240,31 +212,13 @@ class Site:
             head=pages.head(asked),
             parts=page.parts,
             commands=page.commands,
-            entries=[(one.path, one.name, one.path == top) for one in self.entries if one.name],
+            entries=[(one.path, one.name, one.path == top) for one in ENTRIES if one.name],
             is_live=bool(page.looks),
-            allows_changes=self.allows_changes,
             every=self.watch.every,
         )
         response = HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})
         self._give(response, session)
         return response
-
-    async def _change(self, request: Request) -> Response:
-        session = self.session(request)
-        if session is None:
-            return self._closed()
-        asked = self._asked(request, session, await self.watch.now())
-        try:
-            said = await form_of(request)
-            self.door.check_form(session, request.headers, said.get("secret", ""))
-            asked = replace(asked, query=said)
-            found = await begin(asked, self.works)
-        except WaltzError as error:
-            page, status = Page(title="Not done", commands=(), parts=(error_part(error),), looks=0), status_of(error)
-            return self.answer(asked, page, "/changes", session, status)
-        if isinstance(found, Page):
-            return self.answer(asked, found, "/changes", session, 400)
-        return RedirectResponse(f"{session.base}/changes", status_code=303)
 
     async def _made(self, entry: Entry, asked: Asked) -> tuple[Page, int]:
         try:
@@ -284,7 +238,7 @@ class Site:
         async with self.watch.viewing():
             seen = self.watch.seen
             while not self.watch.is_over:
-                asked = self._asked(request, session, seen)
+                asked = self._asked(request, seen)
                 parts = [pages.head(asked)]
                 page, _ = await self._made(entry, asked)
                 if rounds % max(1, page.looks) == 0:
@@ -319,24 +273,11 @@ class Site:
         session = self.session(request)
         if session is None:
             return self._closed()
-        asked = self._asked(request, session, await self.watch.now())
+        asked = self._asked(request, await self.watch.now())
         path = request.url.path.removeprefix(session.base)
         error = NoSuchName(f"there is no page {path}", not_done="nothing was shown")
         page = Page(title="Not there", commands=(), parts=(error_part(error),), looks=0)
         return self.answer(asked, page, path, session, 404)
-
-
-async def form_of(request: Request) -> Mapping[str, str]:
-    """What a form says, however large it claims to be."""
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > FORM_BYTES_MAX:
-            raise BadArgument("the form is too large", not_done="nothing was changed")
-    try:
-        return dict(parse_qsl(data.decode(), keep_blank_values=True))
-    except (UnicodeDecodeError, ValueError) as error:
-        raise BadArgument("the form is no text", not_done="nothing was changed") from error
 
 
 _HOST = re.compile(r"[a-z0-9.\-\[\]:]{1,255}", re.IGNORECASE)
@@ -345,9 +286,8 @@ _HOST = re.compile(r"[a-z0-9.\-\[\]:]{1,255}", re.IGNORECASE)
 class _Guard:
     """Before everything else: the host that was meant is ours; behind everything: what each answer must say."""
 
-    def __init__(self, app: ASGIApp, door: Door, check: Callable[[Scope], None] | None) -> None:
-        """`check`: raises where the certificate of a browser does not do."""
-        self._app, self._door, self._check = app, door, check
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app, self._door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -365,12 +305,6 @@ class _Guard:
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]) or not self._door.knows(hosts[0]):
             await PlainTextResponse("This console is not known by that name.", status_code=421)(scope, receive, send_with)
             return
-        if self._check is not None:
-            try:
-                self._check(scope)
-            except WaltzError as error:
-                await PlainTextResponse("\n".join(error.lines()), status_code=403)(scope, receive, send_with)
-                return
         place = scope["path"].split("/")[1]
         below = f"/{place}" if self._door.is_place(place) else ""
         await self._app({**scope, "root_path": below}, receive, send_with)

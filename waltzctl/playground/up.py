@@ -42,7 +42,7 @@ from waltzd.format.layout import VERSIONS
 WATCH_SECONDS = 0.3
 FOLLOW_SECONDS = 0.2
 CONSOLE_SECONDS = 20.0
-"""For a console to end, which may have a change under way."""
+"""Seconds for a console to end."""
 FOREIGN_SHOWN = 5
 
 
@@ -128,8 +128,8 @@ def up(
     With --archive, full segments are uploaded as they come, and segments are of 1 MiB, so that some are full soon. A
     cluster that was made without it gets one while it is down. `waltzctl reset` leaves the archive.
 
-    With --console an address is printed as well, which opens once, in a browser on this machine. That console only looks;
-    `waltzctl console` starts one without this command, and with --allow-changes one that also changes something.
+    With --console an address is printed as well, which opens once, in a browser on this machine. `waltzctl console`
+    starts one without this command.
 
     \b
     Examples:

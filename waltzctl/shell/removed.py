@@ -14,10 +14,16 @@ _COPY = "start the storage on an empty directory, and `waltzctl storage recover 
 _WRITE_BY_SPARK = 'write it with Spark: `spark.read.format("waltz")…write`, as docs/spark.md shows'
 _SUBMIT = "run the driver here, or submit a program of your own with spark-submit, as docs/spark.md shows"
 _ENVIRONMENT = "install the packages on the workers, or hand an environment to Spark: --conf spark.archives=FILE#NAME"
+_PROXY = "leave it out; put a reverse proxy with TLS or `ssh -L` in front (docs/console.md)"
 REMOVED: dict[str, str] = {
     "analysis": "use Spark SQL over the log or an export; docs/spark.md has the queries",
     "archive restore": "restore segments from the archive of the cluster: `waltzctl cluster restore`",
     "audit": "read `audit.log` of the daemon with jq; docs/security.md shows how, and how to check its chain",
+    "console --allow-changes": "leave it out; each page shows the commands that change something",
+    "console --host": "leave it out; a reverse proxy passes the console's own host and port",
+    "console --https-ca": _PROXY,
+    "console --https-certificate": _PROXY,
+    "console --https-key": _PROXY,
     "bench append --chart": "draw the JSON of `-o json`",
     "bench append --mode": "leave it out; locks are of the mode WRITE",
     "bench append --spread": "leave it out, or make a cluster with fewer --partitions",

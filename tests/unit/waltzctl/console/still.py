@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.testclient import TestClient
 
-from tests.unit.pictures import KEY
-from waltzctl.console.tls import IDENTITY
+from waltzctl.console.door import Session
+from waltzctl.console.site import Site
 from waltzctl.console.watch import Point, Seen, Watch
 from waltzctl.picture.picture import Picture
 from waltzctl.shell.reach import Reach
@@ -17,7 +16,6 @@ from waltzctl.watching.rates import rates
 from waltzctl.watching.rules import diagnose, judge
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect
-from waltzd.protocol.role import Identity, Role
 
 REACH = Reach(
     hosts="zk:1", root="/waltz", tls=None, name="trial", is_protected=False,
@@ -64,10 +62,7 @@ class Still(Watch):
         return self.seen
 
 
-def named(app: ASGIApp, role: Role = Role.OPERATOR, key: UUID = KEY) -> ASGIApp:
-    """As over TLS, from the browser of ann."""
-
-    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, IDENTITY: Identity(key, role, "ann")}, receive, send)
-
-    return inner
+def visiting(site: Site) -> TestClient:
+    """A browser that is in, whose pages stand below no place: a test may name their addresses."""
+    site.door._sessions["cookie"] = Session(cookie="cookie")
+    return TestClient(site.app, base_url=f"http://{HOST}", cookies={site.cookie: "cookie"})
