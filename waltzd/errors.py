@@ -241,7 +241,7 @@ class NoSuchChannel(WaltzError):
 
     code, exit_code, status = "W2300", EXIT_NOT_FOUND, "NOT_FOUND"
     not_done = "nothing was done"
-    next_step = "`waltzctl channel list` shows them; `waltzctl channel create NAME PARTITIONS` makes one"
+    next_step = "`waltzctl channel list` shows them; `waltzctl channel set NAME PARTITIONS` makes one"
 
 
 class GroupStateDamaged(WaltzError):
@@ -1243,7 +1243,9 @@ class CutImpossible(WaltzError):
 
     code, exit_code = "W2277", EXIT_USAGE
     not_done = "nothing was changed"
-    next_step = "look at what the store has: `waltzctl archive marks STORE --latest` prints the newest moment that is whole"
+    next_step = (
+        "look at what the store has: `waltzctl archive status STORE --latest` prints the newest moment that is whole"
+    )
 
 
 class NoTimes(WaltzError):

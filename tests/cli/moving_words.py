@@ -7,11 +7,8 @@ from collections.abc import Sequence
 PATIENCE_SECONDS = 60
 _MOVING = {
     ("cluster", "set"),
-    ("moves", "cancel"),
-    ("moves", "resume"),
     ("partition", "assign"),
     ("partition", "auto-assign"),
-    ("partition", "unassign"),
     ("storage", "add"),
     ("storage", "remove"),
     ("storage", "replace"),

@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("key") / "archive.key"
-    assert main.run(["archive", "new-key", str(path)]) == 0
+    assert main.run(["archive", "sign", "--new-key", str(path)]) == 0
     return path
 
 
@@ -188,9 +188,9 @@ def test_an_archive_is_told_verified_and_cleaned(
     hidden = archived / ".new" / "of-a-killed-writer"
     hidden.write_bytes(b"half of it")
     os.utime(hidden, (0, 0))
-    dry = waltzctl("archive", "clean", str(archived), "--dry-run")
+    dry = waltzctl("archive", "heal", str(archived), "--clean", "--dry-run")
     assert (dry.code, orphan.name in dry.out, orphan.exists()) == (0, True, True)
-    done = waltzctl("archive", "clean", str(archived), "--yes", "-o", "json")
+    done = waltzctl("archive", "heal", str(archived), "--clean", "--yes", "-o", "json")
     removed = [f"partition-0/segment/{orphan.name}", f".new/{hidden.name}"]
     assert (done.code, as_json(done)["removed"], hidden.exists()) == (0, removed, False), done.err
     assert (orphan.exists(), waltzctl("archive", "verify", str(archived)).code) == (False, 0)
@@ -219,7 +219,8 @@ def test_an_archive_is_told_verified_and_cleaned(
     assert waltzctl("archive", "verify", str(archived)).code == 0
     newest = sorted((archived / "partition-0" / "manifest").iterdir())[-1]
     flip(newest)
-    refused = waltzctl("archive", "clean", str(archived), "--yes")
+    assert waltzctl(*heal, "--clean").code == waltzctl("archive", "heal", str(archived)).code == 2, "one of the two"
+    refused = waltzctl("archive", "heal", str(archived), "--clean", "--yes")
     assert (refused.code, "W2100" in refused.err, "nothing was removed" in refused.err) == (5, True, True)
     (archived / "archive.json").unlink()
     assert waltzctl("archive", "verify", str(archived)).code != 0
@@ -271,10 +272,10 @@ def test_an_archive_that_is_older_than_its_key_is_signed(
     assert told.out.startswith("1 finding\n"), "there are no saved documents, and nothing else is wrong"
     assert "signatures: 2 objects verified" in told.out
     assert waltzctl("archive", "sign", str(tmp_path), "--yes").code == 0, "there is nothing to do"
-    again = waltzctl("archive", "new-key", str(key))
+    again = waltzctl("archive", "sign", "--new-key", str(key))
     assert (again.code, "W2140" in again.err) == (4, True)
     monkeypatch.setenv("WALTZ_ARCHIVE_KEY", str(tmp_path / "other.key"))
-    assert waltzctl("archive", "new-key", str(tmp_path / "other.key"), "-o", "json").code == 0
+    assert waltzctl("archive", "sign", "--new-key", str(tmp_path / "other.key"), "-o", "json").code == 0
     assert "was not signed with the key" in waltzctl("archive", "verify", str(tmp_path), "--quick").err
     monkeypatch.delenv("WALTZ_ARCHIVE_KEY")
     told = waltzctl("archive", "sign", str(tmp_path), "--yes")
@@ -292,6 +293,6 @@ def test_what_is_no_store_is_refused(waltzctl: Tool, tmp_path: Path) -> None:
 
 
 def test_examples(waltzctl: Tool) -> None:
-    for command in ("status", "verify", "clean", "heal", "sign", "new-key"):
+    for command in ("status", "verify", "heal", "sign"):
         assert examples(waltzctl, ["archive", command])
     assert examples(waltzctl, ["backup", "status"])

@@ -23,19 +23,19 @@ def place(live: LocalCluster, waltzctl: Tool) -> Iterator[list[str]]:
     """How the shared cluster is reached; afterwards it has no channels and no policy."""
     where = ["--directory", str(live.directory)]
     yield where
-    assert waltzctl("policy", "remove", "--confirm", "local", *where).code == 0
+    assert waltzctl("policy", "set", "--none", "--confirm", "local", *where).code == 0
     for row in as_json(waltzctl("channel", "list", *where, "-o", "json"))["channels"]:
         assert waltzctl("channel", "remove", row["name"], "--yes", *where).code == 0
 
 
 def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalCluster, waltzctl: Tool, tmp_path: Path) -> None:
     assert "There are no channels" in waltzctl("channel", "list", *place).out
-    refused(waltzctl("channel", "create", "all", "0", *place), 2, "no name of a channel")
-    refused(waltzctl("channel", "create", "orders", "0-4", *place), 3, "no partition 4")
-    refused(waltzctl("channel", "set", "orders", "0", *place), 3, "W2300", "there is no channel orders", "channel list")
-    assert waltzctl("channel", "create", "orders", "1,0", "--reason", "trials", *place).code == 0
-    assert "nothing to do" in waltzctl("channel", "create", "orders", "0-1", *place).out
-    refused(waltzctl("channel", "create", "orders", "3", *place), 4, "already, of partitions 0-1", "channel set orders")
+    refused(waltzctl("channel", "set", "all", "0", *place), 2, "no name of a channel")
+    refused(waltzctl("channel", "set", "orders", "0-4", *place), 3, "no partition 4")
+    refused(waltzctl("channel", "remove", "orders", *place), 3, "W2300", "there is no channel orders", "channel list")
+    assert waltzctl("channel", "set", "orders", "1,0", "--reason", "trials", *place).code == 0
+    assert "nothing to do" in waltzctl("channel", "set", "orders", "0-1", *place).out
+    refused(waltzctl("channel", "set", "orders", "3", *place), 2, "say --yes")
 
     # where partitions are said
     told = as_json(waltzctl("health", "orders,3", "--no-write", *place, "-o", "json"))
@@ -51,11 +51,11 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
     grant = {"names": ["billing"], "may": ["append"], "partitions": "orders"}
     expected = [{"name": "billing", "may": "append", "partition": 1}]
     file.write_text(json.dumps({"grants": [grant], "expect": expected}))
-    told = waltzctl("policy", "test", file)
+    told = waltzctl("policy", "set", file, "--check")
     assert told.code == EXIT_FINDINGS
     assert "channel orders: say its partitions with --channel orders=LIST" in told.out
-    assert waltzctl("policy", "test", file, "--channel", "orders=0-1").code == 0
-    refused(waltzctl("policy", "test", file, "--channel", "orders"), 2, "--channel orders: this is no channel")
+    assert waltzctl("policy", "set", file, "--check", "--channel", "orders=0-1").code == 0
+    refused(waltzctl("policy", "set", file, "--check", "--channel", "orders"), 2, "--channel orders: this is no channel")
     assert waltzctl("policy", "set", file, "--yes", *place).code == 0
     refused(waltzctl("channel", "remove", "orders", "--yes", *place), 5, "the policy speaks of the channel orders")
     assert waltzctl("channel", "set", "orders", "1-2", "--dry-run", *place).out.splitlines() == [
@@ -77,6 +77,6 @@ def test_a_channel_from_its_making_to_its_end(place: list[str], live: LocalClust
 
 
 def test_the_examples_of_the_help_are_run(place: list[str], waltzctl: Tool) -> None:
-    for name in ("create", "set", "list", "remove"):
+    for name in ("set", "list", "remove"):
         for arguments in examples(waltzctl, ["channel", name]):
             assert waltzctl(*arguments, *place).code == 0, arguments

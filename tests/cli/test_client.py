@@ -98,7 +98,7 @@ def test_who_wants_more_than_its_quota_is_shown_to_be_slowed(live: LocalCluster,
             assert "slowed by their quotas: anonymous" in top.out
     finally:
         name = as_json(waltzctl("cluster", "describe", *where, "-o", "json"))["name"]
-        assert waltzctl("policy", "remove", "--confirm", name, *where).code == 0
+        assert waltzctl("policy", "set", "--none", "--confirm", name, *where).code == 0
 
 
 def test_the_examples_of_the_help_are_run(live: LocalCluster, waltzctl: Tool) -> None:

@@ -70,7 +70,7 @@ def test_bash_goes_by_what_it_was_told() -> None:
     told = subprocess.run(
         ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
     )
-    assert told.stdout.splitlines() == ["remove remove-partition", "--watch"]
+    assert told.stdout.splitlines() == ["remove", "--watch"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

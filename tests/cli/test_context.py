@@ -51,12 +51,12 @@ def test_a_name_from_its_beginning_to_its_end(waltzctl: Tool) -> None:
     ]
     used = waltzctl("context", "use", "payments")
     assert used.out == "payments is meant from now on: zk1:2181,zk2:2181/waltz/p, protected.\n"
-    shown = as_json(waltzctl("context", "show", "-o", "json"))
+    shown = as_json(waltzctl("context", "use", "-o", "json"))
     assert (shown["cluster"], shown["where"], shown["is_protected"]) == ("payments", "zk1:2181,zk2:2181/waltz/p", True)
     assert waltzctl("context", "remove", "payments").out == (
         "payments is forgotten; the cluster is as it was. No cluster is meant now.\n"
     )
-    refused(waltzctl("context", "show"), 2, "W2103")
+    refused(waltzctl("context", "use"), 2, "W2103")
     for words, is_current in ((("use", "trial"), True), (("remove", "trial"), False), (("add", "trial", *TRIAL), False)):
         told = as_json(waltzctl("context", *words, "-o", "json"))
         assert (told["context"], told["is_current"], told["file"]) == ("trial", is_current, str(contexts_path()))
@@ -89,7 +89,7 @@ def test_a_name_never_comes_to_mean_another_cluster(waltzctl: Tool) -> None:
         (["add", "a", "--coordinator", "x:1", "--tls-key", "k"], 2, "--tls-key without"),
         (["use", "a"], 3, "there is no context a"),
         (["remove", "a"], 3, "there is no context a"),
-        (["show", "--context", "a"], 3, "there is no context a"),
+        (["use", "--context", "a"], 3, "there is no context a"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -105,7 +105,7 @@ def test_files_are_found_from_anywhere(tmp_path: Path, waltzctl: Tool, monkeypat
     assert waltzctl("context", "add", "payments", "--coordinator", "zk:1", *relative, "--use").code == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    shown = as_json(waltzctl("context", "show", "-o", "json"))
+    shown = as_json(waltzctl("context", "use", "-o", "json"))
     values = {row["setting"]: row["value"] for row in shown["settings"]}
     assert values["tls_key"] == str(issued.key)
 
@@ -113,7 +113,7 @@ def test_files_are_found_from_anywhere(tmp_path: Path, waltzctl: Tool, monkeypat
 def test_who_said_so(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert waltzctl("context", "add", "payments", "--coordinator", "zk1:2181", "--use").code == 0
     monkeypatch.setenv("WALTZ_ROOT", "/waltz/other")
-    shown = waltzctl("context", "show")
+    shown = waltzctl("context", "use")
     lines = [line.split(maxsplit=2) for line in shown.out.splitlines() if line.strip()]
     assert ["coordinator", "zk1:2181", "context payments"] in [[part.strip() for part in line] for line in lines]
     assert ["root", "/waltz/other", "WALTZ_ROOT"] in [[part.strip() for part in line] for line in lines]
@@ -122,7 +122,7 @@ def test_who_said_so(waltzctl: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_file_is_told_and_kept(waltzctl: Tool) -> None:
     contexts_path().parent.mkdir()
     contexts_path().write_text("contexts: [\n")
-    for words in (["list"], ["use", "a"], ["add", "a", "--coordinator", "x:1"], ["remove", "a"], ["show"]):
+    for words in (["list"], ["use", "a"], ["add", "a", "--coordinator", "x:1"], ["remove", "a"], ["use"]):
         refused(waltzctl("context", *words), 2, "W2093", str(contexts_path()))
     assert contexts_path().read_text() == "contexts: [\n"
 
@@ -158,7 +158,7 @@ def test_nobody_answers(waltzctl: Tool) -> None:
 
 def test_the_examples_of_the_help_run(waltzctl: Tool) -> None:
     assert waltzctl("context", "add", "trial", "--coordinator", "127.0.0.1:2181").code == 0
-    for words in (["add"], ["use"], ["list"], ["show"], ["remove"]):
+    for words in (["add"], ["use"], ["list"], ["remove"]):
         for arguments in examples(waltzctl, ["context", *words]):
             done = waltzctl(*arguments)
             assert (done.code, done.err) == (0, ""), arguments

@@ -86,7 +86,7 @@ def answers(directory: Path) -> dict[str, set[str]]:
     where = ["--directory", str(cluster.directory)]
     try:
         cluster.start()
-        run(["channel", "create", "orders", "1", "--yes", *where])
+        run(["channel", "set", "orders", "1", "--yes", *where])
         run(["group", "create", "mails", "--mode", "queue", "--yes", *where])
         with BlockingClient(cluster.server_addresses, settings=ClientSettings(instance="shop")) as client:
             for number in range(40):

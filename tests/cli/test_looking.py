@@ -302,10 +302,9 @@ def test_crossed_admin_addresses_are_nobodys_replicas(live: LocalCluster, waltzc
         assert told.code == 10, told
         told = waltzctl("doctor", "--directory", live.directory)
         assert told.code == 10, told
-        assert "remove-partition" not in told.out
+        assert "recover STORAGE --clean" not in told.out
         assert "this is the storage storage-3" in " ".join(told.out.split())
-        removal = ["storage", "remove-partition", "storage-2", "0", "--delete-files", "--yes"]
-        told = waltzctl(*removal, "--directory", live.directory)
+        told = waltzctl("storage", "recover", "storage-2", "--clean", "--yes", "--directory", live.directory)
         assert (told.code, "W2085" in told.err) == (4, True), told
     finally:
         using(place, cross)

@@ -72,7 +72,7 @@ class Place:
         return [view.meta.name for view in self.picture().storages]
 
     def held(self, name: str) -> list[int]:
-        return [int(number) for number in self.tool("storage", "partitions", name, "-o", "name").out.split()]
+        return [int(number) for number in self.tool("storage", "describe", name, "-o", "name").out.split()]
 
     def history(self) -> list[tuple[str, str, str]]:
         async def ask(cluster: Cluster) -> list[tuple[str, str, str]]:
@@ -168,9 +168,7 @@ def test_plans_change_nothing(place: Place) -> None:
         ["storage", "replace", "storage-3", four],
         ["storage", "set", "storage-1", "--group", "rack-1"],
         ["storage", "availability", "storage-1", "0", "--offline"],
-        ["storage", "remove-partition", "storage-1", "0"],
-        ["storage", "remove-partition", "storage-1", "0-1", "--delete-files", "--override", "storage-1"],
-        ["partition", "unassign", "0", "--from", "storage-3"],
+        ["partition", "assign", "0", "--off", "storage-3"],
         ["cluster", "set", "--replicas", "1"],
     ):
         planned = place.tool(*words, "--dry-run")
@@ -266,7 +264,7 @@ def test_a_storage_comes_and_goes(place: Place, tmp_path: Path) -> None:
     newest = place.json("history", "-n", "1")["history"]
     assert [(entry["verb"], entry["outcome"]) for entry in newest] == [("storage remove", "done")]
     address = place.local.blueprint.addresses("storage-4")[1]
-    assert place.bare("storage", "partitions", address, "-o", "name").out == "", "its files were set aside"
+    assert place.bare("storage", "describe", address, "-o", "name").out == "", "its files were set aside"
 
 
 def test_another_one_stands_for_a_dead_one(place: Place, tmp_path: Path) -> None:
@@ -302,10 +300,10 @@ def test_offline_and_online(place: Place) -> None:
     """Nothing is written meanwhile, so the owner does not miss it; whoever takes the next one off does."""
     told = place.tool("storage", "availability", "storage-1", "0", "--offline", "--yes", "--confirm", "storage-1")
     assert told.code == 0, told
-    row = place.json("storage", "partitions", "storage-1")["partitions"][0]
-    assert (row["partition"], row["state"]) == (0, "offline")
+    row = place.json("storage", "describe", "storage-1")["assigned"][0]
+    assert (row["partition"], row["status"]["is_available"]) == (0, False)
     refused(place.tool("storage", "availability", "storage-2", "0", "--offline", "--yes"), 5, "W2100", "partition 0")
-    refused(place.tool("partition", "unassign", "0", "--from", "storage-2", "--yes"), 5, "W2100", "partition 0")
+    refused(place.tool("partition", "assign", "0", "--off", "storage-2", "--yes"), 5, "W2100", "partition 0")
     unsafe = ("--override", "storage-2", "--reason", "to see what is said then")
     told = place.tool("storage", "availability", "storage-2", "0", "--offline", *unsafe)
     assert told.code == 0, told
@@ -339,15 +337,14 @@ def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place,
     rest = slow.stderr.read()
     slow.communicate(timeout=PATIENCE_SECONDS)
     assert slow.returncode == 130
-    assert "`waltzctl moves resume 0-1` goes on, `waltzctl moves cancel 0-1` takes back" in rest
+    assert "`waltzctl partition assign 0-1` goes on, `waltzctl partition assign 0-1 --cancel` takes back" in rest
     assert place.copy_rate() == found, "owners go on copying, and not faster"
-    rows = place.json("moves", "list")["moves"]
-    assert [(row["partition"], "storage-4*" in row["replicas"]) for row in rows] == [(0, True), (1, True)]
-    assert "storage-4 holds" in rows[0]["waiting"]
-    told = place.tool("moves", "cancel", "0", "--yes")
+    rows = place.json("partition", "list")["partitions"]
+    assert ["storage-4" in (row["moves_to"] or ()) for row in rows] == [True, True]
+    told = place.tool("partition", "assign", "0", "--cancel", "--yes")
     assert (told.code, place.copy_rate()) == (0, found), told
     assert sorted(place.replicas()[0]) == ["storage-1", "storage-2", "storage-3"]
-    assert [row["partition"] for row in place.json("moves", "list")["moves"]] == [1]
+    assert [row["partition"] for row in place.json("partition", "list")["partitions"] if row["moves_to"]] == [1]
 
     done = place.tool(*words, "--progress", "json")
     assert done.code == 0
@@ -398,7 +395,7 @@ def test_two_operators_at_once(place: Place, tmp_path: Path, pairs: slice) -> No
             ["storage", "add", place.new("storage-5"), "--auto-assign"],
         ),
         (["storage", "remove", "storage-1"], ["storage", "remove", "storage-1"]),
-        (["partition", "unassign", "0", "--from", "storage-2"], ["partition", "assign", "0", "--to", "storage-2"]),
+        (["partition", "assign", "0", "--off", "storage-2"], ["partition", "assign", "0", "--to", "storage-2"]),
     )
     with NumberedLoad(place.local.server_addresses, tmp_path) as load:
         for one, other in wanted[pairs]:

@@ -43,7 +43,7 @@ def place(live: LocalCluster, waltzctl: Tool) -> Iterator[list[str]]:
     yield where
     assert waltzctl("partition", "preferred", "0-3", "--clear", "--yes", *where).code == 0
     for name in live.blueprint.server_names:
-        assert waltzctl("server", "undrain", name, *where).code == 0
+        assert waltzctl("server", "drain", name, "--undo", *where).code == 0
     wait_until(lambda: is_settled(live.directory))
 
 
@@ -176,13 +176,13 @@ def test_a_server_drains_and_takes_part_again(live: LocalCluster, place: list[st
 
     refused(waltzctl("server", "drain", "server-2", "--yes", *place), 5, "W2100", "nobody would take over 0-3")
     refused(
-        waltzctl("partition", "transfer", "0", "--to", "server-1", "--yes", *place), 4, "W2110", "server undrain server-1"
+        waltzctl("partition", "transfer", "0", "--to", "server-1", "--yes", *place), 4, "W2110", "server drain server-1"
     )
     refused(waltzctl("server", "drain", "server-3", *place), 3, "there is no server server-3")
 
-    back = waltzctl("server", "undrain", "server-1", *place)
+    back = waltzctl("server", "drain", "server-1", "--undo", *place)
     assert back.code == 0, "nothing can be lost by it, so nobody is asked"
-    assert back.out.startswith("done: server undrain server-1\n  server-1 takes partitions again\n  the leader moves ")
+    assert back.out.startswith("done: server drain --undo server-1\n  server-1 takes partitions again\n  the leader moves ")
     assert owners(live.directory).count("server-1") == 2, "it ends when what comes back is open there"
     found = as_json(waltzctl("server", "list", *place, "-o", "json"))
     assert [server["open"] for server in found["servers"]] == [2, 2]
@@ -219,7 +219,7 @@ def test_two_who_are_asked_at_the_same_time_cannot_both_say_yes(
 def test_the_examples_of_the_help_run(live: LocalCluster, place: list[str], waltzctl: Tool) -> None:
     for words in (
         ["server", "list"], ["partition", "transfer"], ["partition", "preferred"],
-        ["server", "drain"], ["server", "undrain"],
+        ["server", "drain"],
     ):  # fmt: skip
         for arguments in examples(waltzctl, words):
             done = waltzctl(*arguments, *place)

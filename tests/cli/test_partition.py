@@ -80,9 +80,9 @@ def test_lists(tool: Tool) -> None:
     ]
     assert tool("storage", "list", "-o", "name").out.split() == STORAGES
     assert all(len(line) <= 80 for line in tool("storage", "list").out.splitlines())
-    held = as_json(tool("storage", "partitions", "storage-2", "-o", "json"))["partitions"]
-    assert [(row["partition"], row["state"]) for row in held] == [(number, "sound") for number in range(4)]
-    told = tool("storage", "partitions", "storage-9")
+    held = as_json(tool("storage", "describe", "storage-2", "-o", "json"))["assigned"]
+    assert [(row["partition"], row["status"]["is_sound"]) for row in held] == [(number, True) for number in range(4)]
+    told = tool("storage", "describe", "storage-9")
     assert (told.code, told.out) == (3, "")
     assert "did you mean storage-" in told.err
 
@@ -101,17 +101,17 @@ def test_one_partition(tool: Tool) -> None:
 
 
 def test_a_replica_less_and_a_replica_more(tool: Tool, live: LocalCluster) -> None:
-    words = ["partition", "unassign", "1", "--from", "storage-3"]
+    words = ["partition", "assign", "1", "--off", "storage-3"]
     asked = tool(*words, "--yes")
     assert asked.code == 2, "of two replicas none may fail: that is agreed to by name"
     assert "say --confirm 1" in asked.err
     done = tool(*words, "--confirm", "1")
     assert (done.code, done.err) == (0, ""), done
-    assert done.out.startswith("done: partition unassign 1\n  partition 1: leave storage-3\n")
+    assert done.out.startswith("done: partition assign 1\n  partition 1: leave storage-3\n")
     assert "1 (3 of 3 members level)" in done.out
     assert "0 (2 of 2 members level)" in done.out
     assert replicas(tool) == {0: STORAGES, 1: STORAGES[:2], 2: STORAGES, 3: STORAGES}
-    assert tool("storage", "partitions", "storage-3", "-o", "name").out.split() == ["0", "2", "3"]
+    assert tool("storage", "describe", "storage-3", "-o", "name").out.split() == ["0", "2", "3"]
     again = as_json(tool(*words, "-o", "json"))
     assert (again["result"], again["steps"]) == ("nothing-to-do", [])
 
@@ -135,17 +135,17 @@ def test_fewer_replicas_everywhere(tool: Tool) -> None:
     assert sum(map(len, done["cleared"].values())) == 8
     holder = found[0][0]
     other = next(name for name in STORAGES if name != holder)
-    told = tool("partition", "unassign", "0", "--from", holder, "--yes")
+    told = tool("partition", "assign", "0", "--off", holder, "--yes")
     assert (told.code, told.out) == (5, "")
     assert "partition 0 would have no replica" in told.err
     assert as_json(tool("partition", "assign", "0", "--to", other, "--yes", "-o", "json"))["result"] == "done"
-    done = as_json(tool("partition", "unassign", "0", "--from", holder, "--yes", "--confirm", "0", "-o", "json"))
+    done = as_json(tool("partition", "assign", "0", "--off", holder, "--yes", "--confirm", "0", "-o", "json"))
     assert (done["result"], replicas(tool)[0]) == ("done", [other]), "the last replica has moved"
 
 
 def test_what_takes_too_long_is_gone_on_with(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the daemons are: the command does not look at them a second time."""
-    assert tool("partition", "unassign", "0", "--from", "storage-1", "--confirm", "0").code == 0
+    assert tool("partition", "assign", "0", "--off", "storage-1", "--confirm", "0").code == 0
 
     async def wait(_: moving.RealDaemons) -> None:
         await asyncio.Event().wait()
@@ -158,8 +158,9 @@ def test_what_takes_too_long_is_gone_on_with(tool: Tool, monkeypatch: pytest.Mon
     assert "Traceback" not in told.err
     shown = tool("partition", "describe", "0")
     assert "on its way to storage-1, storage-2, storage-3" in shown.out
+    assert as_json(tool("partition", "list", "-o", "json"))["partitions"][0]["moves_to"] == STORAGES
     assert as_json(tool("history", "-n", "1", "-o", "json"))["history"][0]["outcome"].startswith("W2105 ")
-    done = as_json(tool("partition", "assign", "0", "--to", "storage-1", "--yes", "-o", "json"))
+    done = as_json(tool("partition", "assign", "--yes", "-o", "json"))
     assert done["result"] == "done"
     assert replicas(tool)[0] == STORAGES
 
@@ -171,10 +172,11 @@ def test_what_cannot_be_meant(tool: Tool, live: LocalCluster) -> None:
         (["assign", "4", "--to", "storage-1"], 3, "W2007"),
         (["assign", "0x", "--to", "storage-1"], 2, "'0x' is no partition"),
         (["assign", "0", "--to", "storage-1,"], 2, "is no list of storages"),
-        (["assign", "0"], 2, "--to"),
-        (["unassign", "0", "--from", "storage-1,storage-2,storage-3"], 5, "would have no replica"),
-        (["unassign", "0-1", "--from", "storage-9"], 3, "W2102"),
-        (["unassign", "0", "--from", "storage-1"], 2, "say --confirm 0"),
+        (["assign", "--to", "storage-1"], 2, "Name PARTITIONS"),
+        (["assign", "0", "--off", "storage-1", "--cancel"], 2, "--cancel goes without"),
+        (["assign", "0", "--off", "storage-1,storage-2,storage-3"], 5, "would have no replica"),
+        (["assign", "0-1", "--off", "storage-9"], 3, "W2102"),
+        (["assign", "0", "--off", "storage-1"], 2, "say --confirm 0"),
         (["auto-assign", "--replicas", "4"], 2, "W1001"),
         (["auto-assign", "--replicas", "0"], 2, "--replicas"),
         (["assign", "0", "--to", "storage-1", "--timeout", "0"], 2, "--timeout"),
@@ -191,12 +193,9 @@ def test_the_examples_of_the_help_run(tool: Tool, waltzctl: Tool) -> None:
         ["partition", "list"],
         ["partition", "describe"],
         ["partition", "assign"],
-        ["partition", "unassign"],
         ["partition", "auto-assign"],
         ["storage", "list"],
-        ["storage", "partitions"],
         ["cluster", "set"],
-        *(["moves", name] for name in ("list", "resume", "cancel")),
         ["history"],
     ):
         for typed in examples(waltzctl, words):

@@ -31,7 +31,7 @@ def place(live: LocalCluster, waltzctl: Tool) -> Iterator[list[str]]:
     where = ["--directory", str(live.directory)]
     yield where
     name = as_json(waltzctl("cluster", "describe", *where, "-o", "json"))["name"]
-    assert waltzctl("policy", "remove", "--confirm", name, *where).code == 0
+    assert waltzctl("policy", "set", "--none", "--confirm", name, *where).code == 0
 
 
 def write(path: Path, *grants: object, **more: object) -> Path:
@@ -108,17 +108,17 @@ def test_what_a_name_may_do_and_why(place: list[str], waltzctl: Tool, tmp_path: 
 
 def test_a_file_is_checked_without_a_cluster(waltzctl: Tool, tmp_path: Path) -> None:
     file = write(tmp_path / "policy.json", OTHERS, expect=[{"name": "audit", "may": "append", "partition": 1}])
-    assert waltzctl("policy", "test", file).out == "1 grants, 1 expectations: all is well.\n"
+    assert waltzctl("policy", "set", file, "--check").out == "1 grants, 1 expectations: all is well.\n"
     write(file, OTHERS, expect=[{"name": "audit", "may": "read", "partition": 1}])
-    told = waltzctl("policy", "test", file)
+    told = waltzctl("policy", "set", file, "--check")
     assert told.code == EXIT_FINDINGS
     assert "audit should be allowed to read partition 1, and is not" in told.out
     alike = {**ALL, "lock_prefixes": ["p41", "p113"]}
-    told = waltzctl("policy", "test", write(file, alike))
+    told = waltzctl("policy", "set", write(file, alike), "--check")
     assert told.code == EXIT_FINDINGS
     assert "the locks of p113 and p41 cannot be told apart" in told.out
-    refused(waltzctl("policy", "test", write(file, {**ALL, "deny": True})), 2, "grants[0].deny is not known")
-    refused(waltzctl("policy", "test", tmp_path / "none.yml"), 2, "none.yml")
+    refused(waltzctl("policy", "set", write(file, {**ALL, "deny": True}), "--check"), 2, "grants[0].deny is not known")
+    refused(waltzctl("policy", "set", tmp_path / "none.yml", "--check"), 2, "none.yml")
 
 
 def test_a_document_that_nobody_can_read_is_seen_and_replaced(place: list[str], waltzctl: Tool, tmp_path: Path) -> None:
@@ -145,8 +145,9 @@ def test_the_examples_of_the_help_are_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path("policy.yml"), ALL)
-    for name in ("test", "set", "show", "explain", "remove"):
+    assert waltzctl("policy", "set", "policy.yml", "--none", *place).code == 2, "one of the two"
+    for name in ("set", "show", "explain"):
         for arguments in examples(waltzctl, ["policy", name]):
-            done = waltzctl(*arguments, *([] if name == "test" else place))
+            done = waltzctl(*arguments, *([] if "--check" in arguments else place))
             assert (done.code, done.err) == (0, ""), arguments
     assert os.listdir() == ["policy.yml"]

@@ -18,6 +18,7 @@ import pytest
 from tests.cli.document_tree import document_tree
 from tests.cli.moving_words import PATIENCE_SECONDS
 from tests.cli.outcome import refused
+from tests.cli.replicas import make_replicas
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.change import Asked, Change, Request
 from waltzctl.shell.interruption import Interrupted
@@ -53,31 +54,40 @@ def newest(waltzctl: Tool, live: LocalCluster) -> Any:
     return json.loads(told.out)["history"][0]
 
 
-def test_a_replica_is_taken_off_as_a_change_of_the_cluster(tool: Tool, waltzctl: Tool, live: LocalCluster) -> None:
-    """Its owner makes it anew at once: it is assigned there."""
+def test_a_forgotten_replica_is_set_aside_and_deleted_later(tool: Tool, waltzctl: Tool, live: LocalCluster) -> None:
+    def assign(*words: str) -> None:
+        done = waltzctl("partition", "assign", "0", *words, "--confirm", "0", "--directory", live.directory)
+        assert done.code == 0, done
+
+    assign("--off", "storage-1")
+    make_replicas(live.blueprint.addresses("storage-1")[1], 0)
+    words = ["recover", "storage-1", "--clean"]
     before = document_tree(str(live.directory))
-    words = ["remove-partition", "storage-1", "0"]
     planned = tool(*words, "--dry-run")
     assert (planned.code, planned.err) == (0, ""), planned
-    assert planned.out.startswith("would do: storage remove-partition storage-1\n  set aside the files of partition 0 on")
-    told = tool(*words, "--delete-files", "--confirm", "storage-1")
-    refused(told, 5, "W2100", "storage-1 is a member of partition 0: its files can be set aside")
+    assert "set aside the files of partition 0 on storage-1; not assigned to it" in planned.out
+    assert "delete 0.set-aside-1, " in planned.out
     refused(tool(*words, "--yes"), 2, "W2101", "say --confirm storage-1")
-    refused(tool(*words, "--yes", "--key", "00000000-0000-0000-0000-000000000001"), 4, "W2002")
-    refused(tool("remove-partition", "storage-1", "7", "--yes"), 3, "W2007")
-    refused(tool("create-partition", "storage-1", "0"), 4, "W2012", "storage-1 holds partition 0 already")
+    refused(tool(*words, "0", "--yes"), 2, "--clean is for a whole storage")
     assert document_tree(str(live.directory)) == before
+    done = json.loads(tool(*words, "--confirm", "storage-1", "--reason", "a trial", "-o", "json").out)
+    assert (done["set_aside"], [one["name"] for one in done["deleted"]]) == ([0], ["0.set-aside-1"])
+    entry = newest(waltzctl, live)
+    assert (entry["verb"], entry["subject"], entry["outcome"], entry["reason"]) == (
+        "storage recover --clean", "storage-1", "done", "a trial",
+    )  # fmt: skip
+    assert json.loads(tool(*words, "--confirm", "storage-1", "-o", "json").out)["set_aside"] == []
+    assert tool(*words).out == "nothing to do: storage recover --clean storage-1\n"
+    assign("--to", "storage-1")
+
+
+def test_a_replica_goes_offline_as_a_change_of_the_cluster(tool: Tool, live: LocalCluster) -> None:
+    words = ["availability", "storage-1", "0", "--offline"]
+    refused(tool(*words, "--yes", "--key", "00000000-0000-0000-0000-000000000001"), 4, "W2002")
+    refused(tool("availability", "storage-1", "7", "--offline", "--yes"), 3, "W2007")
     assert tool("availability", "storage-2", "0", "--offline", "--confirm", "storage-2").code == 0
     refused(tool(*words, "--confirm", "storage-1"), 5, "W2100", "partition 0 would have 1 of 3 members level")
     assert tool("availability", "storage-2", "0", "--online", "--yes").code == 0
-    settle(live)
-    done = tool(*words, "--confirm", "storage-1", "--reason", "a trial", "-o", "json")
-    assert done.code == 0, done
-    assert json.loads(done.out)["partitions"] == [{"partition": 0, "result": "removed", "error": None}]
-    entry = newest(waltzctl, live)
-    assert (entry["verb"], entry["subject"], entry["outcome"], entry["reason"]) == (
-        "storage remove-partition", "storage-1", "done", "a trial",
-    )  # fmt: skip
 
 
 def test_in_a_protected_context_its_name_is_typed(
@@ -85,17 +95,15 @@ def test_in_a_protected_context_its_name_is_typed(
 ) -> None:
     monkeypatch.setenv("WALTZ_CONTEXTS", str(tmp_path / "contexts.yml"))
     assert waltzctl("context", "add", "production", "--directory", live.directory, "--protected").code == 0
-    for words in (["remove-partition", "storage-1", "0"], ["availability", "storage-1", "0", "--online"]):
-        told = waltzctl("storage", *words, "--yes", "--context", "production")
-        refused(told, 2, "W2101", "storage-1" if words[0].startswith("remove") else "production")
+    told = waltzctl("storage", "availability", "storage-1", "0", "--online", "--yes", "--context", "production")
+    refused(told, 2, "W2101", "production")
     assert tool("describe", "storage-1").code == 0
 
 
 def test_by_an_address_there_is_no_plan(tool: Tool, live: LocalCluster) -> None:
     address = live.blueprint.addresses("storage-1")[1]
-    for verb in (["create-partition"], ["remove-partition"], ["availability", "--online"]):
-        for option in (["--dry-run"], ["--reason", "x"], ["--confirm", "storage-1"], ["--override", "storage-1"]):
-            refused(tool(verb[0], address, "0", *verb[1:], *option), 2, "need the name of a storage")
+    for option in (["--dry-run"], ["--reason", "x"], ["--confirm", "storage-1"], ["--override", "storage-1"]):
+        refused(tool("availability", address, "0", "--online", *option), 2, "need the name of a storage")
 
 
 # -- told to end -------------------------------------------------------------------------------------------------------

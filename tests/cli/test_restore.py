@@ -29,6 +29,7 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from tests.cli.outcome import refused
+from tests.cli.replicas import make_replicas
 from tests.process.daemon import Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
@@ -307,7 +308,7 @@ def test_a_cluster_goes_on_from_a_moment_under_its_own_key(lost: Lost, waltzctl:
             refused(waltzctl(*words, "--dry-run"), 5, "W2284", "of the old cluster answers at")
         refused(waltzctl(*words, "--dry-run", "--replicas", "2"), 2, "2 replicas")
         refused(waltzctl(*command, str(tmp_path), *words[3:], "--dry-run"), 4, "W2265", "holds no archive")
-        assert waltzctl("storage", "create-partition", there.storages[1].admin_listen, "1").code == 0
+        make_replicas(there.storages[1].admin_listen, 1)
         refused(waltzctl(*words, *other, "--dry-run"), 4, "W2279", "s1 has a replica of partition 1 already")
         told = waltzctl(*words, "--confirm", "local", "-o", "json")
         assert told.code == 0, told
@@ -335,21 +336,21 @@ def test_a_drill_restores_all_of_it_and_leaves_nothing(lost: Lost, waltzctl: Too
 
 
 def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool, tmp_path: Path) -> None:
-    latest, by_time = examples(waltzctl, ["archive", "marks"])
+    _, _, latest, by_time = examples(waltzctl, ["archive", "status"])
     told = waltzctl(*latest[:2], lost.store, *latest[3:], "-o", "json")
     found = json.loads(told.out)
     assert (told.code, list(found["marks"])) == (0, ["0", "1"])
     listed = examples(waltzctl, ["archive", "timelines"])[0]
     rows = json.loads(waltzctl(*listed[:2], lost.store, "-o", "json").out)["timelines"]
     assert [(row["partition"], row["timeline"], row["fork"]) for row in rows] == [(0, 1, None), (1, 1, None)]
-    refused(waltzctl("archive", "marks", lost.store, "--latest", "--timeline", "1=2"), 2, "W2277", "timeline 2 of")
+    refused(waltzctl("archive", "status", lost.store, "--latest", "--timeline", "1=2"), 2, "W2277", "timeline 2 of")
     file = tmp_path / "marks.json"
     file.write_text(told.out)
     drilled = waltzctl("backup", "drill", lost.store, "--to-marks", file, "--directory", tmp_path, "-o", "json")
     rows = json.loads(drilled.out)["partitions"]
     assert {str(row["partition"]): row["last_id"] for row in rows} == found["marks"]
     file.write_text(json.dumps({"0": 3, "1": 1 << 40}))
-    marks = ("archive", "marks", lost.store)
+    marks = ("archive", "status", lost.store)
     refused(waltzctl(*marks, "--to-marks", file), 2, "W2277", "partition 1 ends at id")
     file.write_text("{}")
     refused(waltzctl(*marks, "--to-marks", file), 2, "holds no marks")
@@ -359,5 +360,6 @@ def test_where_it_may_end_is_told_and_refused_by_name(lost: Lost, waltzctl: Tool
     now = datetime.now(UTC).isoformat()
     refused(waltzctl(*marks, "--to-time", now), 2, "W2277", "is complete up to", "--each-as-far-as-it-goes")
     assert waltzctl(*marks, "--to-time", now, "--each-as-far-as-it-goes").code == 0
-    assert waltzctl(*marks).code == 2
+    assert waltzctl(*marks).out == waltzctl(*marks, "--latest").out
+    assert waltzctl("archive", "status", "--latest").code == 2, "a moment of which store?"
     assert waltzctl(*marks, "--latest", "--to-time", "1h").code == 2

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.cli.replicas import make_replicas
 from tests.process.daemon import KEY, PARTITIONS, Daemon
 from waltzctl import main
 from waltzctl.shell.numbers import partitions_of
@@ -51,12 +51,7 @@ def write_some(daemon: Daemon) -> None:
 
 def test_a_storage_from_the_first_partition_to_the_last(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     address = daemon.admin_listen
-    code, out, err = waltzctl("storage", "create-partition", address, "0-1,7", capsys=capsys)
-    assert (code, out) == (7, "partition 0: created\npartition 1: created\n")
-    assert "partition 7: W2007" in err
-    code, out, _ = waltzctl("storage", "create-partition", address, "0", "-o", "json", capsys=capsys)
-    assert code == 4
-    assert as_json(out)["partitions"][0]["error"]["code"] == "W2012"
+    make_replicas(address, 0, 1)
     write_some(daemon)
     code, out, _ = waltzctl("storage", "describe", address, capsys=capsys)
     assert code == 0
@@ -72,10 +67,6 @@ def test_a_storage_from_the_first_partition_to_the_last(daemon: Daemon, capsys: 
     assert waltzctl("storage", "availability", address, "1", "--offline", capsys=capsys)[0] == 0
     assert re.search(r"1 +offline", waltzctl("storage", "describe", address, capsys=capsys)[1])
     assert waltzctl("storage", "availability", address, "1", "--online", capsys=capsys)[0] == 0
-    refused = CliRunner().invoke(main.app, ["storage", "remove-partition", address, "1"], input="n\n")
-    assert "Nothing was changed." in refused.output
-    assert waltzctl("storage", "remove-partition", address, "1", "--yes", capsys=capsys)[0] == 0
-    assert waltzctl("storage", "remove-partition", address, "1", "--yes", capsys=capsys)[0] == 3
     damage(daemon.directory / "0" / f"{0:019d}.seg")
     code, out, _ = waltzctl("storage", "verify", address, capsys=capsys)
     assert code == 8
@@ -93,9 +84,9 @@ def test_what_cannot_be_done_says_so(daemon: Daemon, capsys: pytest.CaptureFixtu
     for arguments, exit_code, said in (
         (("describe", "127.0.0.1:1"), 6, "W4001"),
         (("describe", daemon.admin_listen, "--key", "00000000-0000-0000-0000-000000000001"), 4, "W2002"),
-        (("create-partition", daemon.admin_listen, "1x"), 2, "'1x' is no partition"),
-        (("create-partition", daemon.admin_listen, "-1"), 2, "-1"),
-        (("create-partition", daemon.admin_listen, "5-2"), 2, "'5-2' is no range"),
+        (("availability", daemon.admin_listen, "1x", "--online"), 2, "'1x' is no partition"),
+        (("availability", daemon.admin_listen, "-1", "--online"), 2, "-1"),
+        (("availability", daemon.admin_listen, "5-2", "--online"), 2, "'5-2' is no range"),
         (("availability", daemon.admin_listen, "0"), 2, "--online"),
         (("verify", daemon.admin_listen, "3"), 3, "W2007"),
     ):

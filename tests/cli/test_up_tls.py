@@ -44,7 +44,7 @@ def test_a_cluster_with_certificates_is_used_by_its_directory_alone(home: Path, 
     for command in (("txn", "append", "0", "hello"), ("status",), ("doctor",), ("health",), ("txn", "get", "0", "0")):
         done = waltzctl(*command, *there)
         assert done.code == 0, done.out + done.err
-    shown = waltzctl("context", "show", *there, "-o", "json")
+    shown = waltzctl("context", "use", *there, "-o", "json")
     rows = {row["setting"]: row["value"] for row in json.loads(shown.out)["settings"]}
     check_reading(rows)
     check_files(home / "closed")

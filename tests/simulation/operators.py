@@ -113,7 +113,7 @@ class _Tool:
 
     async def _move(self, goals: dict[int, tuple[str, ...]]) -> None:
         now = await situation(self._cluster, None, daemons=self)
-        relocation = Relocation(now=now, verb="moves resume", subject="", goals=goals)
+        relocation = Relocation(now=now, verb="partition assign", subject="", goals=goals)
         options = MoveOptions(timeout=TRIES_SECONDS)
         cleared = await carry_out(self._cluster, self, relocation, options, lambda *said: None)
         self._say(f"replicas are where they shall be: {goals}" + (f", cleared: {cleared}" if cleared else ""))

@@ -24,7 +24,7 @@ from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of, save_channels
 from waltzd.cluster.cluster import Cluster
-from waltzd.errors import EXIT_OK, BadArgument, NameInUse, Unsafe
+from waltzd.errors import EXIT_OK, BadArgument, Unsafe
 from waltzd.protocol.channels import CHANNELS_MAX, Channels, Ranges, is_channel, named_in, no_channel, numbers_of
 from waltzd.protocol.policy import Policy
 
@@ -49,34 +49,25 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
                 Column("partitions", lambda row: row["partitions"], cell=spell_numbers),
             ),
             rows=[{"name": name, "partitions": list(numbers_of(ranges))} for name, ranges in sorted(channels.items())],
-            nothing="There are no channels: `waltzctl channel create NAME PARTITIONS` makes one.",
+            nothing="There are no channels: `waltzctl channel set NAME PARTITIONS` makes one.",
         ),
         output,
     )
     return EXIT_OK
 
 
-def create(*, name: Name, numbers: Numbers, request: Changing) -> int:
-    """Give PARTITIONS (like 0-3,7) a NAME that may stand wherever partitions are said: in these commands, in the policy, in
-    exports and in applications. It begins with a letter. A partition may be in many channels; what other channels are
-    named here count as what they are at this moment.
-
-    \b
-    Examples:
-      waltzctl channel create orders 0-1
-      waltzctl channel create orders 0-1 --dry-run
-    """
-    return _change("channel create", name, chosen(request.reach, numbers), request)
-
-
 def set_(*, name: Name, numbers: Numbers, request: Changing) -> int:
-    """Give a channel other PARTITIONS (like 0-3,7). Where the policy speaks of it, rights come and go with them: the plan
-    says which names lose what, and such mounts end within two seconds. An application that asked for the channel keeps
-    the partitions that it found, until it asks again.
+    """Give PARTITIONS (like 0-3,7) a NAME that may stand wherever partitions are said: in these commands, in the policy, in
+    exports and in applications; or give a channel other partitions. The name begins with a letter. A partition may be in
+    many channels; what other channels are named here count as what they are at this moment.
+
+    Where the policy speaks of the channel, rights come and go with its partitions: the plan says which names lose what,
+    and such mounts end within two seconds. An application that asked for the channel keeps the partitions that it found,
+    until it asks again.
 
     \b
     Examples:
-      waltzctl channel set orders 0-2 --dry-run
+      waltzctl channel set orders 0-1 --dry-run
       waltzctl channel set orders 0-2 --yes --reason 'more room for orders'
     """
     return _change("channel set", name, chosen(request.reach, numbers), request)
@@ -103,7 +94,10 @@ def _change(verb: str, name: str, numbers: list[int] | None, request: Request) -
         meta, policy_version = await cluster.meta(), await cluster.policy_version()
         check_partitions(numbers or (), meta.partitions)
         before, version = await channels_of(cluster.coordinator)
-        _check(verb, name, before, wanted)
+        if wanted is None and name not in before:
+            raise no_channel(name)
+        if name not in before and len(before) >= CHANNELS_MAX:
+            raise BadArgument(f"a cluster has at most {CHANNELS_MAX} channels", next_step="remove one that is not used")
         if before.get(name) == wanted:
             return nothing_to_do(verb, name)
         after = {other: ranges for other, ranges in before.items() if other != name}
@@ -124,21 +118,6 @@ def _change(verb: str, name: str, numbers: list[int] | None, request: Request) -
         return Change(plan=plan, do=do)
 
     return request.perform(prepare)
-
-
-def _check(verb: str, name: str, there: Channels, wanted: Ranges | None) -> None:
-    if verb != "channel create":
-        if name not in there:
-            raise no_channel(name)
-    elif name not in there:
-        if len(there) >= CHANNELS_MAX:
-            raise BadArgument(f"a cluster has at most {CHANNELS_MAX} channels", next_step="remove one that is not used")
-    elif there[name] != wanted:
-        raise NameInUse(
-            f"there is a channel {name} already, of partitions {there[name]}",
-            not_done="nothing was changed",
-            next_step=f"give it other partitions with `waltzctl channel set {name} PARTITIONS`, or take another name",
-        )
 
 
 def _steps(name: str, before: Ranges | None, after: Ranges | None) -> list[str]:

@@ -17,10 +17,11 @@ from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, 
 from waltzctl.picture import attendance
 from waltzctl.picture.attendance import Attendance, Attendant
 from waltzctl.picture.picture import silence
-from waltzctl.shell.change import Change, Changing, nothing_to_do
+from waltzctl.shell.change import Asking, Change, Request, nothing_to_do
 from waltzctl.shell.numbers import check_partitions, spell
+from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Say
-from waltzctl.shell.reach import Meant, check_name, using
+from waltzctl.shell.reach import ClusterOptions, Meant, check_name, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.show.policy import NO_POLICY, grants, rights, spelled
@@ -36,7 +37,6 @@ CUT_MAX = 5
 """Instances that are named."""
 STEPS_MAX = 200
 """Of a plan: the history keeps them."""
-File = Annotated[Path, Argument(metavar="FILE", dir_okay=False)]
 
 
 def show(*, reach: Meant, output: AnyForm = "table") -> int:
@@ -86,24 +86,45 @@ def explain(
     return EXIT_OK
 
 
-def check(
+def set_(
     *,
-    file: File,
+    file: Annotated[Path | None, Argument(metavar="[FILE]", dir_okay=False)] = None,
+    is_check: Annotated[bool, Option("--check", help="Only check the file, and ask no cluster.")] = False,
     channels: Annotated[
         tuple[str, ...],
-        Option("--channel", metavar="NAME=LIST", help="A channel of the cluster, as orders=0-3."),
+        Option("--channel", metavar="NAME=LIST", help="With --check: a channel of the cluster, as orders=0-3."),
     ] = (),
-    output: AnyForm = "table",
+    is_none: Annotated[
+        bool, Option("--none", help="Take the policy away: everybody with a certificate may do everything.")
+    ] = False,
+    asked: Asking,
+    given: ClusterOptions,
+    output: Output = "table",
 ) -> int:
-    """Check a file with a policy, without a cluster: whether it can be read, whether all that it expects of its grants is
-    so, and whether prefixes of locks cannot be told apart. The end is 0 when all is well, and 8 when something is not.
+    """Put the policy of a file in the place of the one that counts. The plan says which grants come and go, which names
+    lose what, and who of them is connected at the moment; such mounts end within two seconds. A name that no grant speaks
+    of may do nothing. Operators always may do everything.
+
+    With --check no cluster is asked: whether the file can be read, whether all that it expects of its grants is so, and
+    whether prefixes of locks cannot be told apart. The end is 0 when all is well, and 8 when something is not.
 
     \b
     Examples:
-      waltzctl policy test policy.yml
-      waltzctl policy test policy.yml --channel orders=0-3
-      waltzctl policy test policy.yml -o json
+      waltzctl policy set policy.yml --check
+      waltzctl policy set policy.yml --check --channel orders=0-3 -o json
+      waltzctl policy set policy.yml --dry-run
+      waltzctl policy set policy.yml --yes --reason 'billing has its own partitions'
+      waltzctl policy set --none --confirm local --reason 'back to trials'
     """
+    if is_none is (file is not None) or (is_none and is_check) or (channels and not is_check):
+        raise Misused("Name the FILE with the policy, or say --none; --channel goes with --check.")
+    if is_check and file is not None:
+        return _check(file, channels, output)
+    request = Request(asked=asked, reach=given.reach(), output=output)
+    return _set(file, request) if file is not None else _remove(request)
+
+
+def _check(file: Path, channels: Iterable[str], output: str) -> int:
     found = load(file)
     rows = [{"finding": finding} for finding in _findings(found, _typed_channels(channels))]
     put(
@@ -119,18 +140,7 @@ def check(
     return EXIT_FINDINGS if rows else EXIT_OK
 
 
-def set_(*, file: File, request: Changing) -> int:
-    """Put the policy of a file in the place of the one that counts. The plan says which grants come and go, which names
-    lose what, and who of them is connected at the moment; such mounts end within two seconds. A name that no grant speaks
-    of may do nothing. Operators always may do everything.
-
-    \b
-    Examples:
-      waltzctl policy set policy.yml --dry-run
-      waltzctl policy set policy.yml --yes --reason 'billing has its own partitions'
-      waltzctl policy set policy.yml --dry-run -o json
-    """
-
+def _set(file: Path, request: Request) -> int:
     async def prepare(cluster: Cluster) -> Change:
         meta, found = await cluster.meta(), load(file)
         channels, _ = await channels_of(cluster.coordinator)
@@ -160,23 +170,15 @@ def set_(*, file: File, request: Changing) -> int:
     return request.perform(prepare)
 
 
-def remove(*, request: Changing) -> int:
-    """Take the policy away. Every application that has a certificate of the cluster may do everything then.
-
-    \b
-    Examples:
-      waltzctl policy remove --dry-run
-      waltzctl policy remove --confirm local --reason 'back to trials'
-    """
-
+def _remove(request: Request) -> int:
     async def prepare(cluster: Cluster) -> Change:
         meta, version = await cluster.meta(), await cluster.policy_version()
         before, trouble = await _present(cluster)
         if before is None and not trouble:
-            return nothing_to_do("policy remove", meta.name)
+            return nothing_to_do("policy set --none", meta.name)
         count = [] if before is None else [f"take its {len(before.grants)} grants away"]
         steps = (*trouble, *count, "from then on every application may do everything")
-        plan = Plan(verb="policy remove", subject=meta.name, steps=steps, danger=Danger.TYPED)
+        plan = Plan(verb="policy set --none", subject=meta.name, steps=steps, danger=Danger.TYPED)
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:
             await cluster.save_policy(None, version)

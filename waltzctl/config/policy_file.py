@@ -123,7 +123,8 @@ def _filled(found: dict[Any, Any]) -> dict[Any, Any]:
         raise BadArgument("it was written by another version of waltzctl")
     if filled.pop("exists", True) is not True:
         raise BadArgument(
-            "it is what `policy show` wrote where there was no policy", next_step="`waltzctl policy remove` takes one away"
+            "it is what `policy show` wrote where there was no policy",
+            next_step="`waltzctl policy set --none` takes one away",
         )
     for name, complete in (("grants", whole_grant), ("expect", partial(with_defaults, Expectation))):
         if isinstance(filled.get(name), list):

@@ -38,7 +38,7 @@ class End:
         Option(
             "--to-marks",
             metavar="FILE",
-            help="Each partition at an id of its own, as `waltzctl archive marks` prints them: a fork of the log.",
+            help="Each partition at an id of its own, as `waltzctl archive status STORE` prints them: a fork of the log.",
         ),
     ] = None
     latest: Annotated[bool, Option("--latest", help="The newest moment of which the store has all partitions whole.")] = (
@@ -63,6 +63,14 @@ class End:
     ] = ()
 
     def __post_init__(self) -> None:
+        self.check()
+
+    @property
+    def is_said(self) -> bool:
+        return self.latest or self.each or bool(self.timelines or self.to_time or self.to_marks)
+
+    def check(self) -> None:
+        """Raise `Misused` unless exactly one end is said."""
         if (self.to_time is not None) + (self.to_marks is not None) + self.latest != 1:
             raise Misused("Say where it ends, with one of --to-time, --to-marks and --latest.")
         if self.each and self.to_marks is not None:
@@ -98,7 +106,16 @@ class End:
         return cut_at_time(logs, time, now=int(now.timestamp() * 1_000_000), is_each=self.each)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaybeEnd(End):
+    """The same options where they may be left out; the command calls `check` where they may not."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
 Ending = Annotated[End, From(End)]
+MaybeEnding = Annotated[MaybeEnd, From(MaybeEnd)]
 
 
 def marks_in(file: Path) -> dict[int, int]:

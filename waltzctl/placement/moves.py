@@ -155,9 +155,9 @@ class Relocation:
         numbers = spell_numbers(sorted(self.changed)).replace(" ", "")
         return (
             "Interrupted. What has moved stays, and new replicas go on copying as fast as this command let them. "
-            f"`waltzctl moves resume {numbers}` goes on, `waltzctl moves cancel {numbers}` takes back what has not "
-            "arrived, `waltzctl moves list` shows how far it is. The same command again goes on with everything that was "
-            "planned."
+            f"`waltzctl partition assign {numbers}` goes on, `waltzctl partition assign {numbers} --cancel` takes back "
+            "what has not arrived, `waltzctl partition list -o wide` shows where it leads. The same command again goes on "
+            "with everything that was planned."
         )
 
 

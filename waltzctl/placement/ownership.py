@@ -17,7 +17,7 @@ from typer import Argument, Option
 
 from waltzctl.picture.look import seen
 from waltzctl.placement.handover import Handover, arrival
-from waltzctl.shell.change import Change, Changing, changing
+from waltzctl.shell.change import Change, Changing, Prepare, changing
 from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Meant, Reach, ServerName, first_contact, known_servers, unknown, using
@@ -110,17 +110,27 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
     return EXIT_OK
 
 
-def drain(*, server: ServerName, request: Changing, wait: Wait = True, timeout: Patience = TIMEOUT_SECONDS) -> int:
+def drain(
+    *,
+    server: ServerName,
+    is_undo: Annotated[bool, Option("--undo", help="Let a server that drains take partitions again.")] = False,
+    request: Changing,
+    wait: Wait = True,
+    timeout: Patience = TIMEOUT_SECONDS,
+) -> int:
     """Let a server give all its partitions to others and take no new ones, before it is stopped or looked after. It ends
-    when the server owns nothing and its partitions are open elsewhere. The server takes part again after
-    `waltzctl server undrain`, or when it was started again.
+    when the server owns nothing and its partitions are open elsewhere. The server takes part again after --undo, or when
+    it was started again.
 
     \b
     Examples:
       waltzctl server drain server-1 --dry-run
       waltzctl server drain server-1 --yes --reason "new memory"
+      waltzctl server drain server-1 --undo
     """
     tls = request.reach.tls
+    if is_undo:
+        return request.perform(_undo(server, tls, timeout, wait=wait))
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
@@ -140,17 +150,8 @@ def drain(*, server: ServerName, request: Changing, wait: Wait = True, timeout: 
     return request.perform(prepare)
 
 
-def undrain(*, server: ServerName, request: Changing, wait: Wait = True, timeout: Patience = TIMEOUT_SECONDS) -> int:
-    """Let a server that drains take partitions again. It ends when those that the leader moves are open at their new
-    owners.
-
-    \b
-    Examples:
-      waltzctl server undrain server-1
-      waltzctl server undrain server-1 --dry-run -o json
-    """
-
-    tls = request.reach.tls
+def _undo(server: str, tls: Tls | None, timeout: float, *, wait: bool) -> Prepare:
+    """End when the partitions that the leader moves are open at their new owners."""
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
@@ -165,7 +166,7 @@ def undrain(*, server: ServerName, request: Changing, wait: Wait = True, timeout
 
         return Change(plan=made, do=do)
 
-    return request.perform(prepare)
+    return prepare
 
 
 def remove(*, server: ServerName, request: Changing) -> int:
@@ -235,7 +236,7 @@ def undrain_plan(found: Owners, server: str) -> tuple[Plan, Assignment]:
     before = found.server(server)
     after = found.planned({**found.servers, server: replace(before, is_draining=False)}, found.preferences)
     steps = (f"{server} takes partitions again", *found.leader_moves(after)) if before.is_draining else ()
-    return Plan(verb="server undrain", subject=server, steps=steps, danger=Danger.NONE), after
+    return Plan(verb="server drain --undo", subject=server, steps=steps, danger=Danger.NONE), after
 
 
 # -- once --------------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     if found.server(to).is_draining:
         raise WouldNotLast(
             f"{to} is draining",
-            next_step=f"let it take part again with `waltzctl server undrain {to}`, or name another server",
+            next_step=f"let it take part again with `waltzctl server drain {to} --undo`, or name another server",
         )
     after = transferred(found.assignment, found.servers, found.preferences, numbers, to)
     against = obstacles(after, found.servers, found.preferences, numbers, to)

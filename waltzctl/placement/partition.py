@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from waltzctl.picture.look import seen
-from waltzctl.placement.moves import Goals, Relocation, Situation, Wait, next_step, view_of
+from waltzctl.placement.moves import Goals, Relocation, Situation
 from waltzctl.placement.moving import MoveOptions, Moving, change_of, situation
 from waltzctl.shell.change import Change, Changing, Request
 from waltzctl.shell.numbers import chosen
+from waltzctl.shell.options import Misused
 from waltzctl.shell.reach import Meant, using
-from waltzctl.show.cluster import partition, partitions, with_stars
-from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
+from waltzctl.show.cluster import partition, partitions
+from waltzctl.show.forms import AnyForm, put
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
 
 
 def list_(*, reach: Meant, output: AnyForm = "table") -> int:
-    """All partitions of a cluster, a line each: whether it takes transactions, who owns it, and where its replicas are.
+    """All partitions of a cluster, a line each: whether it takes transactions, who owns it, where its replicas are, and
+    where a move that is not over leads to.
 
     \b
     Examples:
@@ -57,48 +59,52 @@ def describe(
 
 def assign(
     *,
-    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
-    names: Annotated[str, Option("--to", metavar="STORAGE,…", help="The storages that get a replica each.")],
+    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    new: Annotated[str | None, Option("--to", metavar="STORAGE,…", help="The storages that get a replica each.")] = None,
+    old: Annotated[str | None, Option("--off", metavar="STORAGE,…", help="The storages that lose their replica.")] = None,
+    is_cancel: Annotated[bool, Option("--cancel", help="Take back moves that are not over.")] = False,
     options: Moving,
     request: Changing,
 ) -> int:
-    """Give PARTITIONS (like 0-3,7) one more replica on each of these storages. A new replica copies first, and becomes a
-    member when it is level. Writing goes on meanwhile.
+    """Give PARTITIONS (like 0-3,7) one more replica on each storage of --to, and take those on the storages of --off away.
+    A new replica copies first, and becomes a member when it is level; then old ones go, and their files are set aside.
+    Writing goes on meanwhile. It is refused where a partition would lose its majority.
+
+    Without --to and --off, go on with moves that are written down and that no command carries out any more, of PARTITIONS
+    or of all. A bound on copying that was set for them goes on, unless --rate says another one. With --cancel, replicas
+    that still copy go away, and members stay where they are now; what has arrived is not moved back.
 
     \b
     Examples:
       waltzctl partition assign 0 --to storage-2 --yes
       waltzctl partition assign 0-1 --to storage-1,storage-2 --dry-run
+      waltzctl partition assign 0 --off storage-3 --dry-run
+      waltzctl partition assign --dry-run
+      waltzctl partition assign 0-1 --cancel --dry-run
     """
+    changes = new is not None or old is not None
+    if (changes and numbers is None) or (changes and is_cancel):
+        raise Misused("Name PARTITIONS with --to and --off; --cancel goes without them.")
 
     def aim(now: Situation, chosen: list[int]) -> Goals:
-        new = [now.storage(name).name for name in _names(names)]
-        return {number: tuple(sorted({*now.goals[number], *new})) for number in chosen}
+        if not changes:
+            return _unfinished(now, chosen, is_cancel=is_cancel)
+        more = {now.storage(name).name for name in _names(new)} if new is not None else set()
+        less = {now.storage(name).name for name in _names(old)} if old is not None else set()
+        return {number: tuple(sorted({*now.goals[number], *more} - less)) for number in chosen}
 
-    return _relocate("partition assign", numbers, aim, request, options)
+    return _relocate("partition assign", numbers, aim, request, options, keeps_rate=not changes and not is_cancel)
 
 
-def unassign(
-    *,
-    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
-    names: Annotated[str, Option("--from", metavar="STORAGE,…", help="The storages that lose their replica.")],
-    options: Moving,
-    request: Changing,
-) -> int:
-    """Take the replicas of PARTITIONS off these storages. It is refused where a partition would lose its majority. The
-    files are set aside on the storage.
-
-    \b
-    Examples:
-      waltzctl partition unassign 0 --from storage-3 --dry-run
-      waltzctl partition unassign 0-1 --from storage-3 --dry-run -o json
-    """
-
-    def aim(now: Situation, chosen: list[int]) -> Goals:
-        old = {now.storage(name).name for name in _names(names)}
-        return {number: tuple(name for name in now.goals[number] if name not in old) for number in chosen}
-
-    return _relocate("partition unassign", numbers, aim, request, options)
+def _unfinished(now: Situation, chosen: list[int], *, is_cancel: bool) -> Goals:
+    """Where moves that are under way lead to, or where they are when they are cancelled."""
+    under_way = {number: goal for number, goal in now.found.moves.items() if number in chosen}
+    if not is_cancel:
+        return under_way
+    return {
+        number: tuple(sorted(name for name, role in now.sets.partitions[number].items() if role is Membership.MEMBER))
+        for number in under_way
+    }
 
 
 def auto_assign(
@@ -154,94 +160,3 @@ def _relocate(
         return change_of(made, options, request.reach.tls)
 
     return request.perform(prepare)
-
-
-# -- moves that are under way ------------------------------------------------------------------------------------------
-
-MOVE_COLUMNS: Columns[Mapping[str, Any]] = (
-    Column("partition", is_right=True),
-    Column("to"),
-    Column("replicas"),
-    Column("done", is_right=True),
-    Column("waiting"),
-)
-
-
-def moves_list(*, reach: Meant, output: AnyForm = "table") -> int:
-    """Moves of replicas that are written down and not over: where each partition's replicas shall be, where they are, and
-    how much of them is copied. A move that no command carries out stays as it is.
-
-    \b
-    Examples:
-      waltzctl moves list
-      waltzctl moves list -o json
-    """
-
-    async def ask(cluster: Cluster) -> list[Mapping[str, Any]]:
-        now = await situation(cluster, reach.tls)
-        rows = list[Mapping[str, Any]]()
-        for number, goal in sorted(now.found.moves.items()):
-            meta, _ = await cluster.partition(number)
-            view = view_of(now.found, number, goal, now.roles(number), meta)
-            step = next_step(view)
-            copied = [sum(counts) for counts in zip(*view.copied.values(), strict=True)] or [0, 0]
-            rows.append(
-                {
-                    "partition": number,
-                    "to": list(goal),
-                    "replicas": with_stars(view.roles),
-                    "done": f"{100 * copied[0] // copied[1]} %" if copied[1] else None,
-                    "waiting": step.why if isinstance(step, Wait) else "for a command that carries it out",
-                }
-            )
-        return rows
-
-    rows = using(reach, ask)
-    put(Listing(kind="moves", columns=MOVE_COLUMNS, rows=rows, nothing="Nothing is being moved."), output)
-    return EXIT_OK
-
-
-def moves_resume(
-    *,
-    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
-    options: Moving,
-    request: Changing,
-) -> int:
-    """Go on with moves that are written down and that no command carries out any more, those of PARTITIONS (like 0-3,7) or
-    all. A bound on copying that was set for them goes on, too, unless --rate says another one.
-
-    \b
-    Examples:
-      waltzctl moves resume
-      waltzctl moves resume 0-1 --dry-run
-    """
-
-    def aim(now: Situation, chosen: list[int]) -> Goals:
-        return {number: goal for number, goal in now.found.moves.items() if number in chosen}
-
-    return _relocate("moves resume", numbers, aim, request, options, keeps_rate=True)
-
-
-def moves_cancel(
-    *,
-    numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
-    options: Moving,
-    request: Changing,
-) -> int:
-    """Take back moves that are not over, those of PARTITIONS (like 0-3,7) or all: replicas that still copy go away, and
-    members stay where they are now. What has arrived already is not moved back.
-
-    \b
-    Examples:
-      waltzctl moves cancel
-      waltzctl moves cancel 0-1 --dry-run
-    """
-
-    def aim(now: Situation, chosen: list[int]) -> Goals:
-        return {
-            number: tuple(sorted(name for name, role in now.sets.partitions[number].items() if role is Membership.MEMBER))
-            for number in now.found.moves
-            if number in chosen
-        }
-
-    return _relocate("moves cancel", numbers, aim, request, options)

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import PartitionView, Picture
 from waltzctl.placement.moves import Situation
 from waltzctl.placement.moving import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
+from waltzctl.placement.storage import tidy
 from waltzctl.shell.change import Asked, Asking, Change, Request
 from waltzctl.shell.numbers import chosen
-from waltzctl.shell.options import Output
+from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
@@ -39,6 +40,9 @@ def recover(
     *,
     place: Annotated[str, Argument(metavar="STORAGE", autocompletion=known_storages)],
     numbers: Annotated[str | None, Argument(metavar="[PARTITIONS]")] = None,
+    is_clean: Annotated[
+        bool, Option("--clean", help="Clear the storage of what nobody needs any more, and bring nothing back.")
+    ] = False,
     options: Moving,
     asked: Asking,
     given: ClusterOptions,
@@ -50,12 +54,20 @@ def recover(
     counts again. Their owners copy and heal by themselves; what the storage refuses or no owner can heal is set aside
     first, where the partition has its majority without it. To run this again goes on from where it was.
 
+    With --clean, set aside replicas that no document assigns to the storage, and delete for good what was set aside
+    before. It is refused while a partition takes no transactions of which something was set aside: it may be needed. What
+    was set aside less than a day ago, as far as the storage knows, wants the name of the storage to be typed.
+
     \b
     Examples:
       waltzctl storage recover storage-1
       waltzctl storage recover storage-1 0-1 --dry-run
+      waltzctl storage recover storage-1 --clean --dry-run
     """
-    return _recover(Request(asked=asked, reach=given.reach(), output=output), place, numbers, options)
+    request = Request(asked=asked, reach=given.reach(), output=output)
+    if is_clean and numbers is not None:
+        raise Misused("--clean is for a whole storage.")
+    return tidy(request, place) if is_clean else _recover(request, place, numbers, options)
 
 
 class State(enum.StrEnum):

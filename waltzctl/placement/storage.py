@@ -1,4 +1,4 @@
-"""`waltzctl storage`: what an operator asks of one running storage, and its single replicas, made or taken off by hand.
+"""`waltzctl storage`: what an operator asks of one running storage, and its replicas taken offline and cleared by hand.
 
 A storage is named as the cluster names it, or by the address of its port for operators (`admin_listen` in its
 configuration), which needs no cluster. The cluster key is asked of the storage itself; with `--key` a storage of another
@@ -8,8 +8,8 @@ By its name, to change its replicas is a change of a cluster like any other: wha
 is a plan, a refusal, a question and an entry in the history. By an address nothing is known of the other replicas and
 nothing is written down: that is for storages that no cluster has yet, or has no more.
 
-A replica that is taken off has more to lose than one that is taken offline. Where no owner says that a majority holds
-everything without it, because no server runs, say, it may be the one that is needed, whichever storages are assigned.
+A forgotten replica that is set aside has more to lose than one that is taken offline. Where no owner says that a majority
+holds everything without it, because no server runs, say, it may be the one that is needed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-import typer
 from typer import Argument, Option
 
 from waltzctl.picture.look import seen
 from waltzctl.placement.moves import Situation
 from waltzctl.placement.moving import admin_of, situation
-from waltzctl.shell.change import Asking, Change, Changing, Request
+from waltzctl.shell.change import Asking, Change, Request
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.numbers import chosen, partitions_of, spell
-from waltzctl.shell.options import From, Key, Misused, Output, confirmed
+from waltzctl.shell.options import From, Key, Misused, Output
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, check_operator, first_contact, unknown, using
 from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
@@ -43,10 +42,7 @@ from waltzd.errors import (
     EXIT_FINDINGS,
     EXIT_OK,
     EXIT_PARTIAL,
-    EXIT_USAGE,
     ForeignCluster,
-    NoSuchPartition,
-    PartitionExists,
     WaltzError,
 )
 from waltzd.format.finding import Finding
@@ -60,7 +56,7 @@ T = TypeVar("T")
 NO_KEY = UUID(int=0)
 KEPT_MS = 24 * 3600 * 1000
 """Files that were set aside for less may be those of a mistake that nobody has noticed yet."""
-LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage partitions`."
+LEFT = "Interrupted. What the storage was told it may still do: look with `waltzctl storage describe`."
 Results = dict[int, WaltzError | None]
 Act = Callable[[AdminClient], Awaitable[Results]]
 Metas = Mapping[int, PartitionMeta | None]
@@ -133,18 +129,6 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
     return EXIT_OK
 
 
-def partitions(*, place: Placed, output: AnyForm = "table") -> int:
-    """The replicas on a storage, a line each. STORAGE is its name, or the address of its port for operators.
-
-    \b
-    Examples:
-      waltzctl storage partitions storage-1
-      waltzctl storage partitions 127.0.0.1:55281 -o csv
-    """
-    put(files.replicas(place.ask(_itself)), output)
-    return EXIT_OK
-
-
 def describe(*, place: Placed, output: AnyForm = "table") -> int:
     """Show a running storage: its cluster, its partitions with their marks, and what it has done since it started. STORAGE
     is its name, or the address of its port for operators.
@@ -187,39 +171,57 @@ def verify(
     return EXIT_FINDINGS if findings else EXIT_OK
 
 
-# -- what was set aside ------------------------------------------------------------------------------------------------
+# -- what nobody needs any more ----------------------------------------------------------------------------------------
 
 
-def clean(*, name: StorageName, request: Changing) -> int:
-    """Delete the files that were set aside on a storage when partitions were taken off it, for good. Replicas are never
-    touched. It is refused while a partition takes no transactions of which something was set aside: it may be needed. What
-    was set aside less than a day ago, as far as the storage knows, wants the name of the storage to be typed.
-
-    \b
-    Examples:
-      waltzctl storage clean storage-1 --dry-run
-      waltzctl storage clean storage-1 --dry-run -o json
-    """
+def tidy(request: Request, name: str) -> int:
+    """`storage recover --clean`: set forgotten replicas aside, and delete what was set aside before."""
 
     async def prepare(cluster: Cluster) -> Change:
         now = await situation(cluster, request.reach.tls)
-        found = answering(now, name).set_aside
+        forgotten = _forgotten(now, name)
+        metas = {number: (await cluster.partition(number))[0] for number in forgotten}
+        old = [one.name for one in answering(now, name).set_aside]
 
         async def do(_cluster: Cluster, _say: Say) -> Mapping[str, Any]:
             async with admin_of(now, name, request.reach.tls) as admin:
-                deleted = await admin.delete_aside([one.name for one in found])
-            return {"deleted": [{"name": one.name, "bytes": one.bytes} for one in deleted]}
+                _check_all(await admin.remove_partitions(forgotten), "removed") if forgotten else None
+                deleted = await admin.delete_aside(old) if old else []
+            return {
+                "set_aside": forgotten,
+                "deleted": [{"name": one.name, "bytes": one.bytes} for one in deleted],
+            }
 
-        return Change(plan=cleaning(now, name, found), do=do, is_planned_again=True)
+        return Change(plan=tidying(now, name, metas), do=do, is_planned_again=True)
 
     return request.perform(prepare)
+
+
+def tidying(now: Situation, name: str, metas: Metas) -> Plan:
+    """`metas`: the documents of the partitions of which the storage holds a forgotten replica."""
+    forgotten, cleaned = _forgotten(now, name), cleaning(now, name, answering(now, name).set_aside)
+    margins = _left(now, name, forgotten, metas)
+    steps = [f"set aside the files of {spell(forgotten)} on {name}; not assigned to it"] if forgotten else []
+    return Plan(
+        verb="storage recover --clean",
+        subject=name,
+        steps=(*steps, *cleaned.steps),
+        margins=tuple(margins),
+        danger=max(danger(margins), cleaned.danger),
+        unsafe=(*needed(margins, name), *cleaned.unsafe),
+    )
+
+
+def _forgotten(now: Situation, name: str) -> list[int]:
+    """Partitions of which a storage holds a replica that no document assigns to it."""
+    return sorted(one.partition for one in answering(now, name).assigned if name not in now.roles(one.partition))
 
 
 def cleaning(now: Situation, name: str, found: Sequence[SetAside]) -> Plan:
     closed = {view.partition for view in now.found.partitions if not view.is_open}
     young = [one for one in found if one.kept_ms < KEPT_MS]
     return Plan(
-        verb="storage clean",
+        verb="storage recover --clean",
         subject=name,
         steps=tuple(
             f"delete {one.name}, {size(one.bytes)}{', which may be younger than a day' if one in young else ''}"
@@ -244,13 +246,10 @@ class Hand(Place):
     asked: Asking
     output: Output = "table"
 
-    def change(
-        self, numbers: list[int], done: str, plan: Callable[[Situation, Metas], Plan], act: Act, *, question: str = ""
-    ) -> int:
-        """`question`: asked where there is no plan that could be agreed to."""
-        return self._at_once(done, act, question) if self.is_address else self._planned(numbers, done, plan, act)
+    def change(self, numbers: list[int], done: str, plan: Callable[[Situation], Plan], act: Act) -> int:
+        return self._at_once(done, act) if self.is_address else self._planned(numbers, done, plan, act)
 
-    def _planned(self, numbers: list[int], done: str, plan: Callable[[Situation, Metas], Plan], act: Act) -> int:
+    def _planned(self, numbers: list[int], done: str, plan: Callable[[Situation], Plan], act: Act) -> int:
         name, reach = self.place, self.given.reach()
 
         async def prepare(cluster: Cluster) -> Change:
@@ -267,12 +266,11 @@ class Hand(Place):
                 _check_all(results, done)
                 return files.results(results, done).document
 
-            metas = {number: (await cluster.partition(number))[0] for number in numbers}
-            return Change(plan=plan(now, metas), do=do, is_planned_again=True)
+            return Change(plan=plan(now), do=do, is_planned_again=True)
 
         return Request(asked=self.asked, reach=reach, output=self.output).perform(prepare)
 
-    def _at_once(self, done: str, act: Act, question: str) -> int:
+    def _at_once(self, done: str, act: Act) -> int:
         """Partial success is an exit code of its own."""
         asked = self.asked
         check_operator(self.given.tls(), "change a storage")
@@ -281,9 +279,6 @@ class Hand(Place):
                 "--dry-run, --reason, --confirm and --override need the name of a storage: by an address, nothing is known "
                 "of the others."
             )
-        if question and not asked.yes and not confirmed(question):
-            typer.echo("Nothing was changed.", err=True)
-            return EXIT_USAGE
         with interruptible(LEFT):
             results = self.ask(lambda admin, _: act(admin))
         put(files.results(results, done), self.output)
@@ -295,52 +290,6 @@ class Hand(Place):
 
 ByHand = Annotated[Hand, From(Hand)]
 Numbers = Annotated[str, Argument(metavar="PARTITIONS")]
-
-
-def create_partition(*, on: ByHand, numbers: Numbers) -> int:
-    """Create empty replicas of PARTITIONS (like 0-3,7) on a storage, whichever storages they are assigned to; `partition
-    assign` is for clusters. Files that a partition left there before are set aside, never used again. STORAGE is its name,
-    or the address of its port for operators; --dry-run, --reason, --confirm and --override need the name.
-
-    \b
-    Examples:
-      waltzctl storage create-partition 127.0.0.1:55281 0-1
-      waltzctl storage create-partition 127.0.0.1:55281 2,3 -o json
-    """
-    wanted = on.numbers(numbers)
-
-    def plan(now: Situation, _metas: Metas) -> Plan:
-        return creation(now, on.place, wanted)
-
-    return on.change(wanted, "created", plan, lambda admin: admin.create_partitions(wanted))
-
-
-def remove_partition(
-    *,
-    on: ByHand,
-    numbers: Numbers,
-    delete_files: Annotated[bool, Option("--delete-files", help="Delete the files instead of setting them aside.")] = False,
-) -> int:
-    """Take replicas off a storage, whether they are assigned to it or not; `partition unassign` is for clusters. Their
-    files are set aside in its directory unless they are to be deleted. By the name of the storage, it is refused where
-    what is left of a partition is no majority that holds everything; by an address, the other replicas are not known.
-
-    \b
-    Examples:
-      waltzctl storage remove-partition 127.0.0.1:55281 1 --yes
-      waltzctl storage remove-partition 127.0.0.1:55281 0 --delete-files --yes
-    """
-    wanted = on.numbers(numbers)
-    what = "Delete the files of" if delete_files else "Take off this storage"
-
-    def plan(now: Situation, metas: Metas) -> Plan:
-        return removal(now, on.place, wanted, metas, delete_files=delete_files)
-
-    def remove(admin: AdminClient) -> Awaitable[Results]:
-        return admin.remove_partitions(wanted, delete_files=delete_files)
-
-    question = f"{what} partition {', '.join(map(str, wanted))} at {on.place}?"
-    return on.change(wanted, "removed", plan, remove, question=question)
 
 
 def availability(
@@ -362,7 +311,7 @@ def availability(
         raise Misused("Say --online or --offline.")
     is_online, done = online, "online" if online else "offline"
 
-    def plan(now: Situation, _metas: Metas) -> Plan:
+    def plan(now: Situation) -> Plan:
         return switching(now, on.place, wanted, is_online=is_online)
 
     return on.change(wanted, done, plan, lambda admin: admin.set_available(wanted, is_online))
@@ -384,15 +333,6 @@ def _check_all(results: Results, done: str) -> None:
 # -- the plans ---------------------------------------------------------------------------------------------------------
 
 
-def creation(now: Situation, name: str, chosen: Sequence[int]) -> Plan:
-    """Nothing can be lost by it: an empty replica vouches for nothing."""
-    there = sorted(_held(now, name) & set(chosen))
-    if there:
-        raise PartitionExists(f"{name} holds {spell(there)} already")
-    words = f"make empty replicas of {spell(chosen)} on {name}"
-    return Plan(verb="storage create-partition", subject=name, steps=(words,), danger=Danger.NONE)
-
-
 def switching(now: Situation, name: str, chosen: Sequence[int], *, is_online: bool) -> Plan:
     steps = [
         without(number, roles, now.found.level(number), silent=[name])
@@ -401,46 +341,6 @@ def switching(now: Situation, name: str, chosen: Sequence[int], *, is_online: bo
     ]
     words = f"take {spell(chosen)} {'online' if is_online else 'offline'} on {name}"
     return Plan(verb="storage availability", subject=name, steps=(words,), margins=tuple(steps), danger=danger(steps))
-
-
-def removal(now: Situation, name: str, chosen: Sequence[int], metas: Metas, *, delete_files: bool) -> Plan:
-    strange = sorted(set(chosen) - _held(now, name))
-    if strange:
-        raise NoSuchPartition(
-            f"{name} holds nothing of {spell(strange)}",
-            not_done="nothing was changed",
-            next_step=f"see what it holds with `waltzctl storage partitions {name}`",
-        )
-    assigned = [number for number in chosen if name in now.roles(number)]
-    forgotten = [number for number in chosen if number not in assigned]
-    what = "delete the files" if delete_files else "set aside the files"
-    steps = [
-        f"{what} of {spell(numbers)} on {name}; {why}"
-        for numbers, why in (
-            (assigned, "assigned to it, so that owners make empty replicas there and copy"),
-            (forgotten, "not assigned to it"),
-        )
-        if numbers
-    ]
-    margins = _left(now, name, chosen, metas)
-    return Plan(
-        verb="storage remove-partition",
-        subject=name,
-        steps=tuple(steps),
-        margins=tuple(margins),
-        danger=max(danger(margins), Danger.TYPED if delete_files else Danger.ASK),
-        unsafe=(*needed(margins, name), *(_still_counted(now, name, chosen, metas) if delete_files else ())),
-    )
-
-
-def _still_counted(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[str]:
-    """Reasons to set files aside at most. A mistake in the name of a storage costs a copy then, and no data."""
-    counted = [
-        number
-        for number in chosen
-        if now.roles(number).get(name) is Membership.MEMBER or ((meta := metas[number]) and name in meta.members)
-    ]
-    return [f"{name} is a member of {spell(counted)}: its files can be set aside, and deleted later"] if counted else []
 
 
 def _left(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> list[Effect]:
@@ -455,10 +355,6 @@ def _left(now: Situation, name: str, chosen: Sequence[int], metas: Metas) -> lis
             roles = dict.fromkeys(meta.members, Membership.MEMBER)
         margins.append(without(number, roles, now.found.level(number), silent=[name]))
     return margins
-
-
-def _held(now: Situation, name: str) -> set[int]:
-    return {held.partition for held in answering(now, name).assigned}
 
 
 def answering(now: Situation, name: str) -> StorageDescription:

@@ -1,6 +1,6 @@
 """`waltzctl archive`: how far the log is archived, whether the archive is whole, and what uploads have left in it.
 
-`status` asks the cluster, and not the store. `verify` and `clean` ask the store, and nothing of any cluster: an archive
+`status` asks the cluster, or a store that is named. The others ask the store, and nothing of any cluster: an archive
 outlives its cluster.
 """
 
@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from waltzctl.placement.backup import Ending
+from waltzctl.placement.backup import End, MaybeEnding
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.numbers import check_partitions, partitions_of
-from waltzctl.shell.options import Output
+from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
-from waltzctl.shell.reach import ClusterOptions, Meant, Reach, using
+from waltzctl.shell.reach import ClusterOptions, Reach, using
 from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import AnyForm, put, put_json
@@ -55,7 +56,15 @@ Place = Annotated[
 SHOWN = 5
 
 
-def status(*, reach: Meant, output: AnyForm = "table") -> int:
+def status(
+    *,
+    store: Annotated[
+        str | None, Argument(metavar="[STORE]", help="Ask this store, and no cluster: a directory, or s3://bucket/folder.")
+    ] = None,
+    end: MaybeEnding,
+    given: ClusterOptions,
+    output: AnyForm = "table",
+) -> int:
     """Show how far each partition is archived, and why it does not go on. The store is not asked: `archive verify` does.
 
     Below its floor a partition is only in the archive: `waltzctl cluster set --keep-local 7d` says what stays there.
@@ -63,16 +72,40 @@ def status(*, reach: Meant, output: AnyForm = "table") -> int:
     archived object within a day: `checked` says when that was begun last, and `missing` what is gone. The exit code is 8
     where an archive does not go on, or lacks something.
 
+    With a STORE no cluster is asked: show where each partition would end that is restored from it, and what would be given
+    up; at the newest moment that is whole, unless another end is said. As JSON that is a file for --to-marks of `waltzctl
+    cluster restore`; other marks in it fork the log at other ids.
+
     \b
     Examples:
       waltzctl archive status
       waltzctl archive status -o json
+      waltzctl archive status /mnt/archive --latest
+      waltzctl archive status s3://waltz-archive/orders --to-time 2026-11-23T14:00 -o json
     """
     from waltzctl.show import archive
 
+    if store is not None:
+        return _marks(store, end, output)
+    if end.is_said:
+        raise Misused("Name the STORE of which a moment is meant.")
+    reach = given.reach()
     found = using(reach, lambda cluster: _reaching(cluster, reach))
     put(archive.reaching(found), output)
     return EXIT_FINDINGS if any(one.trouble or one.missing for one in found) else EXIT_OK
+
+
+def _marks(store: str, end: End, output: str) -> int:
+    from waltzctl.placement.backup import moment_of, source_at, told
+    from waltzctl.show import restore
+
+    if not end.is_said:
+        end = replace(end, latest=True)
+    end.check()
+    source = source_at(store, end.chosen)
+    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
+    put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
+    return EXIT_OK
 
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
@@ -259,14 +292,17 @@ def heal(
     *,
     store: Place,
     source: Annotated[
-        str,
+        str | None,
         Option("--from", metavar="DIRECTORY", help="Of a storage on this machine, which may run: it is only read."),
-    ],
+    ] = None,
+    is_clean: Annotated[
+        bool, Option("--clean", help="Remove what uploads that were cut short have left, and put nothing back.")
+    ] = False,
     quick: Annotated[
         bool, Option("--quick", help="Look only for objects that are gone or have another size; read no other.")
     ] = False,
     yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be put back, and change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     output: Output = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
@@ -278,11 +314,24 @@ def heal(
     sound object is never written over. What this storage does not have is named, and the exit code is 8; another one may
     have it.
 
+    With --clean, remove segments and chunks that no manifest names, although their ids are archived. What may still be
+    named, manifests, and objects that no archive has stay. In a directory, hidden files go as well that writers left which
+    were killed a day ago or earlier. Storages may go on to upload meanwhile. Nothing is removed from an archive in which
+    something is wrong.
+
     \b
     Examples:
       waltzctl archive heal /mnt/archive --from /var/lib/waltz --dry-run
       waltzctl archive heal s3://waltz-archive/orders --from /var/lib/waltz --quick --yes
+      waltzctl archive heal /mnt/archive --clean --dry-run
     """
+    if is_clean is (source is not None) or (is_clean and quick):
+        raise Misused("Say either --from DIRECTORY, or --clean alone.")
+    asked = Asked(is_dry=dry_run, yes=yes)
+    return _clean(store, asked, output) if source is None else _put_back(store, source, quick, asked, output, progress)
+
+
+def _put_back(store: str, source: str, quick: bool, asked: Asked, output: str, progress: Shown) -> int:
     from waltzctl.show import archive
     from waltzd.archive.archiving import PartitionArchive
     from waltzd.archive.healing import Mended, made_again, put_back
@@ -305,7 +354,7 @@ def heal(
         put_plan(plan, output, result="impossible", healed=[], left=[flaw.name for flaw in rest])
         return EXIT_FINDINGS
     reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
+    if not agree(plan, asked, reach, output):
         return EXIT_FINDINGS if rest else EXIT_OK
     for name, made in again.items():
         put_back(opened, name, made)
@@ -316,6 +365,37 @@ def heal(
     healed = [*again, *(piece.name(number) for number, piece in held)]
     put_plan(plan, output, result="done", healed=healed, left=[flaw.name for flaw in rest])
     return EXIT_FINDINGS if rest else EXIT_OK
+
+
+def _clean(store: str, asked: Asked, output: str) -> int:
+    from waltzctl.show import archive
+    from waltzd.archive.local import LocalStore
+    from waltzd.archive.place import open_archive
+    from waltzd.archive.verification import survey
+
+    opened = open_archive(store)
+    found = survey(opened)
+    if found.flaws:
+        raise Unsafe(
+            f"{opened.place}: {found.flaws[0].name} {found.flaws[0].detail}",
+            not_done="nothing was removed",
+            next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
+        )
+    left = opened.inner.leftovers(time.time()) if isinstance(opened.inner, LocalStore) else ()
+    steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
+    plan = Plan(verb="archive heal --clean", subject=opened.place, steps=tuple(steps))
+    archive.told_strange(found)
+    reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
+    if not agree(plan, asked, reach, output):
+        return EXIT_OK
+    for one in found.orphans:
+        opened.remove(one.name)
+    for one in left:
+        assert isinstance(opened.inner, LocalStore)
+        opened.inner.remove_leftover(one)
+    removed = [one.name for one in (*found.orphans, *left)]
+    put_plan(plan, output, result="done", removed=removed, pending=len(found.pending))
+    return EXIT_OK
 
 
 def _flawed(
@@ -351,25 +431,6 @@ def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
     return whole if sha256_of(whole) == piece.sha256 else None
 
 
-def marks(*, store: Place, end: Ending, output: AnyForm = "table") -> int:
-    """Show where each partition would end that is restored from a STORE, and what would be given up. No cluster is asked.
-
-    As JSON it is a file for --to-marks of `waltzctl cluster restore`: change marks in it to fork the log at other ids.
-
-    \b
-    Examples:
-      waltzctl archive marks /mnt/archive --latest
-      waltzctl archive marks s3://waltz-archive/orders --to-time 2026-11-23T14:00 -o json
-    """
-    from waltzctl.placement.backup import moment_of, source_at, told
-    from waltzctl.show import restore
-
-    source = source_at(store, end.chosen)
-    cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
-    put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
-    return EXIT_OK
-
-
 def timelines(*, store: Place, output: AnyForm = "table") -> int:
     """List the timelines of each partition in a STORE: where a rescue or a restore ended its log, and how far each one
     reaches. No cluster is asked.
@@ -392,68 +453,40 @@ def timelines(*, store: Place, output: AnyForm = "table") -> int:
     return EXIT_OK
 
 
-def clean(
+def sign(
     *,
-    store: Place,
+    store: Annotated[str | None, Argument(metavar="[STORE]", help="As the storages name it in `archive`.")] = None,
+    file: Annotated[
+        Path | None,
+        Option("--new-key", metavar="FILE", dir_okay=False, help="Make a key in a new file, which only you may read."),
+    ] = None,
     yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be signed, and change nothing.")] = False,
     output: Output = "table",
 ) -> int:
-    """Remove what uploads that were cut short have left in a STORE: segments and chunks that no manifest names, although
-    their ids are archived. What may still be named, manifests, and objects that no archive has stay. In a directory, hidden
-    files go as well that writers left which were killed a day ago or earlier.
+    """Sign what an archive has that is older than its key, which WALTZ_ARCHIVE_KEY names: the label, manifests, tails and
+    saved documents without a signature. Nothing tells whether they are what was written: verify the archive first, and
+    hold it against the cluster with `archive status`. Nothing is signed in an archive in which something is wrong.
 
-    Storages may go on to upload meanwhile. Nothing is removed from an archive in which something is wrong.
+    The storages and servers have the key by then, with `archive_unsigned: accepted`. That goes out afterwards.
+
+    With --new-key and no STORE, make the key. Give every storage and server of the cluster the same (`archive_key`), and
+    name it in WALTZ_ARCHIVE_KEY for this tool. It never goes into the store: who has it can sign another log. No file is
+    written over.
 
     \b
     Examples:
-      waltzctl archive clean /mnt/archive --dry-run
-      waltzctl archive clean s3://waltz-archive/orders --yes
+      waltzctl archive sign --new-key archive.key
+      waltzctl archive sign --new-key archive.key -o json
+      waltzctl archive sign /mnt/archive --dry-run
+      waltzctl archive sign s3://waltz-archive/orders --yes
     """
-    from waltzctl.show import archive
-    from waltzd.archive.local import LocalStore
-    from waltzd.archive.place import open_archive
-    from waltzd.archive.verification import survey
-
-    opened = open_archive(store)
-    found = survey(opened)
-    if found.flaws:
-        raise Unsafe(
-            f"{opened.place}: {found.flaws[0].name} {found.flaws[0].detail}",
-            not_done="nothing was removed",
-            next_step="look at all of it with `waltzctl archive verify`; what is wrong may be what names these objects",
-        )
-    left = opened.inner.leftovers(time.time()) if isinstance(opened.inner, LocalStore) else ()
-    steps = [f"remove {one.name}, {size(one.size)}" for one in (*found.orphans, *left)]
-    plan = Plan(verb="archive clean", subject=opened.place, steps=tuple(steps))
-    archive.told_strange(found)
-    reach = Reach(hosts="", root="", tls=None, name=opened.place, is_protected=False, origins={})
-    if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
-        return EXIT_OK
-    for one in found.orphans:
-        opened.remove(one.name)
-    for one in left:
-        assert isinstance(opened.inner, LocalStore)
-        opened.inner.remove_leftover(one)
-    removed = [one.name for one in (*found.orphans, *left)]
-    put_plan(plan, output, result="done", removed=removed, pending=len(found.pending))
-    return EXIT_OK
+    if (file is None) is (store is None):
+        raise Misused("Name the STORE to sign, or a file for a new key with --new-key.")
+    return _make_key(file, output) if file is not None else _sign(str(store), Asked(is_dry=dry_run, yes=yes), output)
 
 
-def new_key(
-    *,
-    file: Annotated[Path, Argument(metavar="FILE", dir_okay=False, help="A new file, which only you may read.")],
-    output: Output = "table",
-) -> int:
-    """Make the key with which the manifests of an archive, and the saved documents beside them, are signed. Give every
-    storage and server of the cluster the same (`archive_key`), and name it in WALTZ_ARCHIVE_KEY for this tool. It never
-    goes into the store: who has it can sign another log. No file is written over.
-
-    \b
-    Examples:
-      waltzctl archive new-key archive.key
-      waltzctl archive new-key archive.key -o json
-    """
+def _make_key(file: Path, output: str) -> int:
     from waltzd.archive.signature import VARIABLE
     from waltzd.archive.signature import new_key as fresh
 
@@ -474,24 +507,7 @@ def new_key(
     return EXIT_OK
 
 
-def sign(
-    *,
-    store: Place,
-    yes: Annotated[bool, Option("--yes", help="Answer the question with yes.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be signed, and change nothing.")] = False,
-    output: Output = "table",
-) -> int:
-    """Sign what an archive has that is older than its key, which WALTZ_ARCHIVE_KEY names: the label, manifests, tails and
-    saved documents without a signature. Nothing tells whether they are what was written: verify the archive first, and
-    hold it against the cluster with `archive status`. Nothing is signed in an archive in which something is wrong.
-
-    The storages and servers have the key by then, with `archive_unsigned: accepted`. That goes out afterwards.
-
-    \b
-    Examples:
-      waltzctl archive sign /mnt/archive --dry-run
-      waltzctl archive sign s3://waltz-archive/orders --yes
-    """
+def _sign(store: str, asked: Asked, output: str) -> int:
     from waltzctl.show import archive
     from waltzd.archive.place import open_store
     from waltzd.archive.signature import VARIABLE, SignedStore, is_signed, key_of_environment, sign_all, unsigned_among
@@ -502,7 +518,7 @@ def sign(
         raise BadArgument(
             f"{VARIABLE} names no key to sign with",
             not_done="nothing was signed",
-            next_step="make one with `waltzctl archive new-key FILE`, or name the one of the storages",
+            next_step="make one with `waltzctl archive sign --new-key FILE`, or name the one of the storages",
         )
     bare = open_store(store).inner
     found = survey(SignedStore(bare, key, accepts_unsigned=True))
@@ -519,7 +535,7 @@ def sign(
     plan = Plan(verb="archive sign", subject=bare.place, steps=tuple(f"sign {name}" for name in unsigned))
     archive.told_strange(found)
     reach = Reach(hosts="", root="", tls=None, name=bare.place, is_protected=False, origins={})
-    if not agree(plan, Asked(is_dry=dry_run, yes=yes), reach, output):
+    if not agree(plan, asked, reach, output):
         return EXIT_OK
     put_plan(plan, output, result="done", signed=sign_all(bare, key, unsigned))
     return EXIT_OK

@@ -17,13 +17,15 @@ from waltzctl.shell.blueprint import load_blueprint
 from waltzctl.shell.options import From, Output
 from waltzctl.shell.reach import (
     LOCAL_ROOT,
+    ClusterOptions,
     Context,
     ContextName,
     Contexts,
-    Meant,
+    Reach,
     access_to,
     check_context,
     contexts_path,
+    known_contexts,
     load_contexts,
     save_contexts,
     shown_files,
@@ -97,14 +99,25 @@ def where(context: Context) -> str:
     return f"{context.coordinator}{context.root or LOCAL_ROOT}"
 
 
-def use(*, name: ContextName, output: Output = "table") -> int:
-    """Mean this cluster from now on, wherever neither an option nor a variable names another one.
+def use(
+    *,
+    name: Annotated[str | None, Argument(metavar="[NAME]", autocompletion=known_contexts)] = None,
+    given: ClusterOptions,
+    output: AnyForm = "table",
+) -> int:
+    """Mean this cluster from now on, wherever neither an option nor a variable names another one. Without NAME, show which
+    cluster a command would mean here, and who said so. An option counts most, then a variable, then the context, then the
+    cluster that `waltzctl up` made in this directory. The cluster is not contacted.
 
     \b
     Examples:
       waltzctl context use payments
       waltzctl context use trial
+      waltzctl context use
+      waltzctl context use --coordinator 127.0.0.1:2181 --root /waltz/payments -o json
     """
+    if name is None:
+        return _show(given.reach(), output)
     contexts = load_contexts()
     context = contexts.get(name)
     save_contexts(replace(contexts, current=name))
@@ -158,18 +171,7 @@ def remove(*, name: ContextName, output: Output = "table") -> int:
     return EXIT_OK
 
 
-# -- which one is meant ------------------------------------------------------------------------------------------------
-
-
-def show(*, reach: Meant, output: AnyForm = "table") -> int:
-    """Show which cluster a command would mean here, and who said so. An option counts most, then a variable, then the
-    context, then the cluster that `waltzctl up` made in this directory. The cluster is not contacted.
-
-    \b
-    Examples:
-      waltzctl context show
-      waltzctl context show --coordinator 127.0.0.1:2181 --root /waltz/payments -o json
-    """
+def _show(reach: Reach, output: str) -> int:
     rows = [{"setting": name, "value": value, "said_by": origin} for name, (value, origin) in reach.origins.items()]
     columns: Columns[Any] = (Column("setting"), Column("value"), Column("said by"))
     more = {"cluster": reach.name, "where": reach.where, "is_protected": reach.is_protected}

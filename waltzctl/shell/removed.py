@@ -34,14 +34,20 @@ REMOVED: dict[str, str] = {
     "bench mixed": "use `waltzctl bench append`, and `waltzctl bench feed` for readers; "
     "in a checkout `./dev bench curves --curves readers`",
     "bench recovery": "stop an owner while `waltzctl bench append` runs, and read its highest latency",
+    "archive clean": "use `waltzctl archive heal STORE --clean`",
+    "archive marks": "use `waltzctl archive status STORE`",
+    "archive new-key": "use `waltzctl archive sign --new-key FILE`",
+    "channel create": "use `waltzctl channel set NAME PARTITIONS`",
     "cluster status": "use `waltzctl status`",
     "config explain": "read docs/configuration.md; `waltzd storage --check-config` shows every value in force",
+    "context show": "use `waltzctl context use` without a name",
     "context validate": "use `waltzctl status --context NAME`",
     "errors list": "use `waltzctl errors lookup` without a code",
     "group lag": "use `waltzctl group list`, and `waltzctl group describe NAME` for each partition",
     "group parked discard": "use `waltzctl group parked replay --discard`",
     "group skip": "use `waltzctl group reset NAME --partitions PARTITION --skip-to ID`",
     "help": "use `waltzctl errors lookup`, which lists the exit codes, too",
+<<<<<<< HEAD
     "spark": "leave it out; `waltzctl spark-export --dry-run` says which Java an export would run on",
     "spark-export --archives": _ENVIRONMENT,
     "spark-export --deploy-mode": _SUBMIT,
@@ -54,6 +60,20 @@ REMOVED: dict[str, str] = {
     "spark-export --spark-submit": _SUBMIT,
     "spark-export --where": _WRITE_BY_SPARK,
     "storage recover --from": _COPY,
+=======
+    "moves": "use `waltzctl partition assign`: it goes on with moves, and --cancel takes them back; `status` lists them",
+    "partition unassign": "use `waltzctl partition assign PARTITIONS --off STORAGE`",
+    "policy remove": "use `waltzctl policy set --none`",
+    "policy test": "use `waltzctl policy set FILE --check`",
+    "server undrain": "use `waltzctl server drain SERVER --undo`",
+    "storage clean": "use `waltzctl storage recover STORAGE --clean`",
+    "storage create-partition": "use `waltzctl partition assign PARTITIONS --to STORAGE`",
+    "storage partitions": "use `waltzctl storage describe STORAGE`",
+    "storage recover --from": _COPY,
+    "storage recover --to": _COPY,
+    "storage remove-partition": "use `waltzctl partition assign PARTITIONS --off STORAGE`; for forgotten replicas "
+    "`waltzctl storage recover STORAGE --clean`",
+>>>>>>> 3a6d1768 (waltzctl: fold 13 more commands into options of others)
     "storage recover --partitions": "name the partitions behind the storage: `waltzctl storage recover STORAGE PARTITIONS`",
     "storage recover --to": _COPY,
 }

@@ -148,7 +148,9 @@ def verified(
             if signatures.get(kind):
                 out.print(words.format(count(signatures[kind], "object")), soft_wrap=True)
         if found.orphans:
-            out.print(f"{count(len(found.orphans), 'orphan')}: see `waltzctl archive clean`", soft_wrap=True)
+            out.print(
+                f"{count(len(found.orphans), 'orphan')}: `waltzctl archive heal --clean` removes them", soft_wrap=True
+            )
 
     told = {
         "result": "findings" if flaws else "clean", "store": place, "archive": str(found.label.archive),

@@ -150,7 +150,10 @@ DESCRIBED_PARTITIONS: Columns[PartitionView] = (
 
 
 def partitions(found: Picture) -> Listing[PartitionView]:
-    columns = PARTITIONS if found.group_log is None else (*PARTITIONS, HOLDS)
+    goal: Column[PartitionView] = Column(
+        "moves to", lambda view: found.moves.get(view.partition), is_wide=True, cell=lambda names: ", ".join(names or ())
+    )
+    columns = (*PARTITIONS, goal) if found.group_log is None else (*PARTITIONS, goal, HOLDS)
     return Listing(kind="partitions", columns=columns, rows=found.partitions, nothing="The cluster has no partitions.")
 
 

@@ -130,7 +130,7 @@ def description(found: StorageDescription) -> Page:
         if found.set_aside:
             names = ", ".join(one.name for one in found.set_aside)
             bytes_ = size(sum(one.bytes for one in found.set_aside))
-            out.print(f"set aside: {bytes_} in {names}; `waltzctl storage clean` deletes it", soft_wrap=True)
+            out.print(f"set aside: {bytes_} in {names}; `waltzctl storage recover --clean` deletes it", soft_wrap=True)
         if found.scrub is not None:
             out.print(
                 f"scrub: {scrubbed(found.scrub)}", style="yellow" if found.scrub.damaged_segments else "", soft_wrap=True

@@ -615,13 +615,13 @@ RULES = (
     Rule(
         name="drained servers",
         find=_draining,
-        fix="let it take part again with `waltzctl server undrain`, or stop it",
+        fix="let it take part again with `waltzctl server drain SERVER --undo`, or stop it",
         needs=("servers",),
     ),
     Rule(
         name="forgotten replicas",
         find=_orphans,
-        fix="when they are not needed: `waltzctl storage remove-partition`",
+        fix="when they are not needed: `waltzctl storage recover STORAGE --clean`",
         needs=("ZooKeeper", "storages"),
     ),
     Rule(

@@ -57,7 +57,7 @@ def read_key(path: str | Path) -> bytes:
     if stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise BadConfig(f"{path} can be read by other users of this machine, and is a key: chmod 600 {path}")
     if found is None:
-        raise BadConfig(f"{path} holds no key of an archive; `waltzctl archive new-key FILE` makes one")
+        raise BadConfig(f"{path} holds no key of an archive; `waltzctl archive sign --new-key FILE` makes one")
     return bytes.fromhex(found[1].decode())
 
 

@@ -40,9 +40,9 @@ _HTTP_LISTEN = (
     "asks nobody for a certificate: use an internal address. Without it there is no such port."
 )
 _ARCHIVE_KEY = (
-    "File with the key of the archive, which only this daemon may read: `waltzctl archive new-key FILE` makes one, for all "
-    "storages and servers of a cluster. Manifests and saved documents are signed with it, and read only where they are. It "
-    "never goes into the store."
+    "File with the key of the archive, which only this daemon may read: `waltzctl archive sign --new-key FILE` makes one, "
+    "for all storages and servers of a cluster. Manifests and saved documents are signed with it, and read only where they "
+    "are. It never goes into the store."
 )
 _ARCHIVE_UNSIGNED = (
     "With `archive_key`: whether objects without a signature are read, as in an archive that is older than its key. "
