@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tarfile
@@ -176,34 +175,11 @@ def test_events_that_cannot_be_asked_for(live: LocalCluster, waltzctl: Tool) -> 
     assert waltzctl("events", "--since", "soon", "--directory", live.directory).code == 2
 
 
-def test_events_are_followed_and_the_silent_named(broken: LocalCluster, waltzctl: Tool, place: Path) -> None:
-    out, err = place / "out", place / "err"
-    command = ["events", "--follow", "--directory", str(broken.directory), "-o", "json"]
-    with out.open("w") as file, err.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "waltzctl", *command], stdout=file, stderr=errors, env={**os.environ}
-        )
-    deadline = time.monotonic() + PATIENCE_SECONDS
-
-    def wait_for(words: str, path: Path) -> None:
-        while words not in path.read_text():
-            assert process.poll() is None, err.read_text()
-            assert time.monotonic() < deadline, path.read_text()
-            time.sleep(0.05)
-
-    try:
-        wait_for("open: session", out)
-        broken.daemons["storage-1"].kill()
-        wait_for("storage-1 does not answer: W4001", err)
-        wait_for("storage-1 failed while it was LIVE", out)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len({json.dumps(one) for one in found}) == len(found), "nothing twice"
-    assert waltzctl("events", "--directory", broken.directory).code == 7
+def test_events_of_the_silent_are_missed_by_name(broken: LocalCluster, waltzctl: Tool) -> None:
+    broken.daemons["storage-1"].kill()
+    told = waltzctl("events", "--directory", broken.directory)
+    assert (told.code, "storage-1 does not answer: W4001" in told.err) == (7, True), told
+    assert "open: session" in told.out
 
 
 # -- the doctor --------------------------------------------------------------------------------------------------------

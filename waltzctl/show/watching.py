@@ -14,8 +14,8 @@ from waltzctl.shell.merged_log import Line
 from waltzctl.shell.numbers import spell
 from waltzctl.show import group
 from waltzctl.show.cluster import STYLES
-from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain, stream
-from waltzctl.show.terminal import ROWS_MAX, console, count, paragraph, printable, put_next, size
+from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
+from waltzctl.show.terminal import ROWS_MAX, count, paragraph, printable, put_next, size
 from waltzctl.watching.facts import Check, Grade, Sighting
 from waltzctl.watching.probe import Probe, Probing
 from waltzctl.watching.rates import PartitionRates, Rates, StorageRates, by
@@ -275,19 +275,6 @@ def events(found: Sequence[Line]) -> Page:
 
     things = Listing(kind="events", columns=EVENTS, rows=found)
     return Page(draw=draw, things=things)
-
-
-def line_sink(output: str) -> Callable[[Sequence[Line]], None]:
-    """For lines as they come."""
-    if output == "table":
-        return lambda found: _draw_events(console(), found)
-    put_one = stream(EVENTS, output)
-
-    def put_all(found: Sequence[Line]) -> None:
-        for line in found:
-            put_one(line)
-
-    return put_all
 
 
 def _draw_events(out: Console, found: Sequence[Line]) -> None:

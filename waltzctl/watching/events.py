@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Annotated, Literal, Self, TypeVar, get_args
@@ -20,7 +19,6 @@ from typer import Option
 from waltzctl.picture.picture import Picture
 from waltzctl.shell import moment
 from waltzctl.shell.merged_log import Line, merged
-from waltzctl.shell.options import Misused
 from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
 from waltzctl.show import watching
 from waltzctl.show.forms import AnyForm, put
@@ -42,9 +40,6 @@ OPERATOR = "operator"
 CALLS_MAX = 32
 HISTORY_MAX = 100
 """Of what operators did, the newest."""
-FOLLOW_SECONDS = 1.0
-LOOK_EVERY = 10
-"""So many rounds pass until new daemons are found."""
 
 
 def duration(text: str) -> int:
@@ -62,7 +57,6 @@ def duration(text: str) -> int:
 def events(
     *,
     since: Annotated[str, Option("--since", metavar="TIME", help="How far back: 90s, 10m, 2h, 1d.")] = "1h",
-    follow: Annotated[bool, Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
     names: Annotated[
         tuple[str, ...], Option("--daemon", metavar="NAME", help="Only of this server or storage. Once for each.")
     ] = (),
@@ -72,24 +66,18 @@ def events(
 ) -> int:
     """What the daemons of a cluster logged lately, and what operators changed, in the order of time, each line with who
     said it. A daemon keeps its last 500 lines, also over restarts where it has a place for them; its log on its machine has
-    everything. With --follow, -o json is an object a line, and -o csv a row. The end is 7 when a daemon did not answer.
+    everything. The end is 7 when a daemon did not answer.
 
     \b
     Examples:
       waltzctl events
       waltzctl events --since 10m --level warning -o json
     """
-    if follow and output not in ("table", "json", "csv"):
-        raise Misused("--follow shows lines as -o table, as -o json, an object a line, or as -o csv.")
     since_ms = int((time.time() - duration(since)) * 1000)
-    if not follow:
-        found, silent = loop.run(_once(reach, since_ms, names, level))
-        put(watching.events(found), output)
-        watching.silent(silent)
-        return EXIT_PARTIAL if silent else EXIT_OK
-    with suppress(KeyboardInterrupt):
-        loop.run(_follow(reach, since_ms, names, level, output))
-    return EXIT_OK
+    found, silent = loop.run(_once(reach, since_ms, names, level))
+    put(watching.events(found), output)
+    watching.silent(silent)
+    return EXIT_PARTIAL if silent else EXIT_OK
 
 
 async def _once(reach: Reach, since_ms: int, names: Sequence[str], level: str) -> tuple[list[Line], dict[str, WaltzError]]:
@@ -109,30 +97,6 @@ async def heard(
     if sighting.lost is not None:
         silent["ZooKeeper"] = sighting.lost.cause
     return told_lines(told, history, since_ms=since_ms, level=level, names=names), silent
-
-
-async def _follow(reach: Reach, since_ms: int, names: Sequence[str], level: str, output: str) -> None:
-    async with Poll(reach) as poll:
-        sighting = await poll.look()
-        _check(sighting, names)
-        put_line = watching.line_sink(output)
-        told_before: set[Line] = set()
-        told_silent: set[str] = set()
-        async with Listening(sighting.picture.meta.key, reach.tls, seconds=CALL_SECONDS) as listening:
-            rounds = 0
-            while True:
-                if rounds and rounds % LOOK_EVERY == 0:
-                    sighting = await poll.look()
-                told = await listening.listen(sighting.picture, names)
-                history = await _history(poll, sighting)
-                lines = told_lines(told, history, since_ms=since_ms, level=level, names=names)
-                put_line([line for line in lines if line not in told_before])
-                told_before |= {line for line in lines if line.kind == OPERATOR}
-                silent = {name: error for name, error in listening.silent.items() if name not in told_silent}
-                watching.silent(silent)
-                told_silent = set(listening.silent)
-                rounds += 1
-                await asyncio.sleep(FOLLOW_SECONDS)
 
 
 async def _history(poll: Poll, sighting: Sighting) -> list[HistoryEntry]:
@@ -202,12 +166,11 @@ def _milliseconds(moment: str) -> int | None:
 
 
 class Listening:
-    """A connection to each daemon, and how far each was read."""
+    """A connection to each daemon."""
 
     def __init__(self, key: UUID, tls: Tls | None, *, seconds: float) -> None:
         self._key, self._tls, self._seconds = key, tls, seconds
         self._clients: dict[tuple[str, str, str], ServerAdminClient | AdminClient] = {}
-        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
         self.silent: dict[str, WaltzError] = {}
         """Daemons that did not answer the last time, and why."""
 
@@ -221,7 +184,7 @@ class Listening:
             await client.close()
 
     async def listen(self, found: Picture, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
-        """Return what every daemon has logged since the last time."""
+        """Return the newest lines of every daemon."""
         turn = asyncio.Semaphore(CALLS_MAX)
         daemons = [
             *(("server", view.meta.name, view.meta.admin_listen) for view in found.servers),
@@ -242,18 +205,8 @@ class Listening:
         return {daemon: said for daemon, said in answers if said is not None}
 
     async def _hear(self, kind: str, name: str, address: str) -> Events:
-        client = self._client(kind, name, address)
-        began_ms, number = self._heard.get((kind, name), (0, 0))
-        if (kind, name) in self._heard:
-            events = await client.events(number)
-        else:
-            async with first_contact(address, self._tls):
-                events = await client.events(number)
-        if events.began_ms != began_ms and number:  # another process, which counts from the beginning
-            events = await client.events(0)
-        last = events.events[-1].number if events.events else number if events.began_ms == began_ms else 0
-        self._heard[kind, name] = events.began_ms, last
-        return events
+        async with first_contact(address, self._tls):
+            return await self._client(kind, name, address).events(0)
 
     def _client(self, kind: str, name: str, address: str) -> ServerAdminClient | AdminClient:
         found = self._clients.get((kind, name, address))

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from tests.unit.pictures import well
-from waltzctl.shell.merged_log import Line
-from waltzctl.show import watching
-from waltzctl.watching import events as event_command
-from waltzctl.watching.events import Listening, duration, lines_of, told_lines
+from waltzctl.watching.events import duration, lines_of, told_lines
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.daemon.logs import TEXT_CHARACTERS_MAX, Ring
 from waltzd.errors import BadArgument
@@ -129,87 +122,6 @@ def test_a_change_that_failed_or_goes_on() -> None:
     assert (ended.text, ended.level) == ("storage remove s3: W2105 not all moved", "warning")
     assert len(lines_of(entry(ended=None, outcome="begun"))) == 1
     assert lines_of(entry(began="once", ended=None)) == [], "a moment that nobody understands"
-
-
-def test_a_line_can_be_compared() -> None:
-    """Those who follow keep what was told."""
-    assert len({*lines_of(entry()), *lines_of(entry())}) == 2
-    assert all(isinstance(line, Line) for line in lines_of(entry()))
-
-
-class Away:
-    """A poll for a cluster without daemons."""
-
-    def __init__(self, _: object) -> None:
-        self.sighting = SimpleNamespace(picture=well(servers=(), storages=()), lost=None)
-
-    async def __aenter__(self) -> Away:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return
-
-    async def look(self) -> SimpleNamespace:
-        return self.sighting
-
-
-def test_a_change_is_told_once_also_when_the_coordinator_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    found = iter(([entry()], [], [entry(), entry(subject="s4")]))
-
-    async def history(*_: object) -> list[HistoryEntry]:
-        return next(found)
-
-    monkeypatch.setattr(event_command, "Poll", Away)
-    monkeypatch.setattr(event_command, "_history", history)
-    monkeypatch.setattr(event_command, "FOLLOW_SECONDS", 0)
-    monkeypatch.setattr(watching, "line_sink", lambda _: lambda lines: told.extend(line.text for line in lines))
-    reach: Any = SimpleNamespace(tls=None)
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        asyncio.run(event_command._follow(reach, 0, (), "info", "table"))
-    one, two = (
-        ["storage remove s3 began", "storage remove s3: done"],
-        ["storage remove s4 began", "storage remove s4: done"],
-    )
-    assert told == one + two
-
-
-class Daemon:
-    """Says what it has to say; another process has other numbers."""
-
-    def __init__(self) -> None:
-        self.began_ms, self.lines = 1, 0
-
-    async def events(self, after: int) -> Events:
-        found = tuple(event(number, number) for number in range(after + 1, self.lines + 1))
-        return Events(began_ms=self.began_ms, events=found)
-
-    async def close(self) -> None:
-        return
-
-
-async def _hear_twice(daemon: Daemon, change: Any) -> list[int]:
-    async with Listening(UUID(int=1), None, seconds=1) as listening:
-        listening._clients["server", "a", "x"] = daemon  # type: ignore[assignment]
-        heard = await listening._hear("server", "a", "x")
-        change()
-        again = await listening._hear("server", "a", "x")
-    return [one.number for events in (heard, again) for one in events.events]
-
-
-def test_what_was_heard_is_not_heard_again() -> None:
-    daemon = Daemon()
-    daemon.lines = 2
-
-    def go_on() -> None:
-        daemon.lines = 3
-
-    assert asyncio.run(_hear_twice(daemon, go_on)) == [1, 2, 3]
-
-    def start_again() -> None:
-        daemon.began_ms, daemon.lines = 2, 1
-
-    assert asyncio.run(_hear_twice(daemon, start_again)) == [1, 2, 3, 1]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)])
