@@ -93,6 +93,8 @@ class Standing:
     stopped: str = ""
     parked: dict[int, int] = field(default_factory=dict)
     """Ids, each with how often it failed."""
+    is_removed: bool = False
+    """The group was removed: nobody knows what it had parked."""
 
 
 @dataclass

@@ -254,7 +254,8 @@ class _Place:
         for (epoch, holder), found in _grouped(self.delivered):
             if epoch < since:
                 continue
-            is_last, open_later = epoch == last or not self.parks, self._open_later(epoch)
+            is_known = self.standing is None or not self.standing.is_removed
+            is_last, open_later = (epoch == last and is_known) or not self.parks, self._open_later(epoch)
             asked: dict[int, list[Delivered]] = {}
             for one in found:
                 asked.setdefault(one.id, []).append(one)

@@ -40,7 +40,7 @@ class ClientMachine(Machine):
         self.committed = [0] * world.setup.partitions
         self.is_at_work = False
         self.client: Client | None = None
-        self.certificate = f"app-{(int(name.rpartition('-')[2]) - 1) // 2}"
+        self.certificate: str = f"app-{(int(name.rpartition('-')[2]) - 1) // 2}"
         """Two machines have the same name in it."""
         self._stood: dict[tuple[str, int], None] = {}
         self.tells_no_times: dict[tuple[str, int], None] = {}

@@ -294,7 +294,7 @@ class Subscribers:
     def _history_of(self, made_at: int) -> GroupHistory:
         """Of one of the groups that had the name. Those that were removed have nothing to come to the end of."""
         history = self.history
-        ended = {partition: Standing(-1, "it was removed") for partition in history.log}
+        ended = {partition: Standing(-1, "it was removed", is_removed=True) for partition in history.log}
         return replace(
             history,
             delivered=[one for one in history.delivered if self._joined[one.holder] == made_at],

@@ -166,7 +166,9 @@ class Simulation:
         self.storages = {name: StorageMachine(self, name) for name in everybody}
         self.servers = {name: ServerMachine(self, name) for name in names("server", self.setup.servers)}
         self.history = History()
-        self.clients = {name: ClientMachine(self, name) for name in names("client", self.setup.clients)}
+        self.clients: dict[str, ClientMachine] = {
+            name: ClientMachine(self, name) for name in names("client", self.setup.clients)
+        }
         self.operators = {
             name: OperatorMachine(self, name) for name in OPERATORS if {"members", "upgrade"} & {*self.setup.faults}
         }
