@@ -294,9 +294,10 @@ class Member:
                 await self._say(stream, [old], "ack")
 
     def _together(self, stream: _Stream, one: Delivered) -> list[Delivered]:
-        """Sometimes with what lies behind it, in one word."""
+        """Sometimes with what lies behind it, in one word. One that it was given again meanwhile goes by itself: the tag of
+        the word is the highest, and would speak of its later delivery."""
         found = [one]
-        while self._pick.random() < 0.5:
+        while self._pick.random() < 0.5 and not any(held.id == found[-1].id for held in stream.held):
             behind = [held for held in stream.held if held.id == found[-1].id + 1 and held.epoch == one.epoch]
             if not behind:
                 break
