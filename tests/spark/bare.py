@@ -29,16 +29,6 @@ def bare_python(home: Path, packages: Iterable[str]) -> Path:
     return home / "bin" / "python"
 
 
-def pretending(home: Path, version: tuple[int, int]) -> Path:
-    """One that says that it is of another version."""
-    python = bare_python(home, ())
-    there = next((home / "lib").iterdir()) / "site-packages"
-    (there / "other_version.pth").write_text(
-        f"import sys; sys.version_info = ({version[0]}, {version[1]}, 0, 'final', 0)\n"
-    )
-    return python
-
-
 def forked(path: Path, *, on_workers: Path) -> Path:
     """A path that leads to one Python here and to another one where Spark runs tasks, as on two machines."""
     path.write_text(

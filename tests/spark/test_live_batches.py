@@ -9,23 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waltz_spark.exporting.destination import LocalDestination, the_manifest
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import LiveOrigin
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing
-from waltz_spark.restoring import restore
 from waltz_spark.table.columns import columns_of
 from waltz_spark.table.pushdown import HIGHEST, Filters, Ranges
 from waltz_spark.table.reading import Reading, tasks
 
 from tests.spark.batches import microseconds
-from tests.spark.exporting import export
 from waltzctl.main import run
 from waltzctl.playground.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, Committed, FeedMode, append_lock
-from waltzd.disk.real import RealDisk
 
 NAMES = ("txid", "header", "data", "time", "locks", "group")
 
@@ -135,20 +131,3 @@ def test_the_cluster_and_each_of_its_directories_give_what_a_client_reads(there:
         assert origin.first_at(catalog, 0, HIGHEST) == 390
         filters = Filters(time=Ranges([(microseconds(times[270]), HIGHEST)]))
         assert read(origin, catalog, whole, filters) == there.rows[cut:]
-
-
-def test_a_storage_that_runs_comes_back_out_of_an_archive(there: There, tmp_path: Path) -> None:
-    """Its segments with their footers, byte for byte; those of all storages are equal."""
-    export(tmp_path / "export", there.directory(0))
-    place = LocalDestination(str(tmp_path / "export"))
-    found = the_manifest(place)
-    segments = restore.segments_of(found)
-    assert {segment.head.format for segment in segments} == {0, 1}
-    list(restore.restore(place, found, segments, RealDisk(), str(tmp_path / "restored"), lambda done, total: None))
-    for segment in segments:
-        name = f"{segment.head.first:019d}.seg"
-        raw = (tmp_path / "restored" / "0" / name).read_bytes()
-        assert raw == (there.directory(0) / "0" / name).read_bytes()
-        if segment.head.format == 1:
-            assert raw == (there.directory(1) / "0" / name).read_bytes()
-    assert run(["verify-segments", "-j", "1", str(tmp_path / "restored" / "0")]) == 0

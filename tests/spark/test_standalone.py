@@ -181,7 +181,7 @@ def ended(standalone: Spark, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     archive = packed(paths["packed"] / "environment", bare_python(paths["packed"] / "bare", FOR_FILES))
     lines = {
         "nobody": ("--executor-wait", "0.5", *NOBODY),
-        "packed": ("--archives", f"{archive}#environment", "--conf", "spark.pyspark.python=./environment/bin/python",
+        "packed": ("--conf", f"spark.archives={archive}#environment", "--conf", "spark.pyspark.python=./environment/bin/python",
                    "--partitions", "0", "--target-file-size", "1MB", *ONE),
     }  # fmt: skip
     processes = {name: export(standalone, paths[name], *line) for name, line in lines.items()}
@@ -215,15 +215,14 @@ def test_control_c_while_nobody_is_there(standalone: Spark, tmp_path: Path) -> N
     assert logs(found.path) == []
 
 
-@pytest.mark.long  # in short: what workers answer in test_shipping, and a Python that lacks something in test_session
+@pytest.mark.long  # in short: what Spark says of it, in test_session
 def test_workers_without_a_package(standalone: Spark, tmp_path: Path) -> None:
     """What is looked for here is there; the workers have another Python by that name."""
     made_storage(tmp_path)
     python = forked(tmp_path / "python", on_workers=bare_python(tmp_path / "bare", ("numpy",)))
     found = end_of(tmp_path, export(standalone, tmp_path, "--conf", f"spark.pyspark.python={python}", *ONE))
-    assert (found.code, found.out) == (3, "")
-    assert plain(found.err).startswith("W2213 the Python of the workers lacks pyarrow 18 (on ")
-    assert "pip install pyarrow" in found.said
+    assert (found.code, found.out) == (2, "")
+    assert plain(found.err).startswith("W2229 the workers cannot run this job: No module named 'pyarrow'")
     assert [log in found.said for log in logs(found.path)] == [True]
     assert manifest(found.path) is None
 
@@ -237,7 +236,7 @@ def test_a_packed_environment(ended: dict[str, Ended]) -> None:
     assert logs(found.path) == []
 
 
-@pytest.mark.long  # in short: a run without executors above, and one that was killed in test_spark_engine
+@pytest.mark.long  # in short: a run without executors above, and one that was killed in test_spark_export
 def test_one_after_the_other_is_lost(standalone: Spark, ended: dict[str, Ended], tmp_path: Path) -> None:
     """What a lost worker was doing another one does, and goes on without a master. When nobody is left, the run ends by
     itself and keeps what it has. It comes last. The log would take half a minute: far longer than what happens to the run,

@@ -24,7 +24,6 @@ READ_BYTES = 16 << 20
 """Payload bytes of one batch that a reader makes."""
 GROUP_BYTES_MAX = 1 << 30
 """Largest row group that is read, in bytes of the log's columns."""
-SUFFIX = ".parquet"
 _DELTA_PACKED = ("txid", "seq")
 _NO_DICTIONARY = ("txid", "seq", "crc", "data", "locks", "group")
 _OF_LOCKS = ("locks.list.element.lock", "locks.list.element.mode")
