@@ -132,8 +132,8 @@ delta description destination diagnosis directory disk doctor drive dump encode 
 export exporting file files follow format forms gate grpc histogram http interruption java kinds last limits listen listener
 live load local log logs look loop machine main memory merged metrics moving numbers offline options pages
 payloads placement plan removed
-playground plugin port process properties protobuf protocol reach reading real records recover reindex relocation
-removed render replay report rescuing restore restoring result safety seen selection server service settings shell show signature
+playground plugin port removed process properties protobuf protocol reach reading real records recover reindex relocation
+render replay report rescuing restore restoring result safety seen selection server service settings shell show signature
 site source spark sql status stranger stream support table tailing target tasks terminal testing threads throttle tls top
 totals txn up verdict verification verify waltz watch waltzctl waltzd watching wire workers x509 zookeeper
 """
