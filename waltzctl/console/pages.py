@@ -373,7 +373,7 @@ async def servers(asked: Asked) -> Page:
     look = Look(tones={"state": tone_of}, wide={"version", "error"})
     found = listed("Servers", cluster.servers(asked.picture), look)
     drains = [
-        (f"let {view.meta.name} take partitions again", ("server", "undrain", view.meta.name))
+        (f"let {view.meta.name} take partitions again", ("server", "drain", view.meta.name, "--undo"))
         if view.meta.is_draining
         else (f"let {view.meta.name} give its partitions away", ("server", "drain", view.meta.name))
         for view in asked.picture.servers
