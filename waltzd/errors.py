@@ -643,8 +643,8 @@ class NotInstalled(WaltzError):
     """A program or a Python package that is needed here is not installed, or is too old. `pip install waltzd` brings what
     applications need; the programs and whatever else stands on more come with extras of the package: `tools` for
     `waltzctl`, `daemon` for `waltzd`, `local` for a cluster on one machine (ZooKeeper, whose program files the package
-    PySpark ships, and a Java 17 or later), `spark` for exports and analyses, `delta` for Delta tables, `charts` for
-    pictures. The message says what was tried and what was wrong with it, and the fact `extra` names the extra. A ZooKeeper
+    PySpark ships, and a Java 17 or later), `spark` for the data source and exports, `delta` for Delta
+    tables. The message says what was tried and what was wrong with it, and the fact `extra` names the extra. A ZooKeeper
     that is installed in another way needs nothing from Waltz: start it and name its address."""
 
     code = "W2032"

@@ -71,3 +71,25 @@ def test_a_failure_reaches_whoever_asked() -> None:
 
     with pytest.raises(OSError, match="no such program"):
         start_java(start, is_behind=False)
+
+
+STARTING = """
+import subprocess, sys, threading, time
+from waltz_spark.engine.session import IN_A_SESSION, ended, start_java
+started = []
+def start():
+    started.append(subprocess.Popen(["sleep", "600"], **IN_A_SESSION))
+    started[0].wait()
+thread = threading.Thread(target=start_java, args=(start,), kwargs={"is_behind": False})
+thread.start()
+while not started:
+    time.sleep(0.01)
+ended(None, True)
+thread.join()
+sys.exit(started[0].returncode != -9)
+"""
+
+
+def test_a_java_that_is_starting_ends_with_the_command() -> None:
+    """PySpark does not say yet which process it is. In a process of its own: all that it started is killed."""
+    assert subprocess.run([sys.executable, "-c", STARTING], timeout=120, check=False).returncode == 0
