@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.digests import digest
 from tests.simulation.plan import FAULTS, Event, Plan, dump, load, make_plan
 from tests.simulation.shrink import shrink
 from tests.simulation.world import Simulation, simulate
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+HISTORIES = Path(__file__).parents[1] / "golden" / "outside" / "histories.txt"
 SHORT, CHUNKS, SEEDS = 3, 10, 4
 """As many in each run of the tests, more in a long one; `./dev simulate` runs as many as one likes."""
 
@@ -131,6 +133,14 @@ def test_a_seed_tells_the_same_story_in_every_process(hash_seed: str) -> None:
         check=True,
     )
     assert there.stdout.split() == here[::-1]
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="they were written with Python 3.11, whose tasks they follow")
+def test_histories_are_those_that_were_written_down() -> None:
+    """Whoever changes what clients are told runs `python -m tests.simulation.digests`, and says why in the commit."""
+    written = HISTORIES.read_text(encoding="utf-8").splitlines()
+    assert len(written) == 200
+    assert [digest(seed) for seed in range(4)] == written[:4]
 
 
 def test_another_seed_tells_another_story() -> None:
