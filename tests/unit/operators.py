@@ -95,7 +95,7 @@ def assign(number: int, name: str) -> Act:
 def unassign(number: int, names: set[str]) -> Act:
     def aim(now: Situation) -> Relocation:
         left = tuple(name for name in now.goals[number] if name not in names)
-        return moved("partition unassign", now, {number: left})
+        return moved("partition assign", now, {number: left})
 
     return relocate(aim)
 

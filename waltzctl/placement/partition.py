@@ -93,7 +93,8 @@ def assign(
         less = {now.storage(name).name for name in _names(old)} if old is not None else set()
         return {number: tuple(sorted({*now.goals[number], *more} - less)) for number in chosen}
 
-    return _relocate("partition assign", numbers, aim, request, options, keeps_rate=not changes and not is_cancel)
+    verb = "partition assign --cancel" if is_cancel else "partition assign"
+    return _relocate(verb, numbers, aim, request, options, keeps_rate=not changes and not is_cancel)
 
 
 def _unfinished(now: Situation, chosen: list[int], *, is_cancel: bool) -> Goals:

@@ -246,7 +246,7 @@ async def _close_resumed(cluster: Cluster, number: int, entry: HistoryEntry) -> 
     if not entry.moves:
         return
     left = (await cluster.moves())[0].partitions.keys()
-    how = "cancelled" if entry.verb == "moves cancel" else "resumed"
+    how = "cancelled" if entry.verb == "partition assign --cancel" else "resumed"
     for other, before in await cluster.history():
         moves = set(before.moves)
         if before.ended is None and other < number and moves & set(entry.moves) and not moves & left:

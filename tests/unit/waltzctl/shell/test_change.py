@@ -251,7 +251,7 @@ def test_what_failed_or_was_interrupted_is_in_the_history() -> None:
     run(work())
 
 
-@pytest.mark.parametrize(("verb", "how"), [("moves resume", "resumed"), ("moves cancel", "cancelled")])
+@pytest.mark.parametrize(("verb", "how"), [("partition assign", "resumed"), ("partition assign --cancel", "cancelled")])
 def test_a_killed_command_is_closed_by_the_one_that_ends_its_moves(verb: str, how: str) -> None:
     async def work() -> None:
         cluster = await Cluster.create(MemoryTree().connect(), META)

@@ -283,7 +283,7 @@ def test_durable_groups_that_do_not_go_on() -> None:
         "94 transactions are not done",
         "the group index in partition 0 has 7 transactions that are not done, and no member",
         "the group index in partition 1 has put 5 transactions aside",
-        "and at least 3 more do not go on: `waltzctl group lag` has all of them",
+        "and at least 3 more do not go on: `waltzctl group list` has all of them",
     ]
     assert judge(found).is_healthy, "the cluster is well"
     behind = facts(with_groups(trouble="the group log is away"))
