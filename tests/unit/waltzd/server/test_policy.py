@@ -178,3 +178,26 @@ def test_a_coordinator_that_lost_everything_took_no_policy_away() -> None:
         await asyncio.wait([following])
 
     timeless.run(work())
+
+
+def test_a_coordinator_that_is_away_leaves_the_policy_that_was_read_last() -> None:
+    async def work() -> None:
+        tree = MemoryTree()
+        cluster = await Cluster.create(tree.connect(), META)
+        await cluster.save_policy(document("app"), NO_VERSION)
+        access, own = Access(), tree.connect()
+        follower = PolicyFollower(Cluster(own), access)
+        await follower.read()
+        following = asyncio.create_task(follower.reconciler.run())
+        own.disconnect()
+        await cluster.save_policy(document("other"), 0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+            assert access.rights(APP).may_append(0)
+        own.reconnect()
+        await asyncio.sleep(60)
+        assert not access.rights(APP).may_append(0)
+        following.cancel()
+        await asyncio.wait([following])
+
+    timeless.run(work())
