@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation.cell import SETTINGS, Appender, Cell, cell, story
 from waltzd.cluster.coordinator import Set
-from waltzd.cluster.documents import Membership
+from waltzd.cluster.documents import Membership, Moves
 from waltzd.errors import CannotConnect
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import Turns
@@ -196,3 +196,132 @@ async def test_a_session_that_waits_for_its_turn_can_be_handed_over() -> None:
         meta = await c.meta()
         assert meta.decision is not None
         assert meta.decision.mark == last
+
+
+# -- replicas that stand for others
+
+
+async def aimed(c: Cell, *goal: str) -> None:
+    """Do what a command does that moves the replicas there: write down where, and add the new ones as learners."""
+    roles, version = await c.cluster.replica_set(0)
+    _, moves_version = await c.cluster.moves()
+    await c.cluster.save_moves(Moves(partitions={0: goal}), moves_version)
+    new = dict.fromkeys((name for name in goal if name not in roles), Membership.LEARNER)
+    await c.cluster.save_replica_set(0, {**roles, **new}, version)
+
+
+async def until_members(c: Cell, pipeline: Appender, *names: str) -> None:
+    """Until these are the members, while the log is written."""
+    for _ in range(600):
+        await pipeline.committed(pipeline.append(1))
+        if (await c.meta()).members == names:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"members are {(await c.meta()).members}, not {names}\n" + "\n".join(c.log))
+
+
+@pytest.mark.parametrize("goal", [("s1", "s2", "s3"), ("s3", "s4", "s5"), ("s0", "s1", "s2", "s3")])
+@story
+async def test_replicas_stand_for_others_in_one_session(goal: tuple[str, ...]) -> None:
+    async with cell(6, members=3) as c:
+        _, pipeline = await c.holding(20)
+        await aimed(c, *goal)
+        await until_members(c, pipeline, *goal)
+        assert pipeline.session.session == 2
+        roles, _ = await c.cluster.replica_set(0)
+        assert roles == dict.fromkeys(goal, Membership.MEMBER)
+        last = pipeline.append(5)
+        await pipeline.committed(last)
+        await c.until(lambda: all(c.last_id(name) == last for name in goal))
+        c.check_equal(*goal)
+        await asyncio.sleep(10)
+        assert pipeline.session.session == 2, "nothing is left to do"
+
+
+@story
+async def test_all_that_leave_go_with_the_session_that_the_first_begins() -> None:
+    async with cell(5) as c:
+        _, pipeline = await c.holding(20)
+        await aimed(c, "s2", "s3", "s4")
+        roles, version = await c.cluster.replica_set(0)
+        await c.cluster.save_replica_set(0, {name: role for name, role in roles.items() if name != "s0"}, version)
+        await until_members(c, pipeline, "s2", "s3", "s4")
+        assert pipeline.session.session == 2
+        assert (await c.cluster.replica_set(0))[0].keys() == {"s2", "s3", "s4"}
+
+
+@story
+async def test_nobody_leaves_while_one_that_stays_is_not_level() -> None:
+    async with cell(4, members=3) as c:
+        _, pipeline = await c.holding(20)
+        c.storages["s2"].kill()
+        await aimed(c, "s1", "s2", "s3")
+        await until_members(c, pipeline, "s0", "s1", "s2", "s3")
+        roles, _ = await c.cluster.replica_set(0)
+        assert roles["s0"] is Membership.MEMBER
+
+
+@story
+async def test_a_learner_that_falls_silent_in_that_moment_keeps_the_others_in_place() -> None:
+    """Without the check the session would begin with fewer members than the one before."""
+    async with cell(6, members=3) as c:
+        owned, pipeline = await c.holding(20)
+        coordinator: Any = owned._cluster.coordinator
+        commit = coordinator.commit
+
+        async def kill_first(changes: Sequence[Any]) -> None:
+            closes = any(
+                isinstance(one, Set) and b'"decision": null' not in one.data and b'"mark"' in one.data for one in changes
+            )
+            await commit(changes)
+            if closes:
+                for name in ("s4", "s5"):
+                    c.storages[name].kill()
+
+        coordinator.commit = kill_first
+        await aimed(c, "s3", "s4", "s5")
+        await until_members(c, pipeline, "s0", "s1", "s2", "s3")
+
+
+@story
+async def test_an_operator_who_changes_the_list_in_that_moment_is_not_overruled() -> None:
+    async with cell(5, members=3) as c:
+        owned, pipeline = await c.holding(20)
+        coordinator: Any = owned._cluster.coordinator
+        commit, seen = coordinator.commit, list[int]()
+
+        async def change_first(changes: Sequence[Any]) -> None:
+            if not seen and any(isinstance(one, Set) and one.path.endswith("/replicas/0") for one in changes):
+                seen.append(1)
+                await c.add_learner("s4")
+            await commit(changes)
+
+        coordinator.commit = change_first
+        await aimed(c, "s1", "s2", "s3")
+        await until_members(c, pipeline, "s0", "s1", "s2", "s3")
+        assert seen
+        roles, _ = await c.cluster.replica_set(0)
+        assert roles.keys() == {"s0", "s1", "s2", "s3", "s4"}
+
+
+@story
+async def test_an_operator_who_takes_the_move_back_while_the_session_ends_is_not_overruled() -> None:
+    """Who leaves was read before; with the new list it would leave two replicas of three."""
+    async with cell(4, members=3) as c:
+        owned, pipeline = await c.holding(20)
+        session: Any = owned._session
+        drain, before = session.drain, (await c.cluster.replica_set(0))[0]
+
+        async def take_back(seconds: float) -> bool:
+            session.drain = drain
+            assert session.log.core.roles.keys() == {*before, "s3"}
+            await c.cluster.save_moves(Moves(partitions={}), (await c.cluster.moves())[1])
+            await c.cluster.save_replica_set(0, before, (await c.cluster.replica_set(0))[1])
+            await c.until(lambda: session.log.core.roles.keys() == before.keys())
+            return bool(await drain(seconds))
+
+        session.drain = take_back
+        await aimed(c, "s1", "s2", "s3")
+        await c.until(lambda: pipeline.session.session == 2)
+        await until_members(c, pipeline, *before)
+        assert (await c.cluster.replica_set(0))[0] == before

@@ -5,9 +5,10 @@ A `Relocation` is one value: the plan that is shown is made of it, and it is wha
 written down before anything moves (`waltzd.cluster.documents.Moves`), and every step follows from what is there: so the
 next run of the tool, after a crash or at the same time, does the same.
 
-New replicas come first, as learners, which cost nothing. Their owner makes them members when they are level. Only then old
-ones go, one at a time, and never when what is left could not take transactions. After each the owner begins a new session
-without it; until that is recorded, it may still have a vote, and the next one waits.
+New replicas come first, as learners, which cost nothing. Their owner makes them members when they are level, and in the
+same session takes all old ones off, if every new one is level. What the owner leaves is for this module: old ones go one at
+a time, and never when what is left could not take transactions. After each the owner begins a new session without it; until
+that is recorded, it may still have a vote, and the next one waits.
 """
 
 from __future__ import annotations

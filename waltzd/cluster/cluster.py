@@ -399,8 +399,8 @@ class Cluster:
         *,
         replicas: tuple[Mapping[str, Membership], int] | None = None,
     ) -> int:
-        """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, the same
-        storages in other roles, both change or neither."""
+        """The version that it has now. Without a version, or with `NO_VERSION`, it is the first. With `replicas`, who
+        holds the partition from then on, both change or neither."""
         before = NO_VERSION if version is None else version
         changes = [put(partition_path(partition), encode(meta), before)]
         if replicas is not None:

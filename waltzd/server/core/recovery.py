@@ -105,6 +105,9 @@ class Recovery:
         self._progress: dict[str, Progress] = {}
         self._known_end: object = print_of(end)
         """What the log has at the mark at which this session opens, once that is certain."""
+        self.leaving: frozenset[str] = frozenset()
+        """Assigned replicas that leave with this session, if all others that are assigned are level when it opens. While a
+        session is open: those that leave with the next one. Empty after each change of `roles`."""
         self.others: list[str] = []
         """Storages of the cluster that the log should not be on. They are asked where nothing confirms the document."""
         self._strange: dict[str, ReplicaStatus | None] = {}
@@ -653,9 +656,18 @@ class Recovery:
     @property
     def members(self) -> tuple[str, ...]:
         """The members that this session will have: the assigned ones, and learners that have become level."""
-        return tuple(
-            name for name, role in self.roles.items() if role is Membership.MEMBER or isinstance(self.next_for(name), Level)
-        )
+        staying = self._staying.items()
+        return tuple(name for name, role in staying if role is Membership.MEMBER or isinstance(self.next_for(name), Level))
+
+    @property
+    def _staying(self) -> Mapping[str, Membership]:
+        """Replicas that this session keeps. No replica leaves before each replica that stays holds all of the log: a
+        session without the replicas of `leaving` must not be weaker than one with them."""
+        if not self.leaving:
+            return self.roles
+        staying = {name: role for name, role in self.roles.items() if name not in self.leaving}
+        are_level = all(isinstance(self.next_for(name), Level) for name in staying)
+        return staying if are_level else self.roles
 
     @property
     def has_level_majority(self) -> bool:
@@ -688,7 +700,7 @@ class Recovery:
         if not self._is_admissible:
             return None
         level = {name: status for name, status in self.statuses.items() if isinstance(self.next_for(name), Level)}
-        return admitting(self.meta, self.meta.decision.mark, self.members, self.roles, level, self.foreign)
+        return admitting(self.meta, self.meta.decision.mark, self.members, self._staying, level, self.foreign)
 
     def _copies(self, mark: int) -> dict[str, ReplicaState]:
         """The replicas that hold the decided log because they have copied it. That is saved with the decision, which rests

@@ -70,6 +70,15 @@ class Documents:
     def roles(self) -> Mapping[str, Membership]:
         return self._replicas[0]
 
+    async def read_leaving(self) -> frozenset[str]:
+        """Return the replicas that leave the partition when all of its goal is level. Return none if the partition does not
+        move, or if its goal is not all assigned yet. The answer holds for the list of replicas as it is known now."""
+        try:
+            goal = (await self._cluster.moves())[0].partitions.get(self._partition, ())
+        except (CannotConnect, BadMetadata):
+            return frozenset()
+        return frozenset(self.roles.keys() - set(goal)) if goal and self.roles.keys() >= set(goal) else frozenset()
+
     @property
     def trouble(self) -> str:
         """Which documents are gone or spoiled, in one sentence."""
@@ -127,15 +136,24 @@ class Documents:
             return ""
         return f"{self.trouble}; going on with what is known" if self.trouble else "its documents are there again"
 
-    async def save(self, wanted: PartitionMeta, *, promote: bool = False, check: Callable[[], None]) -> bool:
-        """Compare-and-set; with `promote`, together with the learners that it makes members. When the answer is lost, look
-        what is there. `check` raises when nothing may be saved any more. False: the list of replicas has changed; it was
-        read again, and nothing is saved."""
+    async def save(
+        self,
+        wanted: PartitionMeta,
+        *,
+        promote: bool = False,
+        leaving: frozenset[str] = frozenset(),
+        check: Callable[[], None],
+    ) -> bool:
+        """Compare-and-set; with `promote`, together with the learners that it makes members, and without the replicas of
+        `leaving` if `wanted` has exactly the rest of the list as members. When the answer is lost, look what is there.
+        `check` raises when nothing may be saved any more. False: the list of replicas has changed; it was read again, and
+        nothing is saved."""
         async with self._turn:
-            return await self._save(wanted, promote, check)
+            return await self._save(wanted, self._promoted(wanted, leaving) if promote else None, check)
 
-    async def _save(self, wanted: PartitionMeta, promote: bool, check: Callable[[], None]) -> bool:
-        replicas = self._promoted(wanted) if promote else None
+    async def _save(
+        self, wanted: PartitionMeta, replicas: tuple[Mapping[str, Membership], int] | None, check: Callable[[], None]
+    ) -> bool:
         pause = self._retry_seconds
         while True:
             try:
@@ -274,9 +292,12 @@ class Documents:
         elif await self._cluster.coordinator.get(path) is not None:
             raise ChangedMeanwhile(f"another process made {path}", path=path)
 
-    def _promoted(self, wanted: PartitionMeta) -> tuple[Mapping[str, Membership], int] | None:
-        """The list in which admitted learners are members, and the version that it was made from: what an operator saves
-        meanwhile must not be undone. None when nothing changes."""
+    def _promoted(self, wanted: PartitionMeta, leaving: frozenset[str]) -> tuple[Mapping[str, Membership], int] | None:
+        """The list in which admitted learners are members and those that have left are gone, and the version that it was
+        made from: what an operator saves meanwhile must not be undone. None when nothing changes."""
         roles, version = self._replicas
-        new = {name: Membership.MEMBER if name in wanted.members else role for name, role in roles.items()}
+        gone = leaving if set(wanted.members) == roles.keys() - leaving else frozenset[str]()
+        new = {
+            name: Membership.MEMBER if name in wanted.members else role for name, role in roles.items() if name not in gone
+        }
         return None if new == dict(roles) else (new, version)

@@ -273,7 +273,9 @@ class Log(Reading):
             link.cancel()  # all at once: what they were told belongs to the session before
         self.marks = None
         end = self.tail.end_at(self.tail.committed)
+        leaving = self.core.leaving
         self.core = Recovery(meta, self.core.roles, ours=self.core.incarnations, end=end)
+        self.core.leaving = leaving
         self.bytes = 0
         await _close(links)
 

@@ -103,7 +103,8 @@ class Session:
                 wanted = replace(wanted, lease_ms=ceil(1000 * self._settings.lease_seconds))
             elif self._decided_at is None:
                 self._decided_at = self._settings.clock()
-            if not await self._save(wanted, promote=wanted.opened == log.session):
+            is_saved = await self._save(wanted, promote=wanted.opened == log.session)
+            if not is_saved or wanted.opened == log.session:
                 self._take_roles()
         log.opened_at = asyncio.get_running_loop().time()
         if log.open_tail is None:
@@ -299,7 +300,8 @@ class Session:
 
     async def _save(self, wanted: PartitionMeta, *, promote: bool = False) -> bool:
         wanted = self._with_marks(wanted)
-        if not await self.documents.save(wanted, promote=promote, check=self.log.raise_end):
+        leaving = self.log.core.leaving
+        if not await self.documents.save(wanted, promote=promote, leaving=leaving, check=self.log.raise_end):
             return False
         self.log.core.saved(wanted)
         self.log.decided.ring()
@@ -330,6 +332,7 @@ class Session:
             turn.callback(self._settings.turns.give)
             await self._save(log.core.meta)
             await self.documents.read_format()
+            log.core.leaving = await self.documents.read_leaving()
             clock.call_later(self._settings.hand_over_seconds, turn.close)  # one that stands still holds up no other
             try:
                 log.sending_up_to = log.tail.next_id - 1
@@ -397,6 +400,8 @@ class Session:
         self._contact()
 
     def _take_roles(self) -> None:
+        """Take the list of replicas as it was read or saved last. Which replicas leave was decided from an older list."""
+        self.log.core.leaving = frozenset()
         self.log.core.roles = dict(sorted(self.documents.roles.items()))
         self.log.decided.ring()
 
