@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from waltzd.cluster import group_log
 from waltzd.cluster.clients import KEPT_SECONDS, SEEN_SECONDS, ClientNames, client_path
 from waltzd.cluster.cluster import (
     ATTEMPTS_MAX,
@@ -417,6 +418,20 @@ async def two_clusters_that_are_created_at_once_do_not_mix(world: World) -> None
 
 
 @story
+async def a_new_cluster_has_a_group_log_where_replicas_are_named_for_it(world: World) -> None:
+    meta, replicas = a_cluster(), {0: {"one": Membership.MEMBER}, 2: {"two": Membership.MEMBER}}
+    coordinator = await world.connect_elsewhere("/waltz/groups")
+    cluster = await Cluster.create(coordinator, meta, storages=[ONE, TWO], replicas=ReplicaSets(partitions=replicas))
+    assignment, _ = await cluster.assignment()
+    assert group_log.is_there(assignment, meta)
+    assert group_log.logs_of(assignment, meta) == range(3)
+    assert (await cluster.replicas())[0].partitions == {**replicas, 1: {}}
+    assert not await group_log.begin(cluster, meta, {"one": Membership.MEMBER}), "it has one already"
+    await Cluster.create(coordinator, meta, storages=[ONE, TWO], replicas=ReplicaSets(partitions=replicas))
+    assert (await cluster.assignment())[0] == assignment
+
+
+@story
 async def there_is_no_cluster_until_it_is_created(world: World) -> None:
     cluster = Cluster(await world.connect_elsewhere("/waltz/none"))
     for call in (cluster.meta(), cluster.assignment(), cluster.replicas(), cluster.new_client_id()):
@@ -431,7 +446,7 @@ async def what_a_person_mistypes_is_refused_whole(world: World) -> None:
     for storages, partitions in (
         ([ONE, ONE], {}),
         ([ONE], {0: {"two": Membership.MEMBER}}),
-        ([ONE], {2: {"one": Membership.MEMBER}}),
+        ([ONE], {3: {"one": Membership.MEMBER}}),
         ([StorageMeta(name="a/b", listen="x:1", admin_listen="x:2", group="g")], {}),
     ):
         with pytest.raises(BadArgument):

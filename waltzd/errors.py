@@ -298,8 +298,8 @@ class GroupExists(WaltzError):
 
 
 class NoGroupLog(WaltzError):
-    """The cluster has no group log yet: no durable group was ever made there, or this server has not heard of it. The first
-    `waltzctl group create` makes it, while the cluster runs."""
+    """The cluster has no group log yet: an older version of Waltz made the cluster, and no durable group was ever made
+    there; or this server has not heard of that log. The first `waltzctl group create` makes it, while the cluster runs."""
 
     code, exit_code, retry, status = "W2308", EXIT_NOT_FOUND, Retry.LATER, "FAILED_PRECONDITION"
     not_done = "nothing was done"

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,7 +24,9 @@ from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import FORMAT, ClusterMeta, Membership, ReplicaSets, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
-from waltzd.errors import AlreadyThere, WaltzError
+from waltzd.errors import AlreadyThere, DiskFull, WaltzError
+from waltzd.protocol.descriptions import StorageDescription
+from waltzd.wire.storages import AdminClient
 
 Tool = Callable[..., Any]
 SILENT = "127.0.0.1:1"
@@ -143,21 +146,38 @@ def test_a_cluster_from_a_dry_run_to_a_description(world: World, waltzctl: Tool)
     assert str(KEY) in made.out
     assert f"  coordinator: {world.hosts}\n  cluster: {world.root}\n" in made.out
     assert max(len(line) for line in made.out.splitlines() if line.startswith(" ")) <= 80
-    everywhere = list(range(PARTITIONS))
+    everywhere = list(range(PARTITIONS + 1))  # the last one is the group log
     assert world.assigned() == {"one": everywhere, "three": everywhere, "two": everywhere}
 
     again = as_json(waltzctl(*world.usual, "--key", KEY, "-o", "json").out)
     assert (again["result"], again["cluster_key"]) == ("there-already", str(KEY))
     assert [storage["made"] for storage in again["storages"]] == [[], [], []]
-    assert again["replicas"]["0"] == ["one", "three", "two"]
+    assert again["replicas"] == {str(number): ["one", "three", "two"] for number in range(PARTITIONS)}
+    assert again["group_log"] == ["one", "three", "two"]
+    assert [storage["partitions"] for storage in again["storages"]] == [list(range(PARTITIONS))] * 3
 
     described = waltzctl("cluster", "describe", *world.place)
     assert described.code == 10, "nobody owns the partitions"
-    assert "0 of 4 partitions open, on 0 servers and 3 storages" in described.out
+    assert "0 of 4 partitions open, the log of groups closed, on 0 servers and 3 storages" in described.out
     assert "partition 0: no server owns it" in described.out
     found = as_json(waltzctl("cluster", "describe", *world.place, "-o", "json").out)
     assert (found["is_healthy"], found["name"], found["cluster_key"]) == (False, "trial", str(KEY))
     assert [storage["is_up"] for storage in found["storages"]] == [True, True, True]
+
+
+def test_a_storage_that_cannot_hold_the_group_log_is_refused(
+    world: World, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = AdminClient.describe
+
+    async def describe(self: AdminClient) -> StorageDescription:
+        said = await right(self)
+        return replace(said, keeps_group_log=said.name != "two")
+
+    monkeypatch.setattr(AdminClient, "describe", describe)
+    refused(waltzctl(*world.usual), 5, "W2303 two cannot hold a group log", "nothing was written")
+    assert not world.is_written_down()
+    assert world.assigned() == {"one": [], "three": [], "two": []}
 
 
 def test_a_storage_that_went_away_is_part_of_the_picture(world: World, waltzctl: Tool) -> None:
@@ -355,9 +375,6 @@ def test_no_cluster_and_no_coordinator(world: World, waltzctl: Tool) -> None:
 def test_an_error_on_a_storage_tells_that_the_cluster_is_written_down(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from waltzd.errors import DiskFull
-    from waltzd.wire.storages import AdminClient
-
     async def refuse(self: AdminClient, partitions: list[int], **_: object) -> dict[int, WaltzError | None]:
         return {partition: DiskFull("no space") if partition == 2 else None for partition in partitions}
 

@@ -32,7 +32,7 @@ def test_what_a_member_rejects_is_seen_replayed_and_done(cluster: LocalCluster, 
         return as_json(waltzctl("group", *words, *place, "-o", "json"))
 
     made = told("create", "mailer", "--tries", "1", "--then", "park")
-    assert made["steps"][0] == "make the log in which groups are kept, on storage-1"
+    assert not any("make the log" in step for step in made["steps"]), "a new cluster has it"
     assert made["is_new"]
     assert told("create", "mailer", "--tries", "1")["result"] == "nothing-to-do"
     with BlockingClient(",".join(cluster.server_addresses), partitions=(0, 1)) as client:

@@ -1,17 +1,19 @@
-"""A real cluster of today gets its group log while it runs, and keeps it through the loss of processes and of a storage."""
+"""A real cluster of an older version gets its group log while it runs, and keeps it when daemons and a storage are lost."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from tests.cli.moving_words import bounded
+from waltzctl.placement import creation
 from waltzctl.placement.group_log import make_group_log
+from waltzctl.placement.plan import assign_replicas
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
 from waltzd.client.group_log import GroupLogClient
@@ -26,8 +28,14 @@ GROUP_LOG = 1
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     local = LocalCluster.make(tmp_path_factory.mktemp("groups") / "cluster", partitions=1, servers=2)
+
+    def without_group_log(logs: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:
+        return assign_replicas(logs - 1, storages, replication)
+
     try:
-        local.start()
+        with pytest.MonkeyPatch.context() as older:
+            older.setattr(creation, "assign_replicas", without_group_log)
+            local.start()
         local.grow(storages=4, servers=2)
         local.start()
         yield local
@@ -63,7 +71,7 @@ def test_it_comes_while_the_cluster_runs_and_nothing_of_it_is_lost(cluster: Loca
     async def make(found: Cluster) -> bool:
         return await make_group_log(found)
 
-    assert "holds" not in waltzctl("partition", "list", *place).out
+    assert "(groups)" not in waltzctl("partition", "list", *place).out
     assert using(resolve({"directory": str(cluster.directory)}), make)
     assert not using(resolve({"directory": str(cluster.directory)}), make), "it is there already"
     asyncio.run(append(cluster, b"0", b"1"))

@@ -133,7 +133,7 @@ def place(cluster: LocalCluster, waltzctl: Tool) -> Iterator[Place]:
 
 
 def everywhere(*names: str) -> dict[int, dict[str, Membership]]:
-    return {number: dict.fromkeys(names, Membership.MEMBER) for number in range(2)}
+    return {number: dict.fromkeys(names, Membership.MEMBER) for number in range(3)}
 
 
 def test_one_storage_under_two_names_is_refused(place: Place) -> None:
@@ -242,7 +242,7 @@ def test_a_storage_comes_and_goes(place: Place, tmp_path: Path) -> None:
         assert (added.code, added.err) == (0, ""), added
         assert added.out.startswith("done: storage add storage-4\n  write down storage-4 at ")
         loads = [sum(name in roles for roles in place.replicas().values()) for name in [*FIRST, "storage-4"]]
-        assert sorted(loads) == [1, 1, 2, 2]
+        assert sorted(loads) == [2, 2, 2, 3]
         assert all(len(roles) == 3 and set(roles.values()) == {Membership.MEMBER} for roles in place.replicas().values())
         assert [len(place.held(name)) for name in [*FIRST, "storage-4"]] == loads, "what moved is cleared away"
         again = place.json("storage", "add", four, "--auto-assign", "--yes")
@@ -310,7 +310,7 @@ def test_offline_and_online(place: Place) -> None:
     status = place.tool("status")
     assert (status.code, status.out.splitlines()[0][:36]) == (10, "DEGRADED: 1 of 2 partitions are open"), status
     rows = place.json("partition", "list")["partitions"]
-    assert [(row["state"], row["level"]) for row in rows] == [("waiting", 1), ("open", 3)]
+    assert [(row["state"], row["level"]) for row in rows] == [("waiting", 1), ("open", 3), ("open", 3)]
     assert "partition 0 takes no transactions" in place.tool("doctor").out
     for name in ("storage-1", "storage-2"):
         assert place.json("storage", "availability", name, "0", "--online", "--yes")["result"] == "done"

@@ -61,11 +61,13 @@ def as_json(told: Any) -> Any:
 def test_lists(tool: Tool) -> None:
     told = tool("partition", "list")
     assert (told.code, told.err) == (0, "")
-    assert told.out.count("  open  ") == 4
+    assert told.out.count("  open  ") == 5
+    assert "4 (groups)" in told.out
     assert all(len(line) <= 80 for line in told.out.splitlines())
-    assert tool("partition", "list", "-o", "name").out.split() == ["0", "1", "2", "3"]
+    assert tool("partition", "list", "-o", "name").out.split() == ["0", "1", "2", "3", "4"]
     rows = as_json(tool("partition", "list", "-o", "json"))["partitions"]
-    assert [row["partition"] for row in rows] == [0, 1, 2, 3]
+    assert [row["partition"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["holds"] for row in rows] == ["transactions"] * 4 + ["groups"]
     assert {(row["state"], row["level"], row["waiting"]) for row in rows} == {("open", 3, "")}
     assert {row["owner"] for row in rows} <= {"server-1", "server-2"}
     assert all(row["replicas"] == STORAGES for row in rows)
@@ -76,12 +78,12 @@ def test_lists(tool: Tool) -> None:
 
     table = list(csv.DictReader(io.StringIO(tool("storage", "list", "-o", "csv").out)))
     assert [(row["storage"], row["state"], row["group"], row["replicas"]) for row in table] == [
-        (name, "up", name, "4") for name in STORAGES
+        (name, "up", name, "5") for name in STORAGES
     ]
     assert tool("storage", "list", "-o", "name").out.split() == STORAGES
     assert all(len(line) <= 80 for line in tool("storage", "list").out.splitlines())
     held = as_json(tool("storage", "describe", "storage-2", "-o", "json"))["assigned"]
-    assert [(row["partition"], row["status"]["is_sound"]) for row in held] == [(number, True) for number in range(4)]
+    assert [(row["partition"], row["status"]["is_sound"]) for row in held] == [(number, True) for number in range(5)]
     told = tool("storage", "describe", "storage-9")
     assert (told.code, told.out) == (3, "")
     assert "did you mean storage-" in told.err
@@ -94,9 +96,10 @@ def test_one_partition(tool: Tool) -> None:
     found = as_json(tool("partition", "describe", "2", "-o", "json"))
     assert found["partition"] == 2
     assert found["is_open"]
-    told = tool("partition", "describe", "4")
+    assert "the group log" in tool("partition", "describe", "4").out
+    told = tool("partition", "describe", "5")
     assert (told.code, told.out) == (3, "")
-    assert "there is no partition 4; the cluster has 4, from 0 on" in told.err
+    assert "there is no partition 5; the cluster has 4, from 0 on" in told.err
     assert tool("partition", "describe", "one").code == 2
 
 
@@ -110,8 +113,8 @@ def test_a_replica_less_and_a_replica_more(tool: Tool, live: LocalCluster) -> No
     assert done.out.startswith("done: partition assign 1\n  partition 1: leave storage-3\n")
     assert "1 (3 of 3 members level)" in done.out
     assert "0 (2 of 2 members level)" in done.out
-    assert replicas(tool) == {0: STORAGES, 1: STORAGES[:2], 2: STORAGES, 3: STORAGES}
-    assert tool("storage", "describe", "storage-3", "-o", "name").out.split() == ["0", "2", "3"]
+    assert replicas(tool) == {0: STORAGES, 1: STORAGES[:2], 2: STORAGES, 3: STORAGES, 4: STORAGES}
+    assert tool("storage", "describe", "storage-3", "-o", "name").out.split() == ["0", "2", "3", "4"]
     again = as_json(tool(*words, "-o", "json"))
     assert (again["result"], again["steps"]) == ("nothing-to-do", [])
 
@@ -122,7 +125,7 @@ def test_a_replica_less_and_a_replica_more(tool: Tool, live: LocalCluster) -> No
     assert document_tree(str(live.directory)) == before
     done = as_json(tool("partition", "assign", "0-3", "--to", "storage-3", "--yes", "-o", "json"))
     assert (done["result"], done["cleared"]) == ("done", {})
-    assert replicas(tool) == dict.fromkeys(range(4), STORAGES)
+    assert replicas(tool) == dict.fromkeys(range(5), STORAGES)
     assert as_json(tool("partition", "auto-assign", "-o", "json"))["result"] == "nothing-to-do"
 
 
@@ -130,9 +133,9 @@ def test_fewer_replicas_everywhere(tool: Tool) -> None:
     done = as_json(tool("cluster", "set", "--replicas", "1", "--confirm", "local", "-o", "json"))
     assert done["result"] == "done"
     found = replicas(tool)
-    assert sorted(len(names) for names in found.values()) == [1, 1, 1, 1]
+    assert sorted(len(names) for names in found.values()) == [1, 1, 1, 1, 1]
     assert {name for names in found.values() for name in names} == set(STORAGES), "evenly"
-    assert sum(map(len, done["cleared"].values())) == 8
+    assert sum(map(len, done["cleared"].values())) == 10
     holder = found[0][0]
     other = next(name for name in STORAGES if name != holder)
     told = tool("partition", "assign", "0", "--off", holder, "--yes")
@@ -169,7 +172,7 @@ def test_what_cannot_be_meant(tool: Tool, live: LocalCluster) -> None:
     before = document_tree(str(live.directory))
     for words, code, said in (
         (["assign", "0", "--to", "storage-9"], 3, "did you mean storage-"),
-        (["assign", "4", "--to", "storage-1"], 3, "W2007"),
+        (["assign", "5", "--to", "storage-1"], 3, "W2007"),
         (["assign", "0x", "--to", "storage-1"], 2, "'0x' is no partition"),
         (["assign", "0", "--to", "storage-1,"], 2, "is no list of storages"),
         (["assign", "--to", "storage-1"], 2, "Name PARTITIONS"),

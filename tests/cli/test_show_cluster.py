@@ -82,9 +82,9 @@ UNWELL = replace(
 CREATION = Creation(
     meta=META,
     storages={found.meta.name: found.meta for found in HEALTHY.storages},
-    replicas={0: ("one", "two"), 1: ("one", "three"), 2: ("three", "two")},
+    replicas={0: ("one", "two"), 1: ("one", "three"), 2: ("three", "two"), 3: ("one", "two")},
     was_there=False,
-    created={"one": (0, 1), "three": (1, 2), "two": (0,)},
+    created={"one": (0, 1, 3), "three": (1, 2), "two": (0,)},
 )
 
 

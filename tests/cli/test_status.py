@@ -91,7 +91,7 @@ def test_all_is_well(live: LocalCluster, waltzctl: Tool) -> None:
     first, *rest = told.out.splitlines()
     assert first == "HEALTHY: all 4 partitions are open; 2 servers and 3 storages answer"
     assert max(len(line) for line in rest if line.startswith(" ")) <= 80
-    assert re.search(r"^ storage-2 +127\.0\.0\.1:\d+ +storage-2 +4 +[\d.]+ GB +[\d,]+ ms!? +up", told.out, re.M)
+    assert re.search(r"^ storage-2 +127\.0\.0\.1:\d+ +storage-2 +5 +[\d.]+ GB +[\d,]+ ms!? +up", told.out, re.M)
     assert sum(daemon.is_running for daemon in live.daemons.values()) == told.out.count(" runs ")
     same = waltzctl("status", "--timeout", "30", "--coordinator", live.coordinator_hosts)
     assert (same.code, same.out.splitlines()[0]) == (0, first), "with no files of a cluster on this machine"
@@ -110,7 +110,7 @@ def test_a_storage_and_then_zookeeper(own: LocalCluster, waltzctl: Tool, cache: 
     told = waltzctl(*look)
     assert (told.code, told.err) == (10, "")
     assert told.out.startswith("DEGRADED: all 2 partitions are open; 2 servers and 2 of 3 storages answer\n")
-    assert "- storage storage-3 does not run. It has a replica of partitions 0-1" in told.out
+    assert "- storage storage-3 does not run. It has a replica of partitions 0-2" in told.out
     assert f"  Next: waltzctl up {own.directory} --detach" in told.out
     reasons = until(waltzctl, own, lambda found: True)["reasons"]
     (first,) = [reason for reason in reasons if reason["key"] == "silent storage-3"]
@@ -120,7 +120,7 @@ def test_a_storage_and_then_zookeeper(own: LocalCluster, waltzctl: Tool, cache: 
     by_key = {reason["key"]: reason for reason in found["reasons"]}
     assert by_key["silent storage-3"]["since"] == first["since"]
     assert found["coordinator_seen"] is not None
-    assert [view["owner"] is not None for view in found["cluster"]["partitions"]] == [True, True], "they say so"
+    assert [view["owner"] is not None for view in found["cluster"]["partitions"]] == [True] * 3, "they say so"
     assert waltzctl(*look).code == 10
 
     for path in cache.glob("waltz/*.json"):
@@ -164,15 +164,15 @@ def test_no_majority_and_no_server(forgetful: LocalCluster, waltzctl: Tool) -> N
     for name in ("storage-1", "storage-2"):
         forgetful.daemons[name].kill()
     found = until(
-        waltzctl, forgetful, lambda found: found["verdict"] == "DOWN" and found["reasons"][0]["partitions"] == [0, 1]
+        waltzctl, forgetful, lambda found: found["verdict"] == "DOWN" and found["reasons"][0]["partitions"] == [0, 1, 2]
     )
     assert found["reasons"][0]["stops"]
     for name in ("server-1", "server-2"):
         forgetful.daemons[name].kill()
     found = until(waltzctl, forgetful, lambda found: all(one["error"] for one in found["cluster"]["servers"]))
-    found = until(waltzctl, forgetful, lambda found: found["reasons"][0]["sentence"].startswith("partitions 0-1 "))
+    found = until(waltzctl, forgetful, lambda found: found["reasons"][0]["sentence"].startswith("partitions 0-2 "))
     assert {"silent server-1", "silent server-2"} <= {reason["key"] for reason in found["reasons"]}, "they do not run"
-    assert found["reasons"][0]["sentence"].startswith("partitions 0-1 take no transactions: the owner is gone (")
+    assert found["reasons"][0]["sentence"].startswith("partitions 0-2 take no transactions: the owner is gone (")
 
 
 PATIENT = "from waltzctl.watching import troubles; troubles.SLOW_MS = 1e9; from waltzctl.main import main; main()"

@@ -145,7 +145,7 @@ def test_the_examples_of_the_help_run(home: Path, waltzctl: Tool) -> None:
     assert all(len(line) <= 80 for line in brought.out.splitlines())
     found = loop.run(LocalCluster.find(home / "trial").picture())
     assert found.is_healthy
-    assert [partition.counting for partition in found.partitions] == [3] * 8
+    assert [partition.counting for partition in found.partitions] == [3] * 9, "of each partition and of the group log"
     assert {path.name for path in home.iterdir()} == {"waltz-local", "trial", "up.out", "up.err"}
     told = waltzctl(*logs_trial)
     assert {line.partition(" ")[0] for line in told.out.splitlines()} <= {"server-1", "storage-1"}
@@ -410,7 +410,8 @@ def test_what_runs_of_a_cluster_that_was_made_before_stays(
     cluster = LocalCluster.make(home / "small", storages=2, servers=1, partitions=2, replication=1)
     cluster.start()
     everybody = ["zookeeper", "storage-1", "storage-2", "server-1"]
-    closed = next(view.partition for view in loop.run(cluster.picture()).partitions if "storage-2" in view.replicas)
+    views = loop.run(cluster.picture()).partitions[:2]
+    closed = next(view.partition for view in views if "storage-2" in view.replicas)
     admin = cluster.blueprint.addresses("storage-2")[1]
     assert waltzctl("storage", "availability", admin, closed, "--offline").code == 0
     monkeypatch.setattr(local, "OPEN_SECONDS", 0.0)
@@ -536,10 +537,10 @@ def test_many_replicas_are_made_in_portions(home: Path, waltzctl: Tool) -> None:
     heard = Heard()
     cluster = LocalCluster.make(home / "many", storages=1, servers=1, partitions=40, replication=1, reporter=heard)
     cluster.start()
-    made = [f"{number} of 40 replicas are made" for number in (16, 32, 40)]
+    made = [f"{number} of 41 replicas are made" for number in (16, 32, 41)]  # one of the group log
     assert [sentence for sentence in heard.sentences if "replicas are made" in sentence] == made
     log = cluster.daemons["storage-1"].log.read_text()
-    assert re.findall(r"CreatePartitions partition (\S+): done", log)[:3] == ["0-15", "16-31", "32-39"]
+    assert re.findall(r"CreatePartitions partition (\S+): done", log)[:3] == ["0-15", "16-31", "32-40"]
     cluster.daemons["server-1"].kill()
     assert waltzctl("up", "many", "--timeout", "300", "--detach").code == 0
 

@@ -121,7 +121,7 @@ def lifted(columns: Columns[T], at: int) -> Columns[Any]:
     def of(column: Column[T]) -> Callable[[Any], Any]:
         return lambda row: None if row[at] is None else column.value(row[at])
 
-    return tuple(replace(column, of=of(column), json=column.key) for column in columns)
+    return tuple(replace(column, of=of(column), label=None, json=column.key) for column in columns)
 
 
 # -- now ---------------------------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ def create(
     request: Changing,
 ) -> int:
     """Make a durable group: members that share the work of partitions, and whose place the cluster keeps. It begins at the
-    first transaction unless something else is said. The first group of a cluster makes the log in which groups are kept,
-    beside its partitions, which stay as they are.
+    first transaction unless something else is said. A cluster that an older version made has no log in which groups are
+    kept: its first group makes that log, beside its partitions, which stay as they are.
 
     \b
     Examples:

@@ -36,6 +36,7 @@ from waltzd.errors import (
     CannotConnect,
     ForeignCluster,
     FormatUnknown,
+    GroupLogRefused,
     MetadataMissing,
     NameInUse,
     NodeMissing,
@@ -207,7 +208,8 @@ async def create_cluster(
 ) -> Creation:
     """`created` is the date for the document. Dry, everything is looked at and nothing is written. `seconds`: how long a
     storage may take for one portion of its replicas (`waltzd.wire.storages.PORTION`)."""
-    planned = assign_replicas(wish.partitions, {storage.name: storage.group for storage in wish.storages}, wish.replication)
+    groups = {storage.name: storage.group for storage in wish.storages}
+    planned = assign_replicas(wish.partitions + 1, groups, wish.replication)  # the last one is the group log
     descriptions = await _describe_all(wish, tls)
     key = _common_key(wish, descriptions)
     check_apart(descriptions)
@@ -218,6 +220,7 @@ async def create_cluster(
         _check_emptiness(descriptions)
         written = FORMAT if wish.format is None else wish.format
         check_formats(descriptions, written)
+        _check_group_log(descriptions)
         meta = ClusterMeta(name=wish.name, key=key, partitions=wish.partitions, created=created, format=written)
         there = meta, {storage.name: storage for storage in wish.storages}, planned
         if not is_dry:
@@ -383,6 +386,17 @@ def check_formats(descriptions: Mapping[str, StorageDescription], wanted: int) -
             f"{', '.join(too_old)} cannot write format {wanted}: "
             f"{'its version is' if len(too_old) == 1 else 'their versions are'} "
             f"{', '.join(sorted({descriptions[name].version for name in too_old}))}"
+        )
+
+
+def _check_group_log(descriptions: Mapping[str, StorageDescription]) -> None:
+    """Raise `GroupLogRefused` if a storage is too old to hold the group log, which a new cluster has from the start."""
+    too_old = [name for name, said in sorted(descriptions.items()) if not said.keeps_group_log]
+    if too_old:
+        raise GroupLogRefused(
+            f"{', '.join(too_old)} cannot hold a group log: too old a version of Waltz runs there",
+            not_done="nothing was written",
+            next_step="bring every storage to the same version of Waltz; then run this again",
         )
 
 

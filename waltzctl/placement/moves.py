@@ -73,7 +73,7 @@ class Situation:
         return storages[name]
 
     def check_partitions(self, numbers: Iterable[int]) -> None:
-        check_partitions(numbers, len(self.found.logs))
+        check_partitions(numbers, self.found.meta.partitions, has_group_log=self.found.group_log is not None)
 
     def spread(self, storages: Mapping[str, str], replication: Mapping[int, int]) -> Goals:
         """Evenly, with the fewest copies: given where replicas are, or are going to. `storages` says the group of each."""

@@ -8,7 +8,7 @@ gives its partitions to others. It lasts as long as the process: a server that w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
+from waltzd.cluster.group_log import is_there
 from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, WouldNotLast
 from waltzd.wire.servers import ServerAdminClient
 from waltzd.wire.tls import Tls
@@ -56,6 +57,11 @@ class Owners:
             version=version,
             preferences=preferences,
             preferences_version=preferences_version,
+        )
+
+    def check_partitions(self, numbers: Iterable[int], *, not_done: str = "nothing was changed") -> None:
+        check_partitions(
+            numbers, self.meta.partitions, has_group_log=is_there(self.assignment, self.meta), not_done=not_done
         )
 
     def planned(self, servers: Mapping[str, ServerMeta], preferences: Preferences) -> Assignment:
@@ -282,7 +288,7 @@ def transfer(
 
 def transfer_of(found: Owners, numbers: Collection[int], to: str) -> Assignment:
     """The assignment that a transfer leads to; an error where it cannot be, or would not last."""
-    check_partitions(numbers, len(found.assignment.owners))
+    found.check_partitions(numbers)
     if found.server(to).is_draining:
         raise WouldNotLast(
             f"{to} is draining",
@@ -367,7 +373,7 @@ def preferred(
 
     async def prepare(cluster: Cluster) -> Change:
         found = await Owners.of(cluster)
-        check_partitions(numbers, len(found.assignment.owners))
+        found.check_partitions(numbers)
         if server is not None:
             found.server(server)
         wishes = wishes_of(found.preferences, numbers, server)
@@ -428,7 +434,7 @@ def unmet_wish(number: int, server: str, after: Assignment, servers: Mapping[str
 
 def _list_preferences(reach: Reach, numbers: Collection[int] | None, output: str) -> int:
     found = using(reach, Owners.of)
-    check_partitions(numbers or (), len(found.assignment.owners), not_done="nothing was asked")
+    found.check_partitions(numbers or (), not_done="nothing was asked")
     heads = ("servers", "by", "owner", "honoured", "why not")
     put(
         Listing(

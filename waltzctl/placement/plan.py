@@ -31,13 +31,23 @@ class Creation:
     meta: ClusterMeta
     storages: Mapping[str, StorageMeta]
     replicas: Mapping[int, tuple[str, ...]]
+    """Partition, or the number of the group log → names of storages."""
     was_there: bool
     """The documents existed: this was a repetition."""
     created: Mapping[str, tuple[int, ...]]
-    """Storage → partitions that got their empty replica there just now."""
+    """Storage → partitions that got their empty replica there just now; the number of the group log may be among them."""
+
+    @property
+    def group_log(self) -> tuple[str, ...]:
+        """Storages with a replica of the group log; empty for a cluster that has none."""
+        return self.replicas.get(self.meta.partitions, ())
 
     def partitions_of(self, storage: str) -> list[int]:
-        return [partition for partition, names in sorted(self.replicas.items()) if storage in names]
+        return [partition for partition in range(self.meta.partitions) if storage in self.replicas.get(partition, ())]
+
+    def created_on(self, storage: str) -> list[int]:
+        """Return the partitions, without the group log, that got their empty replica on this storage just now."""
+        return [partition for partition in self.created.get(storage, ()) if partition < self.meta.partitions]
 
 
 def assign_replicas(partitions: int, storages: Mapping[str, str], replication: int) -> dict[int, tuple[str, ...]]:

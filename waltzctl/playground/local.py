@@ -419,8 +419,7 @@ class LocalCluster:
                     return found
                 if seconds > (SETTLE_SECONDS if failed else open_seconds):
                     return found
-                opened, total = len(found.partitions) - len(found.closed), len(found.partitions)
-                self._say(f"waiting for partitions: {opened} of {total} are open")
+                self._say(f"waiting for partitions: {_opened(found)}")
                 await asyncio.sleep(max(LOOK_SECONDS, now - began))  # a look at many takes work from who opens them
 
     def _check_running(self, failed: dict[str, WaltzError], *, is_new: bool) -> None:
@@ -625,6 +624,14 @@ class LocalCluster:
                     killed.append(name)
                 self._show(name, State.STOPPED)
         return killed
+
+
+def _opened(found: Picture) -> str:
+    """How many partitions are open, and whether the group log is."""
+    total = found.meta.partitions
+    opened = total - sum(not view.is_group_log for view in found.closed)
+    is_log_closed = found.group_log is not None and not found.group_log.is_open
+    return f"{opened} of {total} are open{', the log of groups is not' if is_log_closed else ''}"
 
 
 def is_even(found: Picture) -> bool:

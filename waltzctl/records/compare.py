@@ -123,7 +123,12 @@ def visible_mark(status: ReplicaStatus) -> int:
 
 
 def _chosen(picture: Picture, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
-    check_partitions([partition], len(picture.partitions), not_done="nothing was compared")
+    check_partitions(
+        [partition],
+        picture.meta.partitions,
+        has_group_log=picture.group_log is not None,
+        not_done="nothing was compared",
+    )
     there = {view.meta.name: view for view in picture.storages}
     replicas = picture.partitions[partition].replicas
     for name in names:

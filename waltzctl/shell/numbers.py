@@ -25,10 +25,13 @@ def chosen(reach: Reach, text: str) -> list[int]:
     return list(numbers_of(text, channels))
 
 
-def check_partitions(numbers: Iterable[int], count: int, *, not_done: str = "nothing was changed") -> None:
-    """Raises for a number that is not below `count`, the partitions of the cluster."""
+def check_partitions(
+    numbers: Iterable[int], count: int, *, has_group_log: bool = False, not_done: str = "nothing was changed"
+) -> None:
+    """Raise `NoSuchPartition` for a number that is not below `count`, the partitions of the cluster. With `has_group_log`
+    the number after them, that of the group log, is accepted as well."""
     for number in numbers:
-        if number >= count:
+        if number >= count + has_group_log:
             raise NoSuchPartition(
                 f"there is no partition {number}; the cluster has {count}, from 0 on",
                 not_done=not_done,

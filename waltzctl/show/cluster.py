@@ -118,8 +118,13 @@ def with_stars(roles: Mapping[str, Membership]) -> list[str]:
     return [f"{name}{'*' if role is Membership.LEARNER else ''}" for name, role in sorted(roles.items())]
 
 
+def _numbers(views: Sequence[PartitionView]) -> str:
+    """Their numbers, and behind that of the group log what it holds."""
+    return f"{spell_numbers([view.partition for view in views])}{' (groups)' if views[0].is_group_log else ''}"
+
+
 PARTITIONS: Columns[PartitionView] = (
-    Column("partition", lambda view: view.partition, is_right=True),
+    Column("partition", lambda view: view.partition, is_right=True, label=lambda view: _numbers([view])),
     Column("state", lambda view: view.state),
     Column("owner", lambda view: view.owner),
     Column("replicas", lambda view: with_stars(view.replicas)),
@@ -132,7 +137,7 @@ PARTITIONS: Columns[PartitionView] = (
 )
 HOLDS: Column[PartitionView] = Column("holds", lambda view: "groups" if view.is_group_log else "transactions")
 DESCRIBED_PARTITIONS: Columns[PartitionView] = (
-    Column("partition", lambda view: view.partition, is_right=True, cell=str),
+    Column("partition", lambda view: view.partition, is_right=True, label=lambda view: _numbers([view])),
     Column("owner", lambda view: view.owner, cell=_owner),
     Column("generation", lambda view: view.generation, is_right=True),
     Column("session", lambda view: None if view.said is None else view.said.session, is_right=True, json=""),
@@ -153,7 +158,7 @@ def partitions(found: Picture) -> Listing[PartitionView]:
     goal: Column[PartitionView] = Column(
         "moves to", lambda view: found.moves.get(view.partition), is_wide=True, cell=lambda names: ", ".join(names or ())
     )
-    columns = (*PARTITIONS, goal) if found.group_log is None else (*PARTITIONS, goal, HOLDS)
+    columns = (*PARTITIONS, goal) if found.group_log is None else (*PARTITIONS, goal, replace(HOLDS, is_wide=True))
     return Listing(kind="partitions", columns=columns, rows=found.partitions, nothing="The cluster has no partitions.")
 
 
@@ -285,15 +290,17 @@ def picture_json(found: Picture) -> dict[str, Any]:
 
 def _format(found: Picture) -> str:
     """What the cluster writes, and how far the change to it has come."""
-    wanted, opened = found.meta.format, [view for view in found.partitions if view.format is not None]
-    over = sum(view.format is not None and view.format >= wanted for view in found.partitions)
-    return f"format {wanted}" + (f" ({over} of {count(len(opened), 'partition')} so far)" if over < len(opened) else "")
+    formats = [view.format for view in found.partitions if view.format is not None and not view.is_group_log]
+    wanted, over = found.meta.format, sum(format >= found.meta.format for format in formats)
+    return f"format {wanted}" + (f" ({over} of {count(len(formats), 'partition')} so far)" if over < len(formats) else "")
 
 
 def sentence(found: Picture) -> str:
-    opened = len(found.partitions) - len(found.closed)
-    total = len(found.partitions)
+    views = [view for view in found.partitions if not view.is_group_log]
+    opened, total = sum(view.is_open for view in views), len(views)
     said = f"{count(total, 'partition')} open" if opened == total else f"{opened} of {count(total, 'partition')} open"
+    if found.group_log is not None and not found.group_log.is_open:
+        said += ", the log of groups closed"
     if found.short:
         said += f", {len(found.short)} with fewer replicas than they should have"
     if found.silent:
@@ -321,7 +328,7 @@ def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Page:
         Column("group", lambda name: made.storages[name].group),
         Column("address", lambda name: made.storages[name].listen, json=""),
         Column("replicas", made.partitions_of, is_right=True, cell=_number, json="partitions"),
-        Column("made now", lambda name: list(made.created.get(name, ())), is_right=True, cell=_number, json="made"),
+        Column("made now", made.created_on, is_right=True, cell=_number, json="made"),
     )
 
     def draw(out: Console) -> None:
@@ -349,7 +356,10 @@ def creation(made: Creation, *, hosts: str, root: str, is_dry: bool) -> Page:
             "created": made.meta.created,
             "format": made.meta.format,
             "storages": objects(columns, names),
-            "replicas": plain(dict(sorted(made.replicas.items()))),
+            "replicas": plain(
+                {number: names for number, names in sorted(made.replicas.items()) if number < made.meta.partitions}
+            ),
+            "group_log": list(made.group_log),
         },
         draw=draw,
         things=Listing(kind="storages", columns=columns, rows=names),
@@ -460,10 +470,11 @@ def _ills(view: StorageView) -> Mapping[str, bool]:
 
 
 def _groups(partitions: Sequence[PartitionView]) -> list[list[PartitionView]]:
-    """Those that are alike, together; the ones with something to say first."""
+    """Those that are alike, together, and the group log alone; the ones with something to say first."""
     grouped: dict[tuple[object, ...], list[PartitionView]] = {}
     for view in partitions:
-        grouped.setdefault((view.owner, view.state, view.counting, len(view.replicas)), []).append(view)
+        alike = (view.is_group_log, view.owner, view.state, view.counting, len(view.replicas))
+        grouped.setdefault(alike, []).append(view)
 
     def order(views: list[PartitionView]) -> tuple[bool, int]:
         return views[0].is_open and views[0].counting >= len(views[0].replicas), views[0].partition
@@ -477,8 +488,7 @@ def _group_row(views: list[PartitionView]) -> tuple[str, ...]:
     counting = f"{first.counting} of {len(first.replicas)}" if said else ""
     mounts = f"{sum(owned.mounts for owned in said):,}" if said else ""
     tail = size(sum(owned.tail_bytes for owned in said)) if said else ""
-    numbers = spell_numbers([view.partition for view in views])
-    return (numbers, _owner(first.owner), first.state, counting, mounts, tail)
+    return (_numbers(views), _owner(first.owner), first.state, counting, mounts, tail)
 
 
 def status_json(found: Sighting) -> dict[str, Any]:

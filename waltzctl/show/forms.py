@@ -48,6 +48,8 @@ class Column(Generic[T]):
     """A number of bytes, which people read as MB."""
     cell: Callable[[Any], str] | None = None
     """How people read the value, where that is special."""
+    label: Callable[[T], str] | None = None
+    """How people read the thing in this column, where that takes more than the value."""
     json: str | None = None
     """What programs call it, where that is not its head; empty for people only."""
 
@@ -59,6 +61,8 @@ class Column(Generic[T]):
         return thing[self.key] if self.of is None else self.of(thing)
 
     def shown(self, thing: Any) -> str:
+        if self.label is not None:
+            return self.label(thing)
         value = self.value(thing)
         if self.cell is not None:
             return self.cell(value)

@@ -177,15 +177,18 @@ class Cluster:
         replicas: ReplicaSets | None = None,
     ) -> Cluster:
         """Write down a new cluster, whole or not at all, unless it has thousands of partitions: their documents follow. To
-        repeat it with the same key is no mistake, and completes it."""
+        repeat it with the same key is no mistake, and completes it. If `replicas` has an entry under the number after
+        the partitions, the cluster has a group log from the start (`waltzd.cluster.group_log`)."""
         replicas = replicas or ReplicaSets(partitions={})
         check_sets(meta, storages, replicas)
-        owners = Assignment(owners=(Ownership(None, 0),) * meta.partitions)
+        groups = replicas.partitions.get(meta.partitions)
+        owners = Assignment(owners=(Ownership(None, 0),) * (meta.partitions + (groups is not None)))
         changes = [
             *(Create(ROOT, encode(meta)), *(Create(folder, b"") for folder in FOLDERS)),
             Create(ASSIGNMENT, encode(owners)),
             Create(CLIENT_IDS, encode(Counter(1, uuid4()))),
             *(Create(f"{STORAGES}/{storage.name}", encode(storage)) for storage in storages),
+            *([] if groups is None else [Create(replicas_path(meta.partitions), encode(ReplicaSet(groups)))]),
         ]
         sets = [
             Create(replicas_path(partition), encode(ReplicaSet(replicas.partitions.get(partition, {}))))

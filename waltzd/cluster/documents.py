@@ -691,7 +691,7 @@ def _shown(value: object) -> str:
 
 
 def check_sets(meta: ClusterMeta, storages: Collection[StorageMeta], replicas: ReplicaSets) -> None:
-    """What a person may have mistyped."""
+    """Raise `BadArgument` for what a person may have mistyped. The group log has the number after the partitions."""
     names = [storage.name for storage in storages]
     for name in [meta.name, *names]:
         if not is_name(name):
@@ -699,7 +699,7 @@ def check_sets(meta: ClusterMeta, storages: Collection[StorageMeta], replicas: R
     if len(set(names)) != len(names):
         raise BadArgument("two storages have the same name")
     for partition, members in replicas.partitions.items():
-        if not 0 <= partition < meta.partitions:
+        if not 0 <= partition <= meta.partitions:
             raise BadArgument(f"there is no partition {partition}: the cluster has {meta.partitions}")
         for name in members:
             if name not in names:

@@ -1,8 +1,9 @@
 """The group log in the documents of a cluster: where durable groups stand is kept by the cluster itself, in one more log.
 
 It has replicas, an owner, sessions and recovery like a partition, and the number behind those of all partitions. It exists
-from the moment at which the assignment has one owner more than the cluster has partitions, and for ever: a cluster that
-never had a group has none. `ClusterMeta.partitions` goes on to say what applications see.
+from the moment at which the assignment has one owner more than the cluster has partitions, and for ever. A new cluster has
+it from its first transaction on (`Cluster.create`); a cluster of an older version gets it by `begin`, with its first group.
+`ClusterMeta.partitions` goes on to say what applications see.
 """
 
 from __future__ import annotations

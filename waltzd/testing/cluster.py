@@ -111,8 +111,7 @@ class LocalCluster:
                 raise BadArgument(f"{name} must be at least 1, not {value}")
         self.meta = ClusterMeta(name="local", key=uuid4(), partitions=partitions, created="in a test", format=format)
         self.storage_seconds = storage_seconds
-        self._has_groups = False
-        self._begins_with_groups = groups
+        self._has_groups = groups
         self.luck = Luck()
         self._time: int | None = None
         """What the clocks of all servers show; None: that of this machine."""
@@ -139,9 +138,7 @@ class LocalCluster:
         self.loop = asyncio.get_running_loop()
         for name in self._storage_names:
             self._storages[name] = await self._make_storage(name)
-        everywhere = {
-            partition: dict.fromkeys(self._storage_names, Membership.MEMBER) for partition in range(self.meta.partitions)
-        }
+        everywhere = {partition: dict.fromkeys(self._storage_names, Membership.MEMBER) for partition in self._logs}
         coordinator = self.tree.connect()
         await Cluster.create(
             coordinator,
@@ -153,8 +150,6 @@ class LocalCluster:
             replicas=ReplicaSets(partitions=everywhere),
         )
         await coordinator.close()
-        if self._begins_with_groups:
-            await self._make_group_log()
         for name in self._servers:
             await self.start_server(name)
         await self.wait_until_ready()
@@ -162,18 +157,14 @@ class LocalCluster:
     async def make_group_log(self) -> None:
         """Give the cluster the log in which it keeps where durable groups stand, if it has none, and wait until that is
         open."""
-        await self._make_group_log()
+        if not self._has_groups:
+            for door in self._storages.values():
+                await door.calls.create_partition(self.meta.partitions)
+            coordinator = self.tree.connect()
+            await group_log.begin(Cluster(coordinator), self.meta, dict.fromkeys(self._storage_names, Membership.MEMBER))
+            await coordinator.close()
+            self._has_groups = True
         await self.wait_until_ready()
-
-    async def _make_group_log(self) -> None:
-        if self._has_groups:
-            return
-        for door in self._storages.values():
-            await door.calls.create_partition(self.meta.partitions)
-        coordinator = self.tree.connect()
-        await group_log.begin(Cluster(coordinator), self.meta, dict.fromkeys(self._storage_names, Membership.MEMBER))
-        await coordinator.close()
-        self._has_groups = True
 
     async def close(self) -> None:
         """End in order. Raises a bug of Waltz itself that showed up meanwhile."""
@@ -238,7 +229,12 @@ class LocalCluster:
     @property
     def is_ready(self) -> bool:
         """Whether every partition has an owner that takes transactions, and the group log where there is one."""
-        return all(self._is_open(partition) for partition in range(self.meta.partitions + self._has_groups))
+        return all(map(self._is_open, self._logs))
+
+    @property
+    def _logs(self) -> range:
+        """The numbers of all partitions, and of the group log where there is one."""
+        return range(self.meta.partitions + self._has_groups)
 
     def _is_open(self, partition: int) -> bool:
         try:
@@ -270,7 +266,7 @@ class LocalCluster:
         )
         calls = StorageCalls(disk, directory, config, run_writing=_inline, run_reading=_inline, on_fatal=self._on_fatal)
         calls.start()
-        for partition in range(self.meta.partitions):
+        for partition in self._logs:
             await calls.create_partition(partition)
         return StorageDoor(name, calls, self._on_fatal)
 

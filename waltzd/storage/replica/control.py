@@ -4,8 +4,9 @@ Each partition has two structs; a change writes the one that is not current, flu
 whose two structs are both damaged is refused by name, and the others go on. The file is made once, whole, by a rename.
 Where it is missing or short beside existing data it is never made anew, because it holds the promises of this storage.
 
-The group log, which a cluster gets when its first group is made, has the number behind all others. Its record stands in a
-second control file, for one partition, so that the first one keeps the size that the number of partitions gives it.
+The group log, which clusters of older versions get later than their partitions, has the number behind all others. Its
+record stands in a second control file, for one partition, so that the first one keeps the size that the number of
+partitions gives it.
 
 The daemon stops at the first finding (`ControlFile`, `check_identity`); the tools for stopped storages read on and list all
 findings (`read_ledger`).
