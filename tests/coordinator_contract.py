@@ -6,7 +6,7 @@ A story gets a `World`: sessions of the same coordinator, and what can happen to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from waltzd.cluster.cluster import (
     Cluster,
     replicas_path,
 )
-from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Check, Coordinator, Create, Delete, Set
+from waltzd.cluster.coordinator import COMMIT_BYTES_MAX, Change, Check, Coordinator, Create, Delete, Set
 from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
@@ -428,6 +428,37 @@ async def a_new_cluster_has_a_group_log_where_replicas_are_named_for_it(world: W
     assert (await cluster.replicas())[0].partitions == {**replicas, 1: {}}
     assert not await group_log.begin(cluster, meta, {"one": Membership.MEMBER}), "it has one already"
     await Cluster.create(coordinator, meta, storages=[ONE, TWO], replicas=ReplicaSets(partitions=replicas))
+    assert (await cluster.assignment())[0] == assignment
+
+
+@story
+async def the_group_log_is_in_the_first_of_the_transactions_that_create_a_cluster(world: World) -> None:
+    meta, everywhere = a_cluster(), {number: {"one": Membership.MEMBER} for number in range(3)}
+    coordinator = await world.connect_elsewhere("/waltz/portions")
+    commit, commits = coordinator.commit, 0
+
+    async def commit_one(changes: Sequence[Change]) -> None:
+        nonlocal commits
+        commits += 1
+        if commits > 1:
+            raise CannotConnect("the session broke after the first transaction")
+        await commit(changes)
+
+    async def create() -> Cluster:
+        return await Cluster.create(coordinator, meta, storages=[ONE], replicas=ReplicaSets(partitions=everywhere))
+
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr("waltzd.cluster.cluster.CREATED_AT_ONCE", 1)
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(coordinator, "commit", commit_one)
+            with pytest.raises(CannotConnect):
+                await create()
+        cluster = Cluster(coordinator)
+        assignment, _ = await cluster.assignment()
+        assert group_log.is_there(assignment, meta)
+        assert (await cluster.replicas())[0].partitions == {0: everywhere[0], 2: everywhere[2]}
+        await create()
+    assert (await cluster.replicas())[0].partitions == everywhere
     assert (await cluster.assignment())[0] == assignment
 
 
