@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from tests.batches import index_raw, segment_raw, segments_of
-from waltzd.archive.archiving import PartitionArchive, label_in
-from waltzd.archive.cutting import ArchivedLog, Unsealed
+from waltzd.archive.cut_point import ArchivedLog, Unsealed
 from waltzd.archive.manifest import Manifest
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Store
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.format.batch import Batch
 from waltzd.format.footer import NO_HASH
 from waltzd.format.layout import HEADER_BYTES, FileHeader

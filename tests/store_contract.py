@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.unit.waltzd.archive.test_tailing import Room
+from tests.unit.waltzd.archive.test_unsealed_writer import Room
 from waltzd.archive.store import Store, read_object
 from waltzd.errors import ObjectAbsent, ObjectExists, StoreRefused
 

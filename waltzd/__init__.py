@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from waltzd.client.client import Client as Client
     from waltzd.client.delivery import Delivery as Delivery
     from waltzd.client.delivery import Reject as Reject
-    from waltzd.client.handling import Handling as Handling
+    from waltzd.client.handler import Handling as Handling
     from waltzd.client.pending import Outcomes as Outcomes
     from waltzd.client.position_file import PositionFile as PositionFile
     from waltzd.client.settings import ClientSettings as ClientSettings

@@ -27,11 +27,11 @@ from tests.batches import batches_of, index_raw, segment_raw
 from tests.bench.curves import bench, many, series_of
 from tests.bench.storage import Line, copy_rate, machine, show
 from waltzctl.playground.local import LocalCluster
-from waltzd.archive.archiving import PartitionArchive, label_in
-from waltzd.archive.cutting import label_of, logs_in
+from waltzd.archive.cut_point import label_of, logs_in
 from waltzd.archive.local import LocalStore
 from waltzd.archive.piece import piece_of
-from waltzd.archive.restoring import build
+from waltzd.archive.restoration import build
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.real import RealDisk
 from waltzd.format.batch import End
 from waltzd.format.footer import NO_HASH

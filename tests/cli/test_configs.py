@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from waltzctl.main import COMMANDS
-from waltzd.archive.reading import ReadCounters
+from waltzd.archive.reader import ReadCounters
 from waltzd.daemon import metrics
 from waltzd.daemon.config import ServerConfig, StorageConfig
 from waltzd.errors import EXIT_DISK_FAULT, EXIT_FINDINGS, EXIT_UNSAFE, EXIT_USAGE

@@ -36,7 +36,7 @@ from tests.process.zookeeper import LocalZooKeeper
 from waltzctl.placement.backup import source_at
 from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
-from waltzd.archive.cutting import moment_of
+from waltzd.archive.cut_point import moment_of
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Committed
 

@@ -37,7 +37,7 @@ from waltzctl.show.local import Board
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import LABEL, Label, manifest_name
 from waltzd.archive.metadata import metadata_name
-from waltzd.archive.tail import tail_name
+from waltzd.archive.unsealed import tail_name
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import StorageMeta

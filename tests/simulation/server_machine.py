@@ -14,7 +14,7 @@ from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.network import Serve, Stream
 from tests.simulation.policies import WatchedAccess
 from tests.simulation.ports import SimReplicaPort, SimServerPort
-from waltzd.archive.reading import ArchiveReader, PieceCache
+from waltzd.archive.reader import ArchiveReader, PieceCache
 from waltzd.cluster.documents import ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import Limits

@@ -25,10 +25,10 @@ from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.step import Portion
 from waltzd.server.core.task import SetLowMark, Task, Truncate
-from waltzd.server.session.confirming import Confirming
+from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.replica import Log, ReplicaLink
 from waltzd.server.session.session import Session
-from waltzd.server.session.trimming import Trimming
+from waltzd.server.session.trimmer import Trimming
 
 FAIL_OVER = Aim(faults=("cut", "slow", "crash"), seconds=10.0, servers=2, setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)

@@ -12,14 +12,14 @@ from waltzd.format.layout import FileHeader, index_entries
 from waltzd.format.scan import Survey, Tail
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.storage.lane import Lane
-from waltzd.storage.replica import opening, segment
+from waltzd.storage.replica import segment, startup
 from waltzd.storage.replica.control import ControlFile
-from waltzd.storage.replica.healing import Healing
-from waltzd.storage.replica.opening import _Opening
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import Fence, PromiseFile
+from waltzd.storage.replica.repair import Healing
 from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.shelf import Shelf
+from waltzd.storage.replica.startup import _Opening
 
 POWER = Aim(faults=("power",), setup=BUSY)
 LONELY = Aim(faults=("aim",), seconds=10.0, storages=3, setup=BUSY)
@@ -161,7 +161,7 @@ def leaves_a_torn_tail_where_it_is(patches: Patches) -> None:
 
         return judge
 
-    patches.set(opening, "judge_tail", lambda found, **known: Tail.CLEAN)
+    patches.set(startup, "judge_tail", lambda found, **known: Tail.CLEAN)
     patches.wrap(_Opening, "_judge", make)
 
 

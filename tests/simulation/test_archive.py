@@ -12,10 +12,10 @@ import pytest
 
 from tests.simulation.cell import KEY, Appender, Cell, cell, story
 from tests.simulation.faulty_store import Faults, FaultyStore
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Store
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.cluster.archives import archived
 from waltzd.cluster.documents import ArchiveMeta
 from waltzd.errors import ForeignArchive, StoreUnavailable

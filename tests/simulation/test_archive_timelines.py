@@ -18,12 +18,12 @@ from tests.simulation.test_backup import own
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, floors, keeping, trimmed, under_load
 from waltzctl.placement.restore import SESSIONS_AHEAD
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import branches_in, label_of, newest_manifests
-from waltzd.archive.cutting import logs_in
+from waltzd.archive.cut_point import logs_in
 from waltzd.archive.manifest import Entry, Manifest, pieces_of
 from waltzd.archive.piece import footer_in
-from waltzd.archive.tail import tail_of
+from waltzd.archive.unsealed import tail_of
+from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import branch_flaws, check_piece, check_tail, survey
 from waltzd.cluster.documents import ClusterMeta, Decision, PartitionMeta, ReplicaState
 from waltzd.errors import StoreUnavailable

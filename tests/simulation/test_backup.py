@@ -14,10 +14,10 @@ import pytest
 from tests.simulation.cell import KEY, SETTINGS, Appender, Cell, SimPort, story
 from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import FAULTY, archiving
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import pieces_of
 from waltzd.archive.metadata import newest_metadata
-from waltzd.archive.tail import Tail, tail_at, tail_name, tail_of
+from waltzd.archive.unsealed import Tail, tail_at, tail_name, tail_of
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.metadata import read
 from waltzd.errors import CannotConnect, StoreUnavailable

@@ -46,8 +46,8 @@ from waltzd.errors import (
 from waltzd.format.layout import HEADER_BYTES, FileHeader, read_promise_file
 from waltzd.format.record import encode_payloads
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.healing import Installation
 from waltzd.storage.replica.partition import Partition
+from waltzd.storage.replica.repair import Installation
 from waltzd.storage.replica.site import PartitionSettings
 
 RECORDS = 12

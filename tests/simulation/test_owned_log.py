@@ -16,7 +16,7 @@ from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import Membership, StorageMeta
 from waltzd.errors import CannotConnect, MetadataMissing, SessionEnded
 from waltzd.format.finding import Finding
-from waltzd.server.session.copying import SourceFailed
+from waltzd.server.session.copier import SourceFailed
 
 
 @story

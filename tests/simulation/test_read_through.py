@@ -17,7 +17,7 @@ from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import archiving, reached, sealed, written
 from tests.simulation.test_retention import SMALL, keeping, under_load
 from tests.simulation.test_retention import trimmed as trimmed_to
-from waltzd.archive.reading import ArchiveReader, PieceCache
+from waltzd.archive.reader import ArchiveReader, PieceCache
 from waltzd.cluster.documents import StorageMeta
 from waltzd.errors import ArchiveAway, ArchiveDamaged, NotReady, OnlyInArchive, StoreUnavailable, Trimmed
 from waltzd.format.record import Run, join_runs

@@ -17,7 +17,7 @@ from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED
 from waltzd.server.core.recovery import Recovery
-from waltzd.server.session.confirming import Confirming
+from waltzd.server.session.confirmation import Confirming
 from waltzd.storage.replica.partition import Partition
 
 FORK = 29

@@ -35,10 +35,10 @@ from tests.simulation.policies import Policies
 from tests.simulation.server_machine import FIRST_SECOND, ServerMachine
 from tests.simulation.storage_machine import StorageMachine
 from tests.simulation.subscribers import Subscribers
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import newest_manifests
 from waltzd.archive.manifest import LABEL, Entry, Label, pieces_of
-from waltzd.archive.tail import tail_of
+from waltzd.archive.unsealed import tail_of
+from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import check_piece
 from waltzd.cluster import group_log
 from waltzd.cluster.archives import archive_path, archived, said

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from uuid import UUID
 
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.local import LocalStore
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Store
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.format.layout import FileHeader, index_entries, index_name, segment_ids, segment_name
 from waltzd.protocol.descriptions import Archived
 

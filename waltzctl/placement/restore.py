@@ -32,7 +32,7 @@ from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import check_name, check_operator
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.terminal import count, size
-from waltzd.archive.cutting import ArchivedLog, Cut, spelled
+from waltzd.archive.cut_point import ArchivedLog, Cut, spelled
 from waltzd.cluster.archives import archive_path
 from waltzd.cluster.cluster import (
     ARCHIVES,

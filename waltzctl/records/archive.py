@@ -247,7 +247,7 @@ def missing_flaws(found: Survey, documents: Mapping[int, ArchiveMeta] | None) ->
     """What the documents of the cluster know of, and the store does not have."""
     from waltzd.archive.manifest import manifest_name
     from waltzd.archive.metadata import FOLDER
-    from waltzd.archive.tail import tail_name
+    from waltzd.archive.unsealed import tail_name
     from waltzd.archive.verification import Flaw
 
     if documents is None:
@@ -333,9 +333,9 @@ def heal(
 
 def _put_back(store: str, source: str, quick: bool, asked: Asked, output: str, progress: Shown) -> int:
     from waltzctl.show import archive
-    from waltzd.archive.archiving import PartitionArchive
-    from waltzd.archive.healing import Mended, made_again, put_back
     from waltzd.archive.place import open_archive
+    from waltzd.archive.repair import Mended, made_again, put_back
+    from waltzd.archive.upload import PartitionArchive
     from waltzd.archive.verification import survey
 
     opened = open_archive(store)

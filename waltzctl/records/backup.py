@@ -139,7 +139,7 @@ def _in_store(place: str) -> Backups:
     from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
     from waltzd.archive.metadata import newest_metadata
     from waltzd.archive.place import open_archive
-    from waltzd.archive.tail import tail_at
+    from waltzd.archive.unsealed import tail_at
     from waltzd.archive.verification import survey
     from waltzd.cluster.metadata import read
     from waltzd.protocol.timelines import FIRST

@@ -23,7 +23,7 @@ from waltzctl.show.terminal import size
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, DiskFull, PathMissing
 
 if TYPE_CHECKING:
-    from waltzd.archive.cutting import ArchivedLog, Cut
+    from waltzd.archive.cut_point import ArchivedLog, Cut
 
 SESSION = 1
 """Nobody ever opens what a drill has made."""
@@ -96,7 +96,7 @@ def practised(store: str, end: Ending, scratch: Path, on_progress: Callable[[int
 
 async def _restored(home: str, logs: Mapping[int, ArchivedLog], cut: Cut, on_bytes: Callable[[int], None]) -> None:
     """A storage's directory, as a storage would make it."""
-    from waltzd.archive.restoring import build
+    from waltzd.archive.restoration import build
     from waltzd.disk.real import RealDisk
     from waltzd.storage.replica.control import ControlFile, new_identity
     from waltzd.storage.replica.restored import folder_for, give_name

@@ -12,7 +12,7 @@ from waltzctl.show.terminal import count, rate, size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from waltzd.archive.cutting import ArchivedLog, Cut
+    from waltzd.archive.cut_point import ArchivedLog, Cut
     from waltzd.format.finding import Finding
 
 

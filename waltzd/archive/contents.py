@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, folder_of
 from waltzd.archive.store import Listed, Store, read_object
+from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent
 from waltzd.protocol.timelines import FIRST
 

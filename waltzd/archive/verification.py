@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from uuid import UUID
 
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import TIMELINE, Branch, branch_of, highest_numbers, is_manifest, label_of, rank
 from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name, sha256_of
 from waltzd.archive.metadata import number_of
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store
-from waltzd.archive.tail import tail_name, tail_of
+from waltzd.archive.unsealed import tail_name, tail_of
+from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, ForeignArchive, HeaderDamaged, ObjectAbsent, UnfitSegment, UnknownVersion
 from waltzd.format.footer import NO_HASH, Footer
 from waltzd.format.layout import FileHeader

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from waltzd.client.delivery import Delivery
 from waltzd.client.durable_groups import DurableGroups
-from waltzd.client.handling import Handling
+from waltzd.client.handler import Handling
 from waltzd.client.routes import Partitions
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import E, Transaction

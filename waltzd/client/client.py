@@ -14,14 +14,14 @@ from typing import Any, Generic, Self
 from uuid import UUID
 
 from waltzd.client.durable_groups import DurableGroups
-from waltzd.client.feeding import Arrivals, Feeding
 from waltzd.client.follower import Call, call_here, introduce
 from waltzd.client.instrument import Instrument, Instruments
+from waltzd.client.iteration import Arrivals, Feeding
 from waltzd.client.keys import Keys, hashes_of, key_locks
 from waltzd.client.mount import Seen
 from waltzd.client.partition import Line
 from waltzd.client.pending import Bundle, Group, Outcomes, Submission, no_outcomes, request
-from waltzd.client.reading import Reader
+from waltzd.client.reader import Reader
 from waltzd.client.routes import Connect, Partitions, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
 from waltzd.client.status import ClientStatus
@@ -40,7 +40,7 @@ from waltzd.client.view import (
     partition_by_hash,
     partition_of,
 )
-from waltzd.client.waiting import Waiting
+from waltzd.client.waits import Waiting
 from waltzd.errors import BadArgument, ClientClosed, NotMounted
 from waltzd.protocol.batches import FeedMode, Registration, Topology
 from waltzd.protocol.locks import AppendOutcome, Lock, Outcome

@@ -10,9 +10,9 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from waltzd.client.delivery import Delivery
 from waltzd.client.follower import Call
-from waltzd.client.handling import Handling
+from waltzd.client.handler import Handling
 from waltzd.client.instrument import Instrument
-from waltzd.client.reading import Reader
+from waltzd.client.reader import Reader
 from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.subscription import Subscription

@@ -22,7 +22,7 @@ from itertools import takewhile
 from typing import TypeAlias
 from uuid import UUID
 
-from waltzd.client.reading import Reader
+from waltzd.client.reader import Reader
 from waltzd.client.routes import pause_seconds
 from waltzd.client.view import Transaction
 from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotSent

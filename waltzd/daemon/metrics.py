@@ -20,7 +20,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from waltzd.archive.reading import ReadCounters
+from waltzd.archive.reader import ReadCounters
 from waltzd.protocol.descriptions import (
     OwnedPartition,
     OwnedReplica,

@@ -23,7 +23,7 @@ from uuid import uuid4
 import uvloop
 
 from waltzd.archive.place import open_store
-from waltzd.archive.reading import ArchiveReader, PieceCache
+from waltzd.archive.reader import ArchiveReader, PieceCache
 from waltzd.client.group_log import GroupLogClient
 from waltzd.client.settings import ClientSettings
 from waltzd.cluster.clients import ClientNames

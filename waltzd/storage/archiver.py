@@ -18,14 +18,14 @@ from hashlib import sha256
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.contents import highest_numbers
 from waltzd.archive.manifest import Entry, Label, Manifest, folder_of, sha256_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
 from waltzd.archive.piece import content_of, footer_in, index_to_keep, piece_of, records_hash
 from waltzd.archive.store import Store
-from waltzd.archive.tail import Part, Tail, tail_of
-from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.unsealed import Part, Tail, tail_of
+from waltzd.archive.unsealed_writer import PartitionTail
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import check_from, check_piece, pieces_from
 from waltzd.disk.seam import Disk, join, opened
 from waltzd.errors import (

@@ -57,9 +57,9 @@ from waltzd.storage.archiver import Archiver
 from waltzd.storage.lane import Lane, RunBlocking, RunHere, Shift, Stream, refuse
 from waltzd.storage.offline.verify import Marks, PartitionReport, verify_partition
 from waltzd.storage.replica.directory import Directory
-from waltzd.storage.replica.healing import Installation
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.promise import check_jump
+from waltzd.storage.replica.repair import Installation
 from waltzd.storage.replica.segment import Suspect
 from waltzd.storage.restorer import Restorer
 from waltzd.storage.scrub import Scrub

@@ -13,11 +13,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol, TypeVar
 
-from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.cutting import ArchivedLog, label_of, log_of
+from waltzd.archive.cut_point import ArchivedLog, label_of, log_of
 from waltzd.archive.place import open_store
-from waltzd.archive.restoring import build
+from waltzd.archive.restoration import build
 from waltzd.archive.store import Store
+from waltzd.archive.upload import PartitionArchive
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.seam import Disk
 from waltzd.errors import (

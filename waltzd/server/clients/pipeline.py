@@ -47,7 +47,7 @@ from waltzd.server.clients.registry import Use
 from waltzd.server.core.clock import HybridClock, check_seen
 from waltzd.server.core.locks import LockTable
 from waltzd.server.core.step import Portion, build, groups_of, locks_of
-from waltzd.server.session.confirming import Confirming
+from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.replica import Log
 from waltzd.wire.budget import Budget
 from waltzd.wire.tasks import tell_failure

@@ -2,7 +2,7 @@
 And when it is looked for what was uploaded before.
 
 Nothing of the log depends on an upload. So there is one at a time, nothing is hurried, and a replica that cannot is only
-asked last. Pure: the shell is `waltzd.server.session.archiving`.
+asked last. Pure: the shell is `waltzd.server.session.archive_upload`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from waltzd.archive.manifest import Entry
-from waltzd.archive.reading import ATTEMPTS, ArchiveReader, Piece, PieceRotten
+from waltzd.archive.reader import ATTEMPTS, ArchiveReader, Piece, PieceRotten
 from waltzd.errors import ArchiveAway, CacheFailed, StoreRefused, StoreUnavailable, WaltzError
 from waltzd.format.record import Run
 from waltzd.protocol.descriptions import Archived

@@ -17,8 +17,8 @@ from waltzd.cluster.archives import archived, of_timeline, said
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import Archived, BackedUp
-from waltzd.server.session.archiving import Archiving
-from waltzd.server.session.confirming import Confirming
+from waltzd.server.session.archive_upload import Archiving
+from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.replica import Log
 
 log = logging.getLogger("waltz.server")

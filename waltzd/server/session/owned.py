@@ -30,7 +30,7 @@ from waltzd.protocol.peers import ReplicaPort
 from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.core.membership import acknowledging
-from waltzd.server.session.archiving import Archiving
+from waltzd.server.session.archive_upload import Archiving
 from waltzd.server.session.backup import Backup
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log

@@ -44,9 +44,9 @@ from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail
 from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
-from waltzd.server.session.copying import Copier, SourceFailed
-from waltzd.server.session.reading import Reading
-from waltzd.server.session.renewing import renewing
+from waltzd.server.session.copier import Copier, SourceFailed
+from waltzd.server.session.reader import Reading
+from waltzd.server.session.renewal import renewing
 from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Bell
 

@@ -41,7 +41,7 @@ from waltzd.server.groups.keeper import Keeper
 from waltzd.server.groups.ledger import Key, settings_of
 from waltzd.server.groups.state import State
 from waltzd.server.groups.table import Delivery, Table, Verdict
-from waltzd.server.subscriptions.keeping import Keeping, Source
+from waltzd.server.subscriptions.checkpoint import Keeping, Source
 from waltzd.server.subscriptions.pieces import Piece, Shelf
 from waltzd.wire.tasks import tell_failure
 

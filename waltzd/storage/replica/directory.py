@@ -38,9 +38,9 @@ from waltzd.protocol.address import is_name
 from waltzd.protocol.descriptions import SetAside
 from waltzd.storage.replica.aside import remove_with_files, set_aside
 from waltzd.storage.replica.control import ControlFile, check_blank, check_identity, new_identity, write_identity
-from waltzd.storage.replica.opening import adopt_partition, create_partition_files, open_partition
 from waltzd.storage.replica.partition import Partition
 from waltzd.storage.replica.site import PartitionSettings, Site
+from waltzd.storage.replica.startup import adopt_partition, create_partition_files, open_partition
 
 _ZEROS = bytes(1 << 16)
 

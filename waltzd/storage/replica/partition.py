@@ -21,7 +21,7 @@ to be committed) nothing is cut, whoever asks.
 The calls that change something come one at a time (the service has one lane for each partition). `read` may run beside
 them: the bytes that it reads are immutable, and `cuts` tells it when a truncation came between. A failed flush ends the
 replica: the disk may hold less than the cache shows, and a second flush could succeed all the same. Opening is in
-`waltzd.storage.replica.opening`, segment files and damage in `healing`.
+`waltzd.storage.replica.startup`, segment files and damage in `healing`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from waltzd.protocol.peers import Contact, Content, LockHistory
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.replica.aside import set_segments_aside
 from waltzd.storage.replica.examine import Quarantine
-from waltzd.storage.replica.healing import Healing, Installation
 from waltzd.storage.replica.promise import Fence, PromiseFile, lineage_of
+from waltzd.storage.replica.repair import Healing, Installation
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Room, Site
-from waltzd.storage.replica.trimming import Trimming
+from waltzd.storage.replica.trimmer import Trimming
 from waltzd.storage.replica.writer import Writer, only_new, only_new_batches
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from waltzctl.records.archive import file_of, metadata_flaws, missing_flaws
 from waltzd.archive.manifest import Entry, Label, manifest_name
 from waltzd.archive.metadata import metadata_name
 from waltzd.archive.piece import piece_of
-from waltzd.archive.tail import tail_name
-from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.unsealed import tail_name
+from waltzd.archive.unsealed_writer import PartitionTail
 from waltzd.archive.verification import survey
 from waltzd.cluster.cluster import ROOT
 from waltzd.cluster.documents import ArchiveMeta, ClusterMeta

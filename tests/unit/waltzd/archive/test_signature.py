@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.store_contract import StoreContract
-from tests.unit.waltzd.archive.test_archiving import CLUSTER, segment
+from tests.unit.waltzd.archive.test_upload import CLUSTER, segment
 from waltzd.archive import manifest as manifests
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.contents import newest_manifests
 from waltzd.archive.local import LocalStore
 from waltzd.archive.manifest import LABEL, Label, Manifest
@@ -26,6 +25,7 @@ from waltzd.archive.signature import (
     unsigned_among,
 )
 from waltzd.archive.store import Store, read_object
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.errors import ArchiveDamaged, BadConfig, StoreRefused, UnsignedArchive
 from waltzd.protocol.descriptions import Archived
 

@@ -11,8 +11,8 @@ from tests.batches import batches_of, index_raw, segment_raw, segments_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
 from waltzd.archive import verification
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.piece import piece_of
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.archive.verification import Flaw, Survey, branch_flaws, check_from, check_piece, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive, UnknownVersion
 from waltzd.format.footer import NO_HASH

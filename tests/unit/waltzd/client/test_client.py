@@ -14,7 +14,7 @@ import pytest
 from tests.unit.fake_server import FakeCluster, FakeServer
 from tests.unit.timeless import run
 from tests.unit.told import told
-from waltzd.client import reading
+from waltzd.client import reader
 from waltzd.client.client import Client
 from waltzd.client.outbox import Outbox
 from waltzd.client.settings import ClientSettings
@@ -982,8 +982,8 @@ async def test_reading_needs_no_client_id(client: Client, fake: FakeCluster) -> 
 async def test_no_more_is_read_at_once_than_is_good_for_the_memory(
     client: Client, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "READ_IDS_MAX", 10)
-    monkeypatch.setattr(reading, "READ_BYTES", 1000)
+    monkeypatch.setattr(reader, "READ_IDS_MAX", 10)
+    monkeypatch.setattr(reader, "READ_BYTES", 1000)
     fake.run_records = 2
     fake.partitions[0].write(*[b"x" * (100 if i < 10 else 700) for i in range(30)])
     sizes: list[int] = []

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.mounting import FakeSession, Room, batch_of, in_room
 from tests.unit.told import told
-from waltzd.archive.reading import ReadCounters
+from waltzd.archive.reader import ReadCounters
 from waltzd.daemon import health_service, http, metrics, readiness
 from waltzd.daemon.health_service import HealthService
 from waltzd.daemon.http import Answer, HttpPort, Question, question_of

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
 from waltzd.archive import manifest as manifests
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import Entry, Manifest
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion
 from waltzd.protocol.descriptions import Archived
 

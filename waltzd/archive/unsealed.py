@@ -22,7 +22,6 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import (
     MANIFEST_BYTES_MAX,
     Label,
@@ -39,6 +38,7 @@ from waltzd.archive.manifest import (
     whole_number,
 )
 from waltzd.archive.store import Store, read_object
+from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, BadFrame, ForeignArchive, ObjectAbsent
 from waltzd.format.batch import End, parse_batches, why_wrong
 from waltzd.format.checksum import crc32

@@ -19,7 +19,7 @@ from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, Rounds, Turns
 from waltzd.server.session.replica import Log
-from waltzd.server.session.trimming import Trimming
+from waltzd.server.session.trimmer import Trimming
 from waltzd.server.session.wake import Bell
 
 log = logging.getLogger("waltz.server")

@@ -12,7 +12,7 @@ from tests.unit.timeless import run
 from waltzd.format.record import encode_payloads
 from waltzd.protocol.peers import Content
 from waltzd.server.core.lease import Lease
-from waltzd.server.session.renewing import renewing
+from waltzd.server.session.renewal import renewing
 
 both = pytest.mark.parametrize("at_once", [False, True])
 

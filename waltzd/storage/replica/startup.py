@@ -69,7 +69,7 @@ from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.shelf import Shelf
 from waltzd.storage.replica.site import Site
-from waltzd.storage.replica.trimming import names_below
+from waltzd.storage.replica.trimmer import names_below
 
 
 def create_partition_files(site: Site) -> None:

@@ -17,7 +17,7 @@ from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run, encode_payloads, walk
 from waltzd.protocol.peers import Content, runs_of
 from waltzd.server.core.tail import Tail
-from waltzd.server.session.copying import Copier, SourceFailed
+from waltzd.server.session.copier import Copier, SourceFailed
 
 RECORDS, RECORD_BYTES = 4, 1_000_000
 STORAGE_SECONDS = 10.0

@@ -15,11 +15,11 @@ from tests.batches import TIME, batches_of, index_raw, segment_raw
 from tests.simulation.faulty_store import Faults, FaultyStore
 from waltzd.archive import manifest as manifests
 from waltzd.archive import piece as pieces
-from waltzd.archive import reading
-from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive import reader
 from waltzd.archive.manifest import LABEL, Label
 from waltzd.archive.piece import piece_of
-from waltzd.archive.reading import ArchiveReader, PieceCache
+from waltzd.archive.reader import ArchiveReader, PieceCache
+from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, CacheFailed, ForeignArchive, StoreUnavailable
 from waltzd.format.batch import Batch
 from waltzd.format.footer import NO_HASH
@@ -36,7 +36,7 @@ EVERY = 1 << 30
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels of chunks, and pieces of several steps."""
     monkeypatch.setattr(manifests, "FAN_OUT", 3)
-    monkeypatch.setattr(reading, "STEP_BYTES", 200)
+    monkeypatch.setattr(reader, "STEP_BYTES", 200)
     monkeypatch.setattr(pieces, "FOOTER_BYTES", 150)
 
 

@@ -14,7 +14,7 @@ from copy import copy
 from typing import Any, Generic
 
 from waltzd.client.partition import Line
-from waltzd.client.reading import Reading
+from waltzd.client.reader import Reading
 from waltzd.client.view import E, Transaction, checked_position
 from waltzd.errors import ClientClosed
 from waltzd.protocol.batches import PROBE_HEADER

@@ -11,8 +11,8 @@ import pytest
 from tests.simulation.faulty_store import FaultyStore
 from tests.unit.waltzd.archive.test_verification import archive
 from waltzd.archive import manifest as manifests
-from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.healing import Mended, made_again, put_back
+from waltzd.archive.repair import Mended, made_again, put_back
+from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import survey
 
 

@@ -22,10 +22,10 @@ from hashlib import sha256
 from typing import TypeVar
 from uuid import UUID, uuid4
 
-from waltzd.archive.archiving import PartitionArchive, label_in
 from waltzd.archive.manifest import Chunk, Entry, Label
 from waltzd.archive.piece import footer_of
 from waltzd.archive.store import Store
+from waltzd.archive.upload import PartitionArchive, label_in
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, CacheFailed, HeaderDamaged, ObjectAbsent, WaltzError
 from waltzd.format.batch import HEAD_BYTES, Batch, End, Head, batch_at, records_of, why_wrong

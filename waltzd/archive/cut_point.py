@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import highest_numbers, rank
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Entry, Label, Manifest, pieces_of
 from waltzd.archive.store import Store, read_object
-from waltzd.archive.tail import tail_of
+from waltzd.archive.unsealed import tail_of
+from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes, ObjectAbsent
 from waltzd.format.batch import HEAD_BYTES, Head

@@ -28,7 +28,7 @@ from uuid import UUID
 
 import numpy as np
 
-from waltzd.archive.cutting import ArchivedLog, Unsealed, batch_places, place_of
+from waltzd.archive.cut_point import ArchivedLog, Unsealed, batch_places, place_of
 from waltzd.archive.manifest import Entry
 from waltzd.archive.piece import Held, piece_of
 from waltzd.archive.verification import chain_flaws

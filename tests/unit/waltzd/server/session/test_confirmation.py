@@ -17,7 +17,7 @@ from waltzd.errors import CannotConnect, NotReady, SessionEnded
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.progress import Marks, Progress
-from waltzd.server.session.confirming import Confirming
+from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings
 from waltzd.server.session.wake import Bell

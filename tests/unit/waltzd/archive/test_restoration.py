@@ -14,9 +14,9 @@ from tests.archives import Uploads, unsealed
 from tests.batches import batches_of
 from tests.simulation.faulty_store import FaultyStore, Killed
 from tests.simulation.sample import KEY, ROOT, blank_disk, open_directory, records_of
-from waltzd.archive import restoring
-from waltzd.archive.cutting import ArchivedLog, Unsealed
-from waltzd.archive.restoring import Built, build
+from waltzd.archive import restoration
+from waltzd.archive.cut_point import ArchivedLog, Unsealed
+from waltzd.archive.restoration import Built, build
 from waltzd.disk.seam import join
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import ArchiveDamaged, FlushFailed, StaleSession, TargetNotEmpty
@@ -184,8 +184,8 @@ def test_wherever_the_steps_end_in_which_an_object_is_copied_the_files_are_the_s
     for log in (archived(), mixed()):
         expected = asyncio.run(_files_of(begun(), log, log.last, KEY))
         with monkeypatch.context() as patch:
-            patch.setattr(restoring, "READ_BYTES", read)
-            patch.setattr(restoring, "STEP_BYTES", step)
+            patch.setattr(restoration, "READ_BYTES", read)
+            patch.setattr(restoration, "STEP_BYTES", step)
             assert asyncio.run(_files_of(begun(), log, log.last, KEY)) == expected
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from tests.batches import batches_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
-from tests.unit.waltzd.archive.test_archiving import FAULTS, Turns
+from tests.unit.waltzd.archive.test_upload import FAULTS, Turns
 from waltzd.archive import manifest as manifests
-from waltzd.archive import tailing
-from waltzd.archive.archiving import PartitionArchive
+from waltzd.archive import unsealed_writer
 from waltzd.archive.manifest import Entry, Label, Manifest
-from waltzd.archive.tail import UNIQUE_BYTES, Tail, slot_name, tail_name, tail_of
-from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.unsealed import UNIQUE_BYTES, Tail, slot_name, tail_name, tail_of
+from waltzd.archive.unsealed_writer import PartitionTail
+from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectExists, StoreUnavailable, UnknownVersion, WaltzError
 from waltzd.format.batch import Batch
 from waltzd.format.record import encode_payloads, join_runs
@@ -46,7 +46,7 @@ SAID = (StoreUnavailable, ArchiveDamaged, ObjectExists, UnknownVersion)
 
 @pytest.fixture(autouse=True)
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tailing, "SLOT_BYTES", 700)
+    monkeypatch.setattr(unsealed_writer, "SLOT_BYTES", 700)
 
 
 def log(first: int, last: int, bytes_max: int) -> Content:
@@ -164,7 +164,7 @@ class Room:
 
 
 def test_a_round_takes_three_requests_and_an_idle_one_at_most_one() -> None:
-    tailing.SLOT_BYTES = 1 << 20
+    unsealed_writer.SLOT_BYTES = 1 << 20
     room = Room(committed=4)
     tail = room.tail()
     room.back_up(tail)
@@ -183,7 +183,7 @@ def test_a_round_takes_three_requests_and_an_idle_one_at_most_one() -> None:
 def test_slots_are_few_and_each_byte_is_uploaded_a_few_times() -> None:
     room = Room()
     tail, uploaded = room.tail(), 0
-    tailing.SLOT_BYTES = 1 << 20
+    unsealed_writer.SLOT_BYTES = 1 << 20
     for room.committed in range(FORMAT_0):
         room.store.log.clear()
         room.back_up(tail)
@@ -297,9 +297,9 @@ def test_what_rotted_on_its_way_is_not_counted() -> None:
 
 
 def test_a_round_that_has_no_slot_for_all_of_it_is_true_up_to_no_new_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tailing, "SLOT_BYTES", 200)
-    monkeypatch.setattr(tailing, "SLOTS_MAX", 2)
-    monkeypatch.setattr(tailing, "CROWD", 100)
+    monkeypatch.setattr(unsealed_writer, "SLOT_BYTES", 200)
+    monkeypatch.setattr(unsealed_writer, "SLOTS_MAX", 2)
+    monkeypatch.setattr(unsealed_writer, "CROWD", 100)
     room = Room(committed=2)
     tail = room.tail()
     assert room.back_up(tail, moment=5).moment == 5

@@ -9,11 +9,11 @@ import pytest
 
 from tests.simulation.faulty_store import FaultyStore
 from tests.unit.waltzd.archive.test_verification import archive
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.manifest import Label, Manifest, sha256_of
 from waltzd.archive.metadata import save_metadata
-from waltzd.archive.tail import UNIQUE_BYTES, Part, Slot, Tail, slot_name, tail_name, tail_of
-from waltzd.archive.tailing import PartitionTail
+from waltzd.archive.unsealed import UNIQUE_BYTES, Part, Slot, Tail, slot_name, tail_name, tail_of
+from waltzd.archive.unsealed_writer import PartitionTail
+from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import check_tail, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive
 from waltzd.format.checksum import crc32

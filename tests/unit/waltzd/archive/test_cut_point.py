@@ -10,8 +10,7 @@ import pytest
 from tests.archives import ARCHIVE, Uploads, unsealed
 from tests.batches import TIME, batches_of
 from tests.simulation.faulty_store import FaultyStore
-from waltzd.archive.archiving import PartitionArchive
-from waltzd.archive.cutting import (
+from waltzd.archive.cut_point import (
     APART,
     ArchivedLog,
     Point,
@@ -28,7 +27,8 @@ from waltzd.archive.cutting import (
     spelled,
 )
 from waltzd.archive.manifest import Label, sha256_of
-from waltzd.archive.tail import UNIQUE_BYTES, Slot, Tail, slot_name, tail_name
+from waltzd.archive.unsealed import UNIQUE_BYTES, Slot, Tail, slot_name, tail_name
+from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes
 from waltzd.format.batch import Batch
 from waltzd.format.checksum import crc32

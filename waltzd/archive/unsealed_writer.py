@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 from uuid import UUID
 
-from waltzd.archive.archiving import has
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Label, sha256_of
 from waltzd.archive.store import Store, read_object
-from waltzd.archive.tail import SLOTS_MAX, Slot, Tail, slot_name, tail_at, tail_name
+from waltzd.archive.unsealed import SLOTS_MAX, Slot, Tail, slot_name, tail_at, tail_name
+from waltzd.archive.upload import has
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
 from waltzd.format.checksum import crc32, joined_crc

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from waltzd.archive.archiving import PartitionArchive
 from waltzd.archive.contents import Branch, highest_numbers
 from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Chunk, Entry, Label, Manifest, folder_of, manifest_name
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store, read_object
+from waltzd.archive.upload import PartitionArchive
 from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists, UnfitSegment
 from waltzd.format.layout import HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader

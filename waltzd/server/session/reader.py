@@ -22,7 +22,7 @@ from waltzd.protocol.quorum import EMPTY
 from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.tail import Tail
-from waltzd.server.session.copying import timely
+from waltzd.server.session.copier import timely
 from waltzd.server.session.settings import SETTLED_SECONDS, SessionSettings
 
 T = TypeVar("T")

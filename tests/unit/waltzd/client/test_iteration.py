@@ -12,7 +12,7 @@ import pytest
 from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
 from tests.unit.waltzd.client.test_client import SETTINGS, View, until, with_client
-from waltzd.client import feeding
+from waltzd.client import iteration
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
@@ -139,7 +139,7 @@ def test_a_position_that_no_log_has_is_refused() -> None:
 
 
 def test_a_scan_has_the_range_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "READ_MAX", 3)
+    monkeypatch.setattr(iteration, "READ_MAX", 3)
 
     async def test(client: Client, fake: FakeCluster) -> None:
         assert [transaction async for transaction in client.scan(0)] == []
