@@ -73,20 +73,21 @@ def test_from_one_format_to_the_other(told: Told, older: LocalCluster) -> None:
 
     dry = told("cluster", "set", "--format", 1, "--dry-run")
     assert (dry.code, dry.err) == (0, "")
-    assert "partitions 0-1 go over, each in a new session" in dry.out
+    assert "partitions 0-2 go over, each in a new session" in dry.out
     assert "there is no way back for a partition that has gone over" in dry.out
     assert told.json("cluster", "describe")["format"] == 0, "nothing was changed"
     done = told.json("cluster", "set", "--format", 1, "--yes", "--reason", "times", "--timeout", 60)
-    assert (done["result"], done["format"], done["partitions"]) == ("done", 1, [0, 1])
+    assert (done["result"], done["format"], done["partitions"]) == ("done", 1, [0, 1, 2]), "with the group log"
     again = told.json("cluster", "set", "--format", 1)
     assert (again["result"], again["steps"]) == ("nothing-to-do", [])
     refused(told("cluster", "set", "--format", 0), 5, "W2100", "there is no way back")
     assert told.json("history")["history"][-1]["reason"] == "times"
 
     described = told.json("cluster", "describe")
-    assert (described["format"], [one["format"] for one in described["partitions"]]) == (1, [1, 1])
+    assert (described["format"], [one["format"] for one in described["partitions"]]) == (1, [1, 1, 1])
     assert ", format 1, " in told("status").out
-    assert [row["format"] for row in csv.DictReader(io.StringIO(told("partition", "list", "-o", "csv").out))] == ["1", "1"]
+    rows = csv.DictReader(io.StringIO(told("partition", "list", "-o", "csv").out))
+    assert [row["format"] for row in rows] == ["1", "1", "1"]
     assert "writes format 1" in told("partition", "describe", 0).out
     assert "can write formats 0 and 1" in told("storage", "describe", "storage-1").out
     _times(told)

@@ -332,7 +332,7 @@ def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place,
         events.append(json.loads(slow.stderr.readline()))
     found = place.copy_rate()
     assert found is not None
-    assert found.bytes_per_second == 1000, "two replicas copy"
+    assert found.bytes_per_second == 2000 // 3, "the rate is shared by the replicas of both partitions and the group log"
     slow.send_signal(signal.SIGINT)
     rest = slow.stderr.read()
     slow.communicate(timeout=PATIENCE_SECONDS)

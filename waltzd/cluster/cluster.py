@@ -181,18 +181,16 @@ class Cluster:
         the partitions, the cluster has a group log from the start (`waltzd.cluster.group_log`)."""
         replicas = replicas or ReplicaSets(partitions={})
         check_sets(meta, storages, replicas)
-        groups = replicas.partitions.get(meta.partitions)
-        owners = Assignment(owners=(Ownership(None, 0),) * (meta.partitions + (groups is not None)))
+        owners = Assignment(owners=(Ownership(None, 0),) * (meta.partitions + (meta.partitions in replicas.partitions)))
         changes = [
             *(Create(ROOT, encode(meta)), *(Create(folder, b"") for folder in FOLDERS)),
             Create(ASSIGNMENT, encode(owners)),
             Create(CLIENT_IDS, encode(Counter(1, uuid4()))),
             *(Create(f"{STORAGES}/{storage.name}", encode(storage)) for storage in storages),
-            *([] if groups is None else [Create(replicas_path(meta.partitions), encode(ReplicaSet(groups)))]),
         ]
         sets = [
             Create(replicas_path(partition), encode(ReplicaSet(replicas.partitions.get(partition, {}))))
-            for partition in range(meta.partitions)
+            for partition in (*range(meta.partitions, len(owners.owners)), *range(meta.partitions))
         ]
         cluster = cls(coordinator)
         try:

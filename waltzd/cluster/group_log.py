@@ -1,9 +1,8 @@
 """The group log in the documents of a cluster: where durable groups stand is kept by the cluster itself, in one more log.
 
 It has replicas, an owner, sessions and recovery like a partition, and the number behind those of all partitions. It exists
-from the moment at which the assignment has one owner more than the cluster has partitions, and for ever. A new cluster has
-it from its first transaction on (`Cluster.create`); a cluster of an older version gets it by `begin`, with its first group.
-`ClusterMeta.partitions` goes on to say what applications see.
+from the moment at which the assignment has one owner more than the cluster has partitions: in a new cluster from the first
+transaction (`Cluster.create`), in an older one from its first group (`begin`). `ClusterMeta.partitions` does not count it.
 """
 
 from __future__ import annotations
