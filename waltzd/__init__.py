@@ -54,7 +54,7 @@ _MODULES = {
     "client.blocking_groups": ("BlockingDelivery", "BlockingHandling", "BlockingSubscription"),
     "client.client": ("Client",),
     "client.delivery": ("Delivery", "Reject"),
-    "client.handling": ("Handling",),
+    "client.handler": ("Handling",),
     "client.pending": ("Outcomes",),
     "client.position_file": ("PositionFile",),
     "client.settings": ("ClientSettings", "Tls"),

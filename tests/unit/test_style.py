@@ -123,19 +123,17 @@ def test_every_module_begins_with_how_to_think_about_it() -> None:
 
 
 PLAIN_WORDS = """
-observe opentelemetry prometheus
-address admin append archive asking bench blocking browsing bundle certificate certificates change chart
-checksum choice client
-clients columns command compare comparison config configuration connections contents context conversation core creation
-daemon decode decoders
-delta description destination diagnosis directory disk doctor drive dump encode engine error errors event examination
-export exporting file files follow format forms gate grpc histogram http interruption java kinds last limits listen listener
-live load local log logs look loop machine main memory merged metrics moving numbers offline options pages
-payloads placement plan removed
-playground plugin port removed process properties protobuf protocol reach reading real records recover reindex relocation
-render replay report rescuing restore restoring result safety seen selection server service settings shell show signature
-site source spark sql status stranger stream support table tailing target tasks terminal testing threads throttle tls top
-totals txn up verdict verification verify waltz watch waltzctl waltzd watching wire workers x509 zookeeper
+address admin append archive asking bench blocking browsing bundle certificate certificates change chart checkpoint
+checksum choice client clients columns command compare comparison config configuration confirmation connections contents
+context conversation copier core creation cut daemon decode decoders delta description destination diagnosis directory
+disk doctor drive dump encode engine error errors event examination export exporting file files follow format forms gate
+grpc handler histogram http interruption iteration java kinds last limits listen listener live load local log logs look
+loop machine main memory merged metrics moving numbers observe offline opentelemetry options pages payloads placement
+plan playground plugin point port process prometheus properties protobuf protocol reach reader reading real records
+recover reindex relocation removed render renewal repair replay report rescuing restoration restore restoring result
+safety seen selection server service settings shell show signature site source spark sql startup status stranger stream
+support table target tasks terminal testing threads throttle tls top totals trimmer txn unsealed up upload verdict
+verification verify waits waltz waltzctl waltzd watch watching wire workers writer x509 zookeeper
 """
 """Parts of names of modules that mean in code what they mean everywhere."""
 
