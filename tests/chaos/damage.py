@@ -212,7 +212,8 @@ class Damage(Nemesis):
         sound = [found.partition for found in described.assigned if found.status is not None and found.status.is_sound]
         if findings:
             return findings[0].sentence()  # the storage knows of it now, and its owner heals it
-        return None if sorted(sound) == list(PARTITIONS) else f"only {sound} are sound"
+        is_whole = len(sound) == len(described.assigned) and set(sound) >= set(PARTITIONS)  # and the group log
+        return None if is_whole else f"only {sound} are sound"
 
 
 @a_kind("flip-segment", STORAGES, is_damaging=True)

@@ -74,7 +74,6 @@ ELSEWHERE = {
     "cli/test_up": [[name] for name in ("down", "logs", "reset", "up")],
     "process/test_closed_coordinator": [["cluster", "secure"]],
     "cli/test_restore": [["archive", "timelines"], ["backup", "drill"], ["cluster", "restore"]],
-    "spark/test_restore": [["archive", "restore"]],
     "spark/test_spark_export": [["spark-export"], *(["export", name] for name in ("status", "verify"))],
 }
 """By the file of tests in which the examples of their help are run, or read."""

@@ -264,6 +264,7 @@ def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, refusing: st
 
 def test_the_examples_run(live: LocalCluster, waltzctl: Tool) -> None:
     place = ("--directory", live.directory)
+    assert waltzctl("storage", "recover", "storage-1", "--clean", "--confirm", "storage-1", *place).code == 0
     for arguments in examples(waltzctl, ["storage", "recover"]):
         told = waltzctl(*arguments, *place)
         assert (told.code, told.err) == (0, "")
