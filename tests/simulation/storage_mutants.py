@@ -40,7 +40,7 @@ def acknowledges_before_it_flushes(patches: Patches) -> None:
     patches.set(Segment, "flush", flush)
 
 
-@mutant(1, aim=Aim(faults=("power", "disk"), setup=BUSY))
+@mutant(15, aim=Aim(faults=("power", "disk"), setup=BUSY))
 def ignores_a_flush_that_failed(patches: Patches) -> None:
     """An error of a data flush is swallowed, as if the next flush would bring the bytes."""
 

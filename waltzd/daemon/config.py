@@ -40,7 +40,7 @@ _HTTP_LISTEN = (
     "asks nobody for a certificate: use an internal address. Without it there is no such port."
 )
 _ARCHIVE_KEY = (
-    "File with the key of the archive, which only this daemon may read: `waltzctl archive sign --new-key FILE` makes one, "
+    "Key file of the archive, for this daemon only: `waltzctl archive sign --new-key FILE` makes one, "
     "for all storages and servers of a cluster. Manifests and saved documents are signed with it, and read only where they "
     "are. It never goes into the store."
 )
