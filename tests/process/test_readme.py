@@ -38,7 +38,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
         )
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), f"{script}\n{done.stdout}\n{done.stderr}"
         if "waltzd storage" in block:
-            assert "partition 1: created" in done.stdout
+            assert "waltzd storage is ready" in done.stdout
             assert "everything that was acknowledged is on the disk" in done.stderr
         if "waltzctl up" in block:
             assert "4 partitions open, on 2 servers and 3 storages" in done.stdout

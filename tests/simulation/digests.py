@@ -1,7 +1,7 @@
 """Digests of simulated histories: what clients asked for and were told, seed by seed.
 
 A change that only moves or renames code leaves every digest as it was, whatever its log lines say. Before and after such a
-change run `.venv/bin/python -m tests.simulation.digests > FILE`; `tests/golden/outside/histories.txt` has the first 200
+change run `.venv/bin/python -m tests.simulation.digests > FILE`; `tests/golden/outside/histories.txt` has the first 30
 seeds, and a test runs a few of them.
 """
 
@@ -15,7 +15,7 @@ from tests.simulation.plan import make_plan
 from tests.simulation.world import simulate
 
 SECONDS = 2.0
-"""Virtual time in which things go wrong: short, so that 200 seeds take minutes."""
+"""Virtual time in which things go wrong: short, so that many seeds take minutes."""
 
 
 def digest(seed: int) -> str:
@@ -26,7 +26,7 @@ def digest(seed: int) -> str:
 
 
 def main() -> None:
-    first, count = (int(text) for text in (sys.argv[1:] or ["0", "200"]))
+    first, count = (int(text) for text in (sys.argv[1:] or ["0", "30"]))
     with ProcessPoolExecutor(2) as pool:
         for line in pool.map(digest, range(first, first + count)):
             print(line, flush=True)

@@ -139,7 +139,7 @@ def test_a_seed_tells_the_same_story_in_every_process(hash_seed: str) -> None:
 def test_histories_are_those_that_were_written_down() -> None:
     """Whoever changes what clients are told runs `python -m tests.simulation.digests`, and says why in the commit."""
     written = HISTORIES.read_text(encoding="utf-8").splitlines()
-    assert len(written) == 200
+    assert len(written) == 30
     assert [digest(seed) for seed in range(4)] == written[:4]
 
 
