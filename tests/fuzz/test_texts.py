@@ -23,6 +23,7 @@ from waltzctl.records import offline
 from waltzctl.shell import blueprint, numbers
 from waltzctl.shell.blueprint import Blueprint, Life
 from waltzd.client.routes import addresses_of
+from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import (
     ArchiveMeta,
     Assignment,
@@ -148,7 +149,7 @@ SPELLINGS: dict[str, tuple[Callable[[str], Any], type[Exception], Callable[[Any]
     "address": (parse_address, ValueError, str, ["127.0.0.1:55280", "[::1]:0", "host.example:65535", "[1.2.3.4]:5"]),
     "key": (parse_key, ValueError, str, [str(KEY), "{" + KEY.hex + "}", "urn:uuid:" + KEY.hex]),
     "preferred": (config.partitions_of, ValueError, lambda found: ",".join(map(str, found)), ["0,4-7", "65535", " 1 , 2"]),
-    "partitions": (numbers.partitions_of, BadArgument, lambda found: ",".join(map(str, found)), ["0-3,7", "²", "0-999"]),
+    "partitions": (numbers.partitions_of, BadArgument, spell_numbers, ["0-3,7", "²", "0-999"]),
     "ids": (offline._id_range, BadArgument, lambda found: "{}-{}".format(*found), ["17-17", "0-9223372036854775807"]),
     "servers": (addresses_of, BadArgument, ",".join, ["a:1,b:2", "[::1]:5 ", "h:65535"]),
     "storage": (creation.storage_of, BadArgument, spelled_storage, ["s1=a:1,b:2", "s1=[::1]:1,b:2,rack"]),
