@@ -25,7 +25,7 @@ from waltz_spark.log.groups import read_grouped
 
 from tests.spark.exporting import tasks
 from waltzctl.main import run
-from waltzd.errors import EXIT_OK
+from waltzd.errors import EXIT_OK, ExportUnfit
 
 EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"
 GOLDEN = EXPORTS / "printed.json"
@@ -84,6 +84,21 @@ def test_an_earlier_export_is_verified_and_goes_on(place: Path, kind: str, capsy
     assert (manifest.number, manifest.timelines) == (4, {0: LATER})
     rows = pq.ParquetDataset(sorted(str(path) for path in Path(out).glob("*.parquet"))).read().to_pylist()
     assert [{name: row[name] for name in SCHEMA.names} for row in rows] == log_in(place / "log")
+
+
+@pytest.mark.parametrize(("kind", "ability"), [("json", "JSON"), ("lossless", "lossless")])
+def test_an_export_of_a_removed_ability_is_refused_by_name(
+    place: Path, kind: str, ability: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, source = str(place / kind), ("--source", str(place / "log"))
+    before = {path: path.read_bytes() for path in (place / kind).rglob("*") if path.is_file()}
+    for words in (["export", "status", out], ["export", "verify", out], ["spark-export", out, *source]):
+        assert run(words) == ExportUnfit.exit_code, words
+        told = capsys.readouterr().err
+        assert told.startswith("W2240"), told
+        assert ability.lower() in told.lower(), told
+        assert "docs/spark.md" in told
+    assert {path: path.read_bytes() for path in (place / kind).rglob("*") if path.is_file()} == before
 
 
 def log_in(directory: Path) -> list[dict[str, Any]]:

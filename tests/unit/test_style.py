@@ -156,6 +156,23 @@ def test_every_name_of_a_module_stands_in_the_vocabulary() -> None:
     assert unknown == set(), "explain it in docs/vocabulary.md, or add it to PLAIN_WORDS where it needs no explanation"
 
 
+def test_the_architecture_names_modules_that_exist() -> None:
+    """A row of its tables names a room and, in lower case, modules of that room or another room of the same part."""
+    missing, top, count = list[str](), "", 0
+    for line in text(ROOT / "ARCHITECTURE.md").splitlines():
+        if head := re.match(r"\| room of `([\w/]+)/` \|", line):
+            top = head[1]
+        elif row := re.match(r"\| `([\w/]+)` \| (.*) \|$", line):
+            named = re.findall(r"`([a-z_]+)`", row[2]) if top else []
+            count += len(named)
+            places = [[ROOT / top / row[1] / f"{name}.py", ROOT / top / name] for name in named]
+            missing += [str(file) for file, room in places if not (file.exists() or room.is_dir())]
+        elif not line.startswith("|"):
+            top = ""
+    assert missing == []
+    assert count > 60, "the tables are read in another way"
+
+
 def test_every_package_is_shipped() -> None:
     find = tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]["find"]
     tops = {path.relative_to(ROOT).as_posix().removeprefix("spark/").partition("/")[0] for path in PRODUCT}

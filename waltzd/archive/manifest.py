@@ -10,7 +10,7 @@ its records, which joins to that of the whole partition, the same as that of an 
     <store>/partition-<n>/segment/<first>-<last>-<hash>                       a segment as on the disk, its index behind it
     <store>/partition-<n>/chunk/<level>-<first>-<last>-<hash>.json            64 entries of the level below
     <store>/partition-<n>/manifest/<number>.json                              from 1 on
-    <store>/partition-<n>/tail/<slot>                                         what no segment above has yet, see `tail`
+    <store>/partition-<n>/tail/<slot>                                         what no segment above has yet, see `unsealed`
     <store>/partition-<n>/tail.json                                           which slots count
     <store>/partition-<n>/timeline/<identity>/begin.json                      what a later timeline takes over
     <store>/partition-<n>/timeline/<identity>/manifest/<number>.json          its manifests from there on

@@ -1,4 +1,5 @@
-"""One more round for the tail of a partition: plain code over a store, which any step may end. `tail` says what it makes.
+"""One round of the upload of unsealed records, plain code over a store. A crash between any two steps does no harm. The
+format is in `unsealed`.
 
 Records come from the replica at hand. Small slots are merged as they grow old: a slot is uploaded again together with the
 one behind it until it has some megabytes, so a byte is uploaded a few times, and a segment needs some dozens of slots.

@@ -21,7 +21,7 @@ to be committed) nothing is cut, whoever asks.
 The calls that change something come one at a time (the service has one lane for each partition). `read` may run beside
 them: the bytes that it reads are immutable, and `cuts` tells it when a truncation came between. A failed flush ends the
 replica: the disk may hold less than the cache shows, and a second flush could succeed all the same. Opening is in
-`waltzd.storage.replica.startup`, segment files and damage in `healing`.
+`waltzd.storage.replica.startup`, segment files and damage in `repair`.
 """
 
 from __future__ import annotations
