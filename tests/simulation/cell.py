@@ -276,6 +276,11 @@ class Cell:
     async def all_hold(self, last_id: int) -> None:
         await self.until(lambda: all(self.last_id(name) == last_id for name in self.storages))
 
+    def lose_coordinator(self) -> None:
+        """It is given an empty one."""
+        self.tree = MemoryTree()
+        self.cluster = Cluster(self.tree.connect())
+
     async def meta(self) -> PartitionMeta:
         found, _ = await self.cluster.partition(0)
         assert found is not None

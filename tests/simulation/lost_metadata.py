@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tests.simulation.cell import KEY, Appender, Cell, cell
 from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
+from waltzd.archive.store import Store
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Delete
 from waltzd.cluster.documents import ClusterMeta, Membership, Ownership, ServerMeta, StorageMeta
 from waltzd.cluster.metadata import Saved, cut, read, write
 from waltzd.errors import CannotConnect, ChangedMeanwhile, Unsafe, WaltzError
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
 from waltzd.server.session.owned import OwnedLog
 
 
 class Hands:
-    def __init__(self, c: Cell) -> None:
+    def __init__(self, c: Cell, store: Store | None = None) -> None:
         self.cell = c
+        self.store = store
+        """What replicas are made out of, whatever place an order names."""
         self.silent: set[str] = set()
         """Storages that the tool cannot reach; owners can."""
         self.fenced = 0
@@ -49,6 +53,18 @@ class Hands:
         if calls is None:
             raise CannotConnect(f"{storage.name} is down")
         return await calls.fence(partition, session)
+
+    async def restore(
+        self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
+    ) -> AsyncIterator[tuple[int, Restoring]]:
+        calls, store = self.cell.storages[storage.name].calls, self.store
+        assert calls is not None
+        assert store is not None
+        calls.restorer._open_store = lambda place: store
+        for order in orders:
+            async with aclosing(calls.restorer.restore(order)) as states:
+                async for state in states:
+                    yield order.partition, state
 
 
 async def saved_of(c: Cell) -> Saved:

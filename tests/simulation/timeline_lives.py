@@ -1,8 +1,8 @@
-"""Drawn lives of a log that operators end: rescues, old storages that come back, documents put back, with archive, backup,
-retention, and readers whose positions are judged.
+"""Drawn lives of a log that operators end: rescues, old storages that come back, documents put back, restores out of the
+archive that are killed on the way, with archive, backup, retention, and readers whose positions are judged.
 
 A seed decides what happens to one partition over three real storages. The judge knows only what was acknowledged and what
-a rescue gave up. Rules, asked after every rescue and at the end:
+a rescue or a restore gave up. Rules, asked after each of them and at the end:
 
 1. Each acknowledged transaction of the current timeline is in the log, under its id, on every replica or in the archive.
 2. No transaction that was given up is anywhere in the log, or in what the current timeline names of the archive.
@@ -20,14 +20,20 @@ import sys
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from tests.simulation import lost_metadata
 from tests.simulation.cell import Appender, Cell, story
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.test_archive import archiving
 from tests.simulation.test_archive_timelines import stored
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, keeping
-from waltzd.cluster.cluster import NO_VERSION, partition_path, put
+from waltzctl.placement.backup import Source
+from waltzctl.placement.restore import Wish, carry_out
+from waltzd.archive.contents import label_of
+from waltzd.archive.cut_point import cut_at_marks, logs_in
+from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
 from waltzd.cluster.documents import PartitionMeta, encode
+from waltzd.cluster.metadata import Saved
 from waltzd.errors import WaltzError
 from waltzd.format.layout import aside_partition
 from waltzd.server.session.owned import OwnedLog
@@ -52,6 +58,8 @@ class Life:
     """Timeline, id and transaction at which readers have stopped."""
     documents: list[PartitionMeta] = field(default_factory=list)
     """Documents of the partition as an operator saved them."""
+    saved: Saved | None = None
+    """All documents of the cluster as they were saved last."""
     rescues: int = 0
     story: list[str] = field(default_factory=list)
     """What has happened, for whoever reads a failure."""
@@ -86,6 +94,7 @@ class Life:
 
     async def save_document(self) -> None:
         self.documents.append(await self.c.meta())
+        self.saved = await lost_metadata.saved_of(self.c)
 
     async def crash_owner(self) -> None:
         self.owned.task.cancel()
@@ -174,6 +183,65 @@ class Life:
         assert pipeline.session.low_mark == low_mark
         self.judge()
 
+    async def restore(self) -> None:
+        """All disks and the coordinator are lost. The archive has what it had; an operator ends it there or before."""
+        await self.level()
+        self.owned.task.cancel()
+        await asyncio.gather(self.owned.task, return_exceptions=True)
+        for storage in self.c.storages.values():
+            if storage.calls is not None:
+                storage.kill()
+            self.seeds += 1
+            storage.lose_disk(seed=self.seeds)
+            await storage.start()
+        wish = await self.restore_wish()
+        self.c.lose_coordinator()
+        done = await self.restored(wish)
+        mark = done.cut.points[0].mark
+        self.given_up |= set(self.acknowledged[mark + 1 :])
+        del self.acknowledged[mark + 1 :]
+        assignment, _ = await self.c.cluster.assignment()
+        self.generation = assignment.owners[0].generation + 1
+        self.owned = await self.c.own(self.generation, settings=SETTINGS)
+        await self.pipeline()
+        await self.level()
+        self.judge()
+
+    async def restore_wish(self) -> Wish:
+        """As `waltzctl cluster restore` makes it: the newest moment, an older one, or an older timeline that ended."""
+        label = label_of(self.store, not_done="")
+        log, older = logs_in(self.store, label, 1)[0], self.random.random() < 0.4
+        now, lineage = await lost_metadata.saved_of(self.c), (await self.c.meta()).lineage
+        is_told = log.archive.timeline == lineage.current  # else only documents of today tell that a timeline has ended
+        newest = self.random.choice((now, self.saved, None)) if is_told else now
+        source = Source(place="there", label=label, logs={0: log}, newest=newest, store=self.store)
+        marks = {0: self.random.randrange(-1, log.last + 1)} if older else {0: log.last}
+        cut = source.within_newest(cut_at_marks(source.logs, marks))
+        return Wish(
+            source=source, cut=cut, saved=newest, meta=await self.c.cluster.meta(),
+            storages={name: storage.meta for name, storage in self.c.storages.items()},
+            planned={0: tuple(self.c.storages)}, began="the first run", who="an operator",
+        )  # fmt: skip
+
+    async def restored(self, wish: Wish) -> Wish:
+        """The command may be killed, and storages with it; the same command then goes on."""
+        while self.random.random() < 0.5:
+            command = asyncio.create_task(self.run_restore(wish))
+            for _ in range(self.random.randrange(1, 120)):
+                await asyncio.sleep(0)
+            command.cancel()
+            (found,) = await asyncio.gather(command, return_exceptions=True)
+            if isinstance(found, Wish):
+                return found
+            assert isinstance(found, asyncio.CancelledError), found
+            if self.random.random() < 0.5:
+                await self.c.restart(self.random.choice(list(self.c.storages)))
+        return await self.run_restore(wish)
+
+    async def run_restore(self, wish: Wish) -> Wish:
+        hands = lost_metadata.Hands(self.c, self.store)
+        return await carry_out(Cluster(self.c.tree.connect()), hands, wish, [], lambda *_: None)
+
     # -- what must hold
 
     def on_disk(self, name: str) -> dict[int, bytes]:
@@ -245,7 +313,7 @@ def transaction_in(record: bytes) -> bytes:
 SETTINGS = replace(SMALL, backup_seconds=10.0)
 ACTIONS = {
     Life.append: 6, Life.read: 4, Life.rest: 3, Life.save_document: 2, Life.crash_owner: 1, Life.restart_one: 1,
-    Life.replace_one: 1, Life.disaster: 2, Life.put_back: 1,
+    Life.replace_one: 1, Life.disaster: 2, Life.put_back: 1, Life.restore: 1,
 }  # fmt: skip
 
 

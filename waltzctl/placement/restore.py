@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -26,7 +26,15 @@ from waltzctl.placement import creation
 from waltzctl.placement.backup import Ending, Source, bytes_up_to, moment_of, source_at, told
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
-from waltzctl.placement.restoring import RealDaemons, Restoration, Target, clock_generation, look_at, put_back
+from waltzctl.placement.restoring import (
+    RealDaemons,
+    Restoration,
+    RestoringDaemons,
+    Target,
+    clock_generation,
+    look_at,
+    put_back,
+)
 from waltzctl.shell.change import Change, Changing, who
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import check_name, check_operator
@@ -82,7 +90,6 @@ from waltzd.errors import (
 from waltzd.format.layout import BATCHES, NO_MARK
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, StorageDescription
 from waltzd.protocol.timelines import Lineage
-from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
 VERB = "cluster restore"
@@ -405,25 +412,13 @@ def _change(
     unsafe = tuple(f"the storage {name} of the old cluster {how}" for name, how in living.items())
 
     async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
-        started, began = time.monotonic(), _now()
-        there = await look_at(cluster, wish.meta)
-        _check_target(there, wish)
-        begun = replace(wish, began=began if there.begun is None else there.begun.began, who=whose)
-        if there.begun is None:
-            mark = Unfinished(key=wish.meta.key, unfinished=f"waltzctl {VERB}", began=began)
-            await cluster.coordinator.commit([put(ROOT, encode(mark), NO_VERSION)])
-        statuses = await _fetch(begun, tls, say)
-        there = await look_at(cluster, wish.meta)
-        entry = HistoryEntry(
-            began=began, ended=_now(), who=whose, verb=VERB, subject=wish.meta.name, reason=None, steps=tuple(steps),
-            outcome="done",
-        )  # fmt: skip
-        await put_back(cluster, RealDaemons(tls), restoration(begun, statuses), there, entry, say)
+        started = time.monotonic()
+        done = await carry_out(cluster, RealDaemons(tls), replace(wish, began=_now(), who=whose), steps, say)
         return {
-            "key": str(wish.meta.key),
-            "moment": moment_of(wish.cut),
+            "key": str(done.meta.key),
+            "moment": moment_of(done.cut),
             "seconds": round(time.monotonic() - started, 3),
-            "partitions": told(wish.cut, wish.source.logs),
+            "partitions": told(done.cut, done.source.logs),
         }
 
     plan = Plan(verb=VERB, subject=wish.meta.name, steps=tuple(steps), danger=Danger.TYPED, unsafe=unsafe)
@@ -475,7 +470,27 @@ def _ahead(cut: Cut, log: ArchivedLog, number: int) -> str:
     return f"; times of {wrong} behind id {cut.ahead[number]} stand ahead, so it is taken to its end"
 
 
-async def _fetch(wish: Wish, tls: Tls | None, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
+async def carry_out(cluster: Cluster, daemons: RestoringDaemons, wish: Wish, steps: Sequence[str], say: Say) -> Wish:
+    """Make the cluster, or go on with what an interrupted run of the same command has begun. Return what was made."""
+    there = await look_at(cluster, wish.meta)
+    _check_target(there, wish)
+    began = wish.began
+    if there.begun is None:
+        mark = Unfinished(key=wish.meta.key, unfinished=f"waltzctl {VERB}", began=began)
+        await cluster.coordinator.commit([put(ROOT, encode(mark), NO_VERSION)])
+    else:
+        wish = replace(wish, began=there.begun.began)
+    statuses = await _fetch(daemons, wish, say)
+    there = await look_at(cluster, wish.meta)
+    entry = HistoryEntry(
+        began=began, ended=_now(), who=wish.who or "", verb=VERB, subject=wish.meta.name, reason=None, steps=tuple(steps),
+        outcome="done",
+    )  # fmt: skip
+    await put_back(cluster, daemons, restoration(wish, statuses), there, entry, say)
+    return wish
+
+
+async def _fetch(daemons: RestoringDaemons, wish: Wish, say: Say) -> dict[int, dict[str, ReplicaStatus]]:
     """Each storage makes its replicas, one after the other; where they stand then."""
     found: dict[int, dict[str, ReplicaStatus]] = {number: {} for number in wish.planned}
     done: dict[tuple[str, int], int] = {}
@@ -489,21 +504,22 @@ async def _fetch(wish: Wish, tls: Tls | None, say: Say) -> dict[int, dict[str, R
             Amount(done=so_far, total=total, unit="bytes"))  # fmt: skip
 
     async def one(storage: StorageMeta) -> None:
-        async with AdminClient(storage.admin_listen, wish.meta.key, tls=tls, name=storage.name) as admin:
-            for number in sorted(number for number, names in wish.planned.items() if storage.name in names):
-                try:
-                    async for state in admin.restore(wish.order(number)):
-                        done[storage.name, number] = state.bytes if state.bytes_total else wish._bytes(number)
-                        if state.status is not None:
-                            found[number][storage.name] = state.status
-                        tell()
-                except WaltzError as error:
-                    raise type(error)(
-                        f"{storage.name}, partition {number}: {error.message}",
-                        not_done=HALF_DONE,
-                        next_step=f"{error.detail_next_step}; then run the same command again: it goes on from there",
-                        **error.facts,
-                    ) from error
+        numbers = sorted(number for number, names in wish.planned.items() if storage.name in names)
+        number = -1
+        try:
+            async for number, state in daemons.restore(wish.meta, storage, list(map(wish.order, numbers))):
+                done[storage.name, number] = state.bytes if state.bytes_total else wish._bytes(number)
+                if state.status is not None:
+                    found[number][storage.name] = state.status
+                tell()
+        except WaltzError as error:
+            failed = next((n for n in numbers if storage.name not in found[n]), number)
+            raise type(error)(
+                f"{storage.name}, partition {failed}: {error.message}",
+                not_done=HALF_DONE,
+                next_step=f"{error.detail_next_step}; then run the same command again: it goes on from there",
+                **error.facts,
+            ) from error
 
     await creation.each(list(wish.storages.values()), one)
     return found

@@ -12,7 +12,7 @@ Storages are fenced before a decision is made from what they hold, as in a rescu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,7 +56,7 @@ from waltzd.cluster.documents import (
 )
 from waltzd.cluster.metadata import kind_of
 from waltzd.errors import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe, WaltzError
-from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
@@ -78,12 +78,21 @@ def clock_generation(now: float) -> int:
 
 
 class Daemons(Protocol):
-    """Those of one cluster, as far as its documents need them. Tests have their own."""
+    """The daemons of one cluster, as far as putting it back needs them. Tests have their own."""
 
     async def look(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> Picture: ...
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
+
+
+class RestoringDaemons(Daemons, Protocol):
+    """Daemons whose storages also make replicas out of an archive."""
+
+    def restore(
+        self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
+    ) -> AsyncIterator[tuple[int, Restoring]]:
+        """Let a storage make replicas, one after the other, and yield partition and progress."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,14 @@ class RealDaemons:
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         async with AdminClient(storage.admin_listen, meta.key, tls=self.tls, name=storage.name) as admin:
             return await admin.fence(partition, session)
+
+    async def restore(
+        self, meta: ClusterMeta, storage: StorageMeta, orders: Sequence[RestoreOrder]
+    ) -> AsyncIterator[tuple[int, Restoring]]:
+        async with AdminClient(storage.admin_listen, meta.key, tls=self.tls, name=storage.name) as admin:
+            for order in orders:
+                async for state in admin.restore(order):
+                    yield order.partition, state
 
 
 # -- what storages say -------------------------------------------------------------------------------------------------
