@@ -22,20 +22,21 @@ from uuid import UUID
 
 from tests.simulation import lost_metadata
 from tests.simulation.cell import Appender, Cell, story
-from tests.simulation.faulty_store import FaultyStore
+from tests.simulation.faulty_store import Faults, FaultyStore
 from tests.simulation.test_archive import archiving
 from tests.simulation.test_archive_timelines import stored
 from tests.simulation.test_rescue import Hands
 from tests.simulation.test_retention import SMALL, keeping
 from waltzctl.placement.backup import Source
 from waltzctl.placement.restore import Wish, carry_out
-from waltzd.archive.contents import label_of
+from waltzd.archive.contents import label_of, newest_manifests
 from waltzd.archive.cut_point import cut_at_marks, logs_in
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
 from waltzd.cluster.documents import PartitionMeta, encode
 from waltzd.cluster.metadata import Saved
 from waltzd.errors import WaltzError
 from waltzd.format.layout import aside_partition
+from waltzd.protocol.timelines import Lineage
 from waltzd.server.session.owned import OwnedLog
 
 PAYLOAD = 36
@@ -123,6 +124,8 @@ class Life:
         if self.random.random() < 0.7:
             self.c.storages[kept].kill()
             await self.append()
+            if self.random.random() < 0.5:
+                await self.rest()  # until what is given up then is archived
             for name in others:
                 self.c.storages[name].kill()
             await self.c.storages[kept].start()
@@ -135,7 +138,12 @@ class Life:
             self.c.storages[name].lose_disk(seed=self.seeds)
         if self.random.random() < 0.3:
             await self.crash_owner()
+        self.store.faults = Faults(refused=100 if self.random.random() < 0.4 else 0)  # the archive is away meanwhile
         await self.rescue()
+        if self.random.random() < 0.3:
+            await self.restore()
+            return
+        self.store.faults = Faults()
         if self.random.random() < 0.6:
             await self.append()
         for name in self.random.sample(others, len(others)):
@@ -185,7 +193,6 @@ class Life:
 
     async def restore(self) -> None:
         """All disks and the coordinator are lost. The archive has what it had; an operator ends it there or before."""
-        await self.level()
         self.owned.task.cancel()
         await asyncio.gather(self.owned.task, return_exceptions=True)
         for storage in self.c.storages.values():
@@ -194,6 +201,7 @@ class Life:
             self.seeds += 1
             storage.lose_disk(seed=self.seeds)
             await storage.start()
+        self.store.faults = Faults()
         wish = await self.restore_wish()
         self.c.lose_coordinator()
         done = await self.restored(wish)
@@ -266,7 +274,6 @@ class Life:
         await self.c.until(all_level, seconds=SECONDS)
 
     def judge(self) -> None:
-        archive = {id_: transaction_in(record) for id_, record in stored(self.store).items()}
         lineage = [self.c.replica(name).lineage for name in self.c.storages if self.c.last_id(name) > -2]
         newest = max(lineage, key=lambda one: one.number)
         for name in self.c.storages:
@@ -275,12 +282,22 @@ class Life:
             for id_, found in self.on_disk(name).items():
                 assert found not in self.given_up, f"{name}: {found!r} at id {id_} was given up"
                 assert id_ >= len(self.acknowledged) or found == self.acknowledged[id_], f"{name}: id {id_}"
-        for id_, found in archive.items():
+        for id_, found in self.archived(newest).items():
             if id_ < len(self.acknowledged):
                 assert found == self.acknowledged[id_], f"the archive has {found!r} at id {id_}"
         for timeline, id_, seen in self.readers:
             is_there = id_ < len(self.acknowledged) and self.acknowledged[id_] == seen
             assert newest.covers(timeline, id_) == is_there, f"a reader at id {id_} of {timeline}"
+
+    def archived(self, lineage: Lineage) -> dict[int, bytes]:
+        """What this timeline has in the archive; nothing before its first upload."""
+        faults, self.store.faults = self.store.faults, Faults()
+        label = label_of(self.store, not_done="")
+        manifest = newest_manifests(self.store, label, [0]).get(0)
+        is_there = manifest is None or manifest.timeline == lineage.current
+        found = {id_: transaction_in(record) for id_, record in stored(self.store).items()} if is_there else {}
+        self.store.faults = faults
+        return found
 
     async def end(self) -> None:
         for storage in self.c.storages.values():
@@ -291,7 +308,7 @@ class Life:
         await asyncio.sleep(300)  # until archive and backup have caught up
         await self.level()
         self.judge()
-        archive = {id_: transaction_in(record) for id_, record in stored(self.store).items()}
+        archive = self.archived((await self.c.meta()).lineage)
         for name in self.c.storages:
             held = self.on_disk(name)
             missing = [id_ for id_, seen in enumerate(self.acknowledged) if held.get(id_, archive.get(id_)) != seen]
