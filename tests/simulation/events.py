@@ -68,6 +68,7 @@ _TO_STORAGES: dict[str, Callable[[Simulation, StorageMachine, Event], None]] = {
     "snapshot": lambda world, storage, event: _only_down(storage, storage.put_back_snapshot),
     "photograph": lambda world, storage, event: storage.take_photograph(),
     "wipe": lambda world, storage, event: _only_down(storage, storage.lose_disk),
+    "disaster": lambda world, storage, event: world.lose_all_but(storage, event.amount),
     "lose when level": lambda world, storage, event: world.lose_when_level(storage),
     "old copy": lambda world, storage, event: _only_down(storage, storage.put_back_photograph),
     "die at operation": lambda world, storage, event: storage.die_at(int(event.amount)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from uuid import UUID
 
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
@@ -15,11 +16,15 @@ from tests.simulation.ports import SimAdminPort, SimServerAdminPort
 from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.placement.changeover import plan_of, waiting
 from waltzctl.placement.moves import Relocation
-from waltzctl.placement.moving import MoveOptions, carry_out, situation, take_out
-from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ServerMeta, StorageMeta
-from waltzd.errors import ChangedMeanwhile, WaltzError
-from waltzd.format.layout import BATCHES
+from waltzctl.placement.moving import MoveOptions, carry_out, completion, situation, take_out
+from waltzctl.placement.rescuing import carry_out as finish_rescue
+from waltzctl.placement.rescuing import seen, with_archive
+from waltzd.cluster.cluster import Cluster, partition_path
+from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta, decode
+from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
+from waltzd.format.layout import BATCHES, NO_MARK
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.timelines import Lineage
 
 POLL_SECONDS = 0.2
 TRIES_SECONDS = 3.0
@@ -34,13 +39,25 @@ class OperatorMachine(Machine):
         """Where replicas shall be, and whether storages that are left without any are taken out of the cluster then."""
         self.is_upgrading = False
         """The cluster shall write format 1."""
+        self.rescues: dict[int, int] = {}
+        """Partitions that are to be rescued if they cannot go on: how many timelines each had before all was lost."""
+        self.kept = ""
+        """The storage that has the only copy of them."""
 
     @property
     def is_at_work(self) -> bool:
-        return self.wanted is not None or self.is_upgrading
+        return self.wanted is not None or self.is_upgrading or bool(self.rescues)
 
     def upgrade(self) -> None:
         self.is_upgrading = True
+        self.start()
+
+    def rescue(self, kept: str) -> None:
+        self.kept, self.rescues = kept, dict.fromkeys(range(self.world.log_count), 0)
+        for number in self.rescues:
+            entry = self.world.zookeeper.tree.find(partition_path(number))
+            assert entry is not None
+            self.rescues[number] = decode(PartitionMeta, entry.data, "here").lineage.number
         self.start()
 
     def place(self, goals: dict[int, tuple[str, ...]], *, is_taking_out: bool) -> None:
@@ -58,6 +75,8 @@ class OperatorMachine(Machine):
             try:
                 if self.is_upgrading and await tool.upgrade():
                     self.is_upgrading = False
+                if self.rescues:
+                    await tool.rescue(self.kept, self.rescues)
                 if trying is None:
                     await tool.go_on()
                 else:
@@ -104,6 +123,21 @@ class _Tool:
             await self._cluster.set_format(BATCHES, before=found.meta)
             self._say("the cluster writes format 1 from the next sessions on")
         return not waiting(found, BATCHES)
+
+    async def rescue(self, kept: str, wanted: dict[int, int]) -> None:
+        """One turn of `partition rescue` for what is closed, while the storage that has all of it answers."""
+        found = await self.look()
+        for number, timelines in list(wanted.items()):
+            scene, _ = await seen(self._cluster, found, number)
+            if scene.lineage.number > timelines or found.partitions[number].is_open:
+                wanted.pop(number, None)
+            elif kept in scene.statuses and not scene.by_itself and not scene.refusal:
+                scene = await with_archive(self, scene, {view.meta.name: view.meta for view in found.storages})
+                done = await finish_rescue(
+                    self._cluster, self, scene, self._life.name,
+                    new_identity=lambda: UUID(int=self._world.pick.getrandbits(128), version=4),
+                )  # fmt: skip
+                self._say(f"partition {number} is rescued up to id {done.mark}")
 
     async def go_on(self) -> None:
         """Resume a change that a tool began, also where a storage that it needs was taken out in the same moment."""
@@ -186,6 +220,23 @@ class _Tool:
     def _admin(self, meta: StorageMeta) -> SimAdminPort:
         machine = self._world.storages[meta.name]
         return SimAdminPort(self._world.network, self._life, meta.name, machine.serving, seconds=1.0)
+
+    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
+        return await self._admin(storage).fence(partition, session)
+
+    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
+        async for state in self._admin(storage).restore(completion(partition, lineage, looks=True)):
+            if state.proven_to is not None:
+                return state.proven_to
+        return NO_MARK
+
+    async def take_archived(
+        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
+    ) -> ReplicaStatus:
+        async for state in self._admin(storage).restore(completion(partition, lineage, session=session, mark=mark)):
+            if state.status is not None:
+                return state.status
+        raise CannotConnect(f"{storage.name} ended before it had what the archive has")
 
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool

@@ -57,6 +57,7 @@ FAULTS = (
     "removals",
     "policies",
     "quotas",
+    "rescue",
 )
 """All kinds. `forget`: the victim gets an empty disk, or an old copy of its files. `aim`: a daemon dies at a message or at
 a disk operation that was counted out before, or leaves with what nobody else has. `clock`: clocks differ and run at
@@ -80,7 +81,8 @@ that storages still have, go from the store. `age`: storages keep a minute of wh
 `regress`: with documents that go back also those of archives, instances and the assignment, and the counter of client
 ids. `filters`: a durable group wants the transactions with some headers only. `removals`: a durable group is removed under
 work, and made again under its name. `policies`: an operator takes grants to append, and gives them back. `quotas`: an
-operator bounds what names may append."""
+operator bounds what names may append. `rescue`: all storages but one are lost while all are level, an operator rescues what
+is closed, and the others come back, without their disks or as they were."""
 BESIDE: dict[str, dict[str, float]] = {
     "later": {"members": 0.4, "linger": 0.4, "stall": 0.4, "marks": 0.4, "rewind": 0.06, "spoil": 0.06},
     "last": {"rot": 0.25, "restore": 0.25},
@@ -102,6 +104,7 @@ BESIDE: dict[str, dict[str, float]] = {
     "removing": {"removals": 0.1},
     "policing": {"policies": 0.1},
     "bounding": {"quotas": 0.1},
+    "rescuing": {"rescue": 0.06},
 }
 """Generators of their own, each with the kinds that it draws and how often: a kind that is added leaves the draws of all
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
@@ -255,7 +258,7 @@ def make_plan(
         weather.pick = picks[name]
         drawn += _events_beside(weather, setup, {kind: ONCE[kind] for kind in kinds if kind in ONCE})
     events = tuple(sorted(drawn, key=lambda event: event.at))
-    if chosen and "losses" not in chosen and random.Random(f"core {seed}").random() < 0.25:
+    if chosen and not {"losses", "rescue"} & {*chosen} and random.Random(f"core {seed}").random() < 0.25:
         setup = replace(setup, never_mended=_never_mended(random.Random(f"core of {seed}"), weather))
     return Plan(seed=seed, setup=setup, events=events)
 
@@ -717,6 +720,19 @@ def _losses(weather: _Weather) -> None:
         weather.add(at + weather.span(), "start", name)
 
 
+def _rescue(weather: _Weather) -> None:
+    """The storage that is kept has the only copy: nothing else may take it, and no document may go back before it."""
+    pick, at = weather.pick, 0.0
+    if {*LOSING, "losses", "rewind", "spoil"} & {*weather.setup.faults}:
+        return
+    while (at := at + pick.choice((0.5, 2.0)) * (0.5 + pick.random())) < weather.setup.seconds:
+        kept = pick.choice(weather.storages)
+        weather.add(at, "disaster", kept, amount=pick.choice((0.0, 0.5, 1.0)))
+        for name in weather.storages:
+            if name != kept:
+                weather.add(at + weather.span(), "start", name)
+
+
 def _vanish(weather: _Weather) -> None:
     """While no owner is about to remove from storages what it has just seen in the store."""
     pick, at = weather.pick, 0.0
@@ -739,6 +755,7 @@ def _age(weather: _Weather) -> None:
 ONCE: dict[str, Callable[[_Weather], None]] = {
     "halt": _halt,
     "losses": _losses,
+    "rescue": _rescue,
     "vanish": _vanish,
     "age": _age,
     "skew": _skew,

@@ -23,6 +23,8 @@ from waltzd.protocol.descriptions import (
     Archived,
     BackedUp,
     ReplicaStatus,
+    RestoreOrder,
+    Restoring,
     ServerDescription,
     StorageDescription,
 )
@@ -394,6 +396,20 @@ class _StorageLink:
 class SimAdminPort(_Port[StorageCalls]):
     async def describe(self) -> StorageDescription:
         return await self._ask(lambda calls: calls.describe())
+
+    async def fence(self, partition: int, session: int) -> ReplicaStatus:
+        return await self._ask(lambda calls: calls.fence(partition, session))
+
+    async def restore(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
+        async def work(calls: StorageCalls, end: End) -> None:
+            async with aclosing(calls.restorer.restore(order)) as states:
+                async for state in states:
+                    await end.send(state)
+            await end.send(None)
+
+        async with aclosing(self._each(work)) as found:
+            async for state in found:
+                yield state
 
     async def remove_partitions(self, numbers: Sequence[int], *, delete_files: bool) -> dict[int, WaltzError | None]:
         async def answer(calls: StorageCalls) -> dict[int, WaltzError | None]:

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.timeline_lives import live
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), 15])
 def test_nothing_of_the_current_timeline_is_lost_and_nothing_of_an_older_one_comes_back(seed: int) -> None:
     live(seed)
 

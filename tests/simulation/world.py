@@ -170,7 +170,9 @@ class Simulation:
             name: ClientMachine(self, name) for name in names("client", self.setup.clients)
         }
         self.operators = {
-            name: OperatorMachine(self, name) for name in OPERATORS if {"members", "upgrade"} & {*self.setup.faults}
+            name: OperatorMachine(self, name)
+            for name in OPERATORS
+            if {"members", "upgrade", "rescue"} & {*self.setup.faults}
         }
         self.subscribers = Subscribers(self) if self.setup.members else None
         self.policies = Policies(self) if {"policies", "quotas"} & {*self.setup.faults} else None
@@ -335,16 +337,38 @@ class Simulation:
 
     def lose_when_level(self, storage: StorageMachine) -> None:
         """Its disk becomes empty, if all that others have lost is mended: nothing but this one storage is missing then."""
+        if self._is_level():
+            self.say(storage.name, "loses its disk while all others are level")
+            storage.kill()
+            storage.lose_disk()
+
+    def lose_all_but(self, kept: StorageMachine, share: float) -> None:
+        """All other storages die, this share of them for good, if this one has all of every partition; and an operator
+        begins to rescue what cannot go on."""
+        goals = (self._assigned_now(number) for number in range(self.log_count))
+        if not self._is_level() or not all(kept.name in goal for goal in goals):
+            return
+        for storage in self.storages.values():
+            if storage is not kept:
+                storage.kill()
+                if self.pick.random() < share:
+                    storage.lose_disk()
+        self.say(kept.name, "is the only storage that is left")
+        self.operators[OPERATORS[0]].rescue(kept.name)
+
+    def _is_level(self) -> bool:
+        """Everything is on every storage that is to have it."""
         owned = {one.partition: one for _, one in self._descriptions() if one.step == "OPEN"}
         is_level = len(owned) == self.log_count and all(
             replica.counts and replica.state == "LIVE" and replica.durable_id == one.last_id
             for one in owned.values()
             for replica in one.replicas
         )
-        if is_level and all(other.is_up and not other.is_damaged for other in self.storages.values()):
-            self.say(storage.name, "loses its disk while all others are level")
-            storage.kill()
-            storage.lose_disk()
+        return is_level and all(other.is_up and not other.is_damaged for other in self.storages.values())
+
+    def _assigned_now(self, partition: int) -> tuple[str, ...]:
+        owned = next(one for _, one in self._descriptions() if one.partition == partition and one.step == "OPEN")
+        return tuple(replica.storage for replica in owned.replicas)
 
     def _mend(self) -> None:
         self.say("PLAN", "everything is mended")

@@ -8,12 +8,12 @@ session meanwhile is noticed, and everything is looked at again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from typer import Argument, Option
 
@@ -160,7 +160,14 @@ async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, in
     return scene, NO_VERSION if node is None else node.version
 
 
-async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene, who: str | None = None) -> Scene:
+async def carry_out(
+    cluster: Cluster,
+    storages: Storages,
+    agreed: Scene,
+    who: str | None = None,
+    *,
+    new_identity: Callable[[], UUID] = uuid4,
+) -> Scene:
     """Fence, and save the decision. What was done keeps at least as much as was agreed to."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
@@ -178,7 +185,7 @@ async def carry_out(cluster: Cluster, storages: Storages, agreed: Scene, who: st
         replicas = (scene.roles_after, roles_version) if scene.roles_after != roles else None
         try:
             document = scene.forked(
-                identity=uuid4(), cause=VERB, began=datetime.now(UTC).isoformat(timespec="seconds"), who=who
+                identity=new_identity(), cause=VERB, began=datetime.now(UTC).isoformat(timespec="seconds"), who=who
             )
             await cluster.save_partition(number, document, version, replicas=replicas)
         except ChangedMeanwhile:
