@@ -18,6 +18,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -68,16 +69,23 @@ def _begins_line(source: str, at: int) -> bool:
     return not source[source.rfind("\n", 0, at) + 1 : at].strip()
 
 
-def span_of(source: str, scope: str) -> tuple[int, int]:
-    """Return where the function or class `scope` (like `Recovery.held`) begins and ends in a module; all of it if empty."""
+@lru_cache(maxsize=8)
+def node_of(source: str, scope: str) -> ast.AST:
+    """Return the function or class `scope` (like `Recovery.held`) of a module; the module if it is empty."""
     node: ast.AST = ast.parse(source)
-    if not scope:
-        return 0, len(source)
-    for name in scope.split("."):
+    for name in scope.split(".") if scope else ():
         inner = [one for one in ast.walk(node) if isinstance(one, _SCOPES) and one.name == name]
         if not inner:
             raise LookupError(f"there is no {scope}")
         node = inner[0]
+    return node
+
+
+def span_of(source: str, scope: str) -> tuple[int, int]:
+    """Return where `scope` begins and ends in a module."""
+    node = node_of(source, scope)
+    if not scope:
+        return 0, len(source)
     assert isinstance(node, _SCOPES)
     assert node.end_lineno is not None
     lines = source.splitlines(keepends=True)
@@ -143,7 +151,8 @@ class Edit:
         places = places_of(self.old, text[start:end])
         assert len(places) == 1, f"{self.name}: {self.old!r} stands {len(places)} times in {self.scope or self.path.name}"
         changed = put(text, start + places[0][0], start + places[0][1], self.old, self.new)
-        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text)), f"{self.name}: the edit changes nothing"
+        before, after = node_of(text, self.scope), node_of(changed, self.scope)
+        assert ast.dump(before) != ast.dump(after), f"{self.name}: the edit changes nothing"
         return changed
 
     def install(self) -> None:
