@@ -10,6 +10,7 @@ import pytest
 from tests.process.daemon import Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
+from waltzd.client import loop
 
 
 @pytest.fixture
@@ -25,6 +26,28 @@ def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     yield make
     for daemon in made:
         daemon.kill()
+
+
+@pytest.fixture(scope="session")
+def standing_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("standing") / "storage") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(standing_daemon: Daemon) -> Iterator[Daemon]:
+    """One storage for all tests of a worker that neither end it nor need settings: it holds no partition before a test."""
+    yield standing_daemon
+
+    async def clear() -> None:
+        async with standing_daemon.admin() as admin:
+            held = [found.status for found in (await admin.describe()).assigned if found.status is not None]
+            for status in held:
+                await admin.fence(status.partition, status.promised_session + 1)  # ends the streams that are left open
+            done = await admin.remove_partitions([status.partition for status in held], delete_files=True)
+            assert set(done.values()) <= {None}
+
+    loop.run(clear())
 
 
 @pytest.fixture(scope="session")

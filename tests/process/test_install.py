@@ -123,8 +123,7 @@ def test_a_damaged_replica_is_healed_over_the_wire(make_daemon: MakeDaemon) -> N
 
 
 @pytest.mark.parametrize("turn", range(3))
-def test_every_refusal_keeps_its_class(make_daemon: MakeDaemon, turn: int) -> None:
-    daemon = make_daemon().start()
+def test_every_refusal_keeps_its_class(daemon: Daemon, turn: int) -> None:
     good = content_of(0, 20_000)
 
     async def check() -> None:
@@ -189,8 +188,7 @@ async def say(daemon: Daemon, kind: Kind, hello: bytes, said: Said) -> tuple[Kin
 
 
 @pytest.mark.parametrize("name", sorted(damaged_files(b"?")))
-def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> None:
-    daemon = make_daemon().start()
+def test_damage_on_the_way_is_noticed(daemon: Daemon, name: str) -> None:
     content = content_of(0, 100)
 
     async def check() -> None:
@@ -210,8 +208,7 @@ def test_damage_on_the_way_is_noticed(make_daemon: MakeDaemon, name: str) -> Non
 
 
 @pytest.mark.parametrize("kind", [Kind.FETCH, Kind.INSTALL])
-def test_a_stream_for_no_file_is_refused(make_daemon: MakeDaemon, kind: Kind) -> None:
-    daemon = make_daemon().start()
+def test_a_stream_for_no_file_is_refused(daemon: Daemon, kind: Kind) -> None:
     hello = Hello(KEY, 0, 1, OWNER)
 
     async def check() -> None:
@@ -230,8 +227,7 @@ def test_a_stream_for_no_file_is_refused(make_daemon: MakeDaemon, kind: Kind) ->
     loop.run(check())
 
 
-def test_a_sender_that_goes_leaves_nothing(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon().start()
+def test_a_sender_that_goes_leaves_nothing(daemon: Daemon) -> None:
     content = content_of(0, 100)
 
     async def check() -> None:
@@ -251,8 +247,7 @@ def test_a_sender_that_goes_leaves_nothing(make_daemon: MakeDaemon) -> None:
     loop.run(check())
 
 
-def test_an_installation_ends_with_its_session_its_sender_or_the_next_one(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon().start()
+def test_an_installation_ends_with_its_session_its_sender_or_the_next_one(daemon: Daemon) -> None:
     content = content_of(0, 100)
 
     class Slow:

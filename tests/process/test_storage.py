@@ -130,7 +130,7 @@ def test_what_is_appended_is_read_again_also_after_a_restart(make_daemon: MakeDa
     loop.run(read())
 
 
-def test_a_reader_without_a_session_sees_only_what_is_committed(make_daemon: MakeDaemon) -> None:
+def test_a_reader_without_a_session_sees_only_what_is_committed(daemon: Daemon) -> None:
     async def run() -> None:
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
@@ -142,11 +142,10 @@ def test_a_reader_without_a_session_sees_only_what_is_committed(make_daemon: Mak
             assert isinstance(error, BeyondLog)
             assert error.facts["last_id"] == "14"
 
-    with make_daemon() as daemon:
-        loop.run(run())
+    loop.run(run())
 
 
-def test_readers_that_stop_early_do_not_use_up_a_connection(make_daemon: MakeDaemon) -> None:
+def test_readers_that_stop_early_do_not_use_up_a_connection(daemon: Daemon) -> None:
     """A connection carries 1024 calls at once. One that nobody reads to its end must not stay among them."""
 
     async def run() -> None:
@@ -159,8 +158,7 @@ def test_readers_that_stop_early_do_not_use_up_a_connection(make_daemon: MakeDae
                     break
             assert len(await read_all(replicas, 0, session=1)) > 0
 
-    with make_daemon() as daemon:
-        loop.run(run())
+    loop.run(run())
 
 
 def test_a_session_fences_every_lower_one_also_after_kill_9(make_daemon: MakeDaemon) -> None:
@@ -195,7 +193,7 @@ def test_a_session_fences_every_lower_one_also_after_kill_9(make_daemon: MakeDae
     loop.run(check())
 
 
-def test_a_stream_of_an_older_session_ends_at_once(make_daemon: MakeDaemon) -> None:
+def test_a_stream_of_an_older_session_ends_at_once(daemon: Daemon) -> None:
     async def run() -> None:
         async with clients(daemon) as (replicas, admin):
             await begin(replicas, admin)
@@ -211,11 +209,10 @@ def test_a_stream_of_an_older_session_ends_at_once(make_daemon: MakeDaemon) -> N
         async with asyncio.timeout(20):
             await task
 
-    with make_daemon() as daemon:
-        loop.run(run())
+    loop.run(run())
 
 
-def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(make_daemon: MakeDaemon) -> None:
+def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(daemon: Daemon) -> None:
     """The sender pushes on at full speed while one of its frames is refused: the marks before it and the reason arrive."""
 
     async def run() -> None:
@@ -247,8 +244,7 @@ def test_a_refusal_is_not_overtaken_by_frames_that_are_still_on_their_way(make_d
         for run in runs:
             await stream.send(run, -1)
 
-    with make_daemon() as daemon:
-        loop.run(run())
+    loop.run(run())
 
 
 def test_what_does_not_belong_is_refused_and_nothing_is_written(make_daemon: MakeDaemon) -> None:
@@ -341,7 +337,7 @@ def test_sealed_segments_are_sent_as_they_are(make_daemon: MakeDaemon) -> None:
         loop.run(run())
 
 
-def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDaemon) -> None:
+def test_an_operator_creates_lists_removes_and_takes_offline(daemon: Daemon) -> None:
     async def run() -> None:
         async with clients(daemon) as (replicas, admin):
             results = await admin.create_partitions([0, 1, 1, 9])
@@ -385,8 +381,7 @@ def test_an_operator_creates_lists_removes_and_takes_offline(make_daemon: MakeDa
         assert isinstance(error, NoSuchPartition)
         return _Like(error)
 
-    with make_daemon() as daemon:
-        loop.run(run())
+    loop.run(run())
 
 
 def test_a_running_storage_finds_a_flipped_byte_in_a_sealed_segment_by_itself(make_daemon: MakeDaemon) -> None:

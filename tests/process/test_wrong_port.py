@@ -7,9 +7,7 @@ import http.server
 import logging
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +22,6 @@ from waltzd.wire.listener import create_server, listen
 from waltzd.wire.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
 
 
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(Path(tmp_path_factory.mktemp("wrong"))) as daemon:
-        yield daemon
-
-
 def refusal(address: str) -> WaltzError:
     """What opening ends with; patience would last ten times as long as this test."""
 
@@ -42,11 +34,11 @@ def refusal(address: str) -> WaltzError:
     return loop.run(open_there())
 
 
-def test_a_port_of_a_storage(storage: Daemon) -> None:
+def test_a_port_of_a_storage(daemon: Daemon) -> None:
     for address, name in (
-        (storage.listen, f"{storage.listen} is the port of a storage, which is for servers"),
-        (storage.admin_listen, f"{storage.admin_listen} is the port of a storage for operators"),
-        (storage.stream_listen, f"another program answers at {storage.stream_listen}, one that does not speak gRPC"),
+        (daemon.listen, f"{daemon.listen} is the port of a storage, which is for servers"),
+        (daemon.admin_listen, f"{daemon.admin_listen} is the port of a storage for operators"),
+        (daemon.stream_listen, f"another program answers at {daemon.stream_listen}, one that does not speak gRPC"),
     ):
         error = refusal(address)
         assert isinstance(error, WrongPeer)
