@@ -16,6 +16,7 @@ from tests.sbom import ROOT, locked, named_by, needed, plain
 from waltzd.errors import BROUGHT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+pytestmark = pytest.mark.slow  # each starts a process that imports much
 LOCK = locked((ROOT / "requirements.lock").read_text(encoding="utf-8"))
 
 SPARSE = """

@@ -56,6 +56,7 @@ def test_a_machine_gets_what_it_runs_and_nothing_else() -> None:
     assert {"sqlalchemy"} <= names(requirements(PROJECT, LOCK, ["sql"])) - usual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extras", [(), ("daemon", "sql")])
 def test_pip_takes_the_requirements_with_their_hashes(tmp_path: Path, extras: tuple[str, ...]) -> None:
     """Where all of it is installed already, pip asks no index."""

@@ -244,6 +244,7 @@ def test_a_view_waits_for_the_program_that_knows_an_event_and_puts_aside_what_no
     engine.dispose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pydantic", "msgspec"])
 def test_what_is_missing_is_named(package: str) -> None:
     program = f"""

@@ -78,6 +78,7 @@ def load(ledger: Ledger) -> list[Measurement]:
 # -- the load
 
 
+@pytest.mark.slow
 def test_every_workload_is_measured_with_every_size_and_no_slot_is_used_twice_at_a_time() -> None:
     ledger = Ledger()
     found = load(ledger)
@@ -89,6 +90,7 @@ def test_every_workload_is_measured_with_every_size_and_no_slot_is_used_twice_at
     assert not ledger.is_open
 
 
+@pytest.mark.slow
 def test_what_counts_is_inside_the_window_and_all_of_it_has_to_be_kept() -> None:
     ledger = Ledger()
     found = load(ledger)
@@ -100,6 +102,7 @@ def test_what_counts_is_inside_the_window_and_all_of_it_has_to_be_kept() -> None
     assert found[-1].acknowledged == ledger.count > sum(one.count for one in found)
 
 
+@pytest.mark.slow
 def test_what_the_servers_do_not_hold_is_missing() -> None:
     assert {one.missing for one in load(Ledger(forgets=3))} == {3}
 

@@ -120,6 +120,7 @@ def test_a_grant_may_name_channels_that_are_there() -> None:
     assert {loss.partitions for loss in losses(before, after, ["audit"], 8)} == {(0, 2, 7)}
 
 
+@pytest.mark.slow
 def test_any_text_is_a_policy_or_refused_in_a_sentence() -> None:
     def check(chance: random.Random) -> None:
         found = parsed(BadArgument, parse, mutated_text(chance, TEXT, TEXT).encode("utf-8", "replace"), "policy.yml")

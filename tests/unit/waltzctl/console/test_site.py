@@ -238,6 +238,7 @@ def test_a_look_that_saw_nothing_leaves_the_last_one_with_its_time() -> None:
     assert "server" in html
 
 
+@pytest.mark.slow
 def test_a_thousand_partitions_are_cut_by_the_server() -> None:
     picture = well(partitions=tuple(partition(number) for number in range(1000)))
     client = browser(seen_of(picture))
@@ -254,6 +255,7 @@ def test_a_thousand_partitions_are_cut_by_the_server() -> None:
     assert table_of(client.get("/partitions?page=999").text, "Partitions")[0]["partition"] == "900"
 
 
+@pytest.mark.slow
 def test_archives_of_a_thousand_partitions_are_cut_too() -> None:
     picture = well(partitions=tuple(partition(number) for number in range(1000)))
     documents = asyncio.run(Cluster.create(MemoryTree().connect(), picture.meta))

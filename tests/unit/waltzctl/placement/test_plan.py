@@ -148,6 +148,7 @@ def best(storages: Mapping[str, str], current: Replicas, replication: Mapping[in
     return min(worth(storages, current, dict(zip(replication, names, strict=True))) for names in possible)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_sizes", [(1, 1), (2, 1), (1, 1, 1), (3,), (2, 2), (3, 1), (2, 1, 1)])
 def test_no_other_way_from_here_is_better(group_sizes: tuple[int, ...]) -> None:
     """Two partitions, wherever they are, with every number of replicas; one storage is gone."""

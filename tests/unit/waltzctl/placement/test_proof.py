@@ -37,6 +37,7 @@ def subsets(names: str, least: int) -> list[str]:
     return ["".join(some) for size in range(least, len(names) + 1) for some in combinations(names, size)]
 
 
+@pytest.mark.slow
 def test_whoever_joined_since_the_document_was_saved_counts() -> None:
     """Every way in which members joined, what each holds, and who answers the tool and who the next owner: no mark is below
     what a majority had acknowledged."""
@@ -172,6 +173,7 @@ def test_the_fact_that_is_missing_is_named(statuses: list[ReplicaStatus], why: s
     assert why in found.missing
 
 
+@pytest.mark.slow
 def test_every_small_cluster_that_is_believed_holds_all_that_was_acknowledged() -> None:
     """Two sessions, four storages, every list of three members of the newest one, whoever began it, whatever each holds."""
     believed = 0

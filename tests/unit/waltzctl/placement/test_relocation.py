@@ -20,6 +20,7 @@ MUTANT_SEQUENCES = 400
 right_step, right_sets = moves.next_step, moves.applied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
 def test_operators_at_any_moment(part: int) -> None:
     ends = go_all(range(part * SEQUENCES // PARTS, (part + 1) * SEQUENCES // PARTS))
@@ -66,6 +67,7 @@ def not_waiting_for_the_old_session(view: moves.View) -> moves.Step:
 Mutant = dict[str, Callable[..., object]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutant",
     [

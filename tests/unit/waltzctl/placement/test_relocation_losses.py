@@ -64,6 +64,7 @@ def test_an_empty_storage_is_not_what_is_kept() -> None:
     assert against(closed, ("s2",)), "and even that may be too little"
 
 
+@pytest.mark.slow
 def test_whatever_is_taken_away_a_majority_of_what_was_written_stays() -> None:
     """All states of three replicas, and all that may be kept of them."""
     kinds = ("level", "behind", "empty", "dead")

@@ -353,6 +353,7 @@ def small_documents() -> Iterator[PartitionMeta | None]:
     yield replace(written(), opened=1, session=1, low_mark=2)
 
 
+@pytest.mark.slow
 def test_an_owner_opens_at_the_mark_of_every_small_rescue_and_never_below_what_it_would_have_decided() -> None:
     cases = less = alone = 0
     for meta in small_documents():

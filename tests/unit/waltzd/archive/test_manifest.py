@@ -41,6 +41,7 @@ def pieces(manifest: Manifest, chunks: dict[str, bytes]) -> list[Entry]:
     return list(pieces_of(manifest.entries, lambda entry: opened(entry, chunks[entry.name(3)], 3, "here")))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=3 * FAN_OUT))
 def test_a_manifest_has_what_was_added(log: list[bytes]) -> None:
@@ -87,6 +88,7 @@ def test_an_upload_writes_few_names_again_however_long_the_log_is() -> None:
     assert len(manifest.text) < largest <= 60 << 10
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_each_wrong_byte_is_damage(data: st.DataObject) -> None:

@@ -43,6 +43,7 @@ def test_an_index_that_is_not_whole_is_left_out_and_what_is_behind_it_is() -> No
     assert len(INDEX) == 128 + 3 * INDEX_ENTRY_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [SEALED, OLD], ids=["format 1", "format 0"])
 def test_each_wrong_bit_is_noticed(data: bytes) -> None:
     """But in the date of the header of format 0, which no checksum covers and which means nothing."""

@@ -116,6 +116,7 @@ def same(one: Run, other: Run) -> bool:
     return one.first_id == other.first_id and one.data == other.data and one.bounds.tolist() == other.bounds.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [True, False])
 @pytest.mark.parametrize("bytes_max", [1, 300, EVERY])
 def test_from_each_id_on_the_records_are_those_that_were_archived(bytes_max: int, index: bool) -> None:
@@ -179,6 +180,7 @@ def test_files_of_the_cache_have_no_name_and_leave_with_their_pieces(tmp_path: P
         found.reader(directory=str(tmp_path / "gone")).read(0, found.known, 0, 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id_", [3, 100])
 def test_a_cache_that_rots_gives_nothing_wrong_and_is_made_again(id_: int) -> None:
     found = archive()
@@ -193,6 +195,7 @@ def test_a_cache_that_rots_gives_nothing_wrong_and_is_made_again(id_: int) -> No
         assert same(run, found.log.part(first, len(found.log)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id_", [3, 100])
 def test_each_flipped_bit_of_a_piece_is_noticed_and_named_by_range(id_: int) -> None:
     found = archive()
@@ -224,6 +227,7 @@ def test_a_piece_that_is_cut_short_or_gone_is_named() -> None:
     assert caught.value.number("first_id") is not None
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_gives_an_error_and_never_another_record() -> None:
     found = archive()
     for seed in range(20):

@@ -40,6 +40,7 @@ def test_a_whole_archive_needs_nothing() -> None:
     assert made_again(archive(SEGMENTS, partitions=2)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_whatever_names_others_is_made_again_to_the_byte(count: int) -> None:
     """Also two of them at once, and the manifest in front of one that has to be made again."""

@@ -104,6 +104,7 @@ def check(disk: SimDisk, mark: int, *, session: int = SESSION) -> Directory:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_index", [True, False])
 def test_each_end_of_a_batch_is_an_end_that_a_log_may_have(has_index: bool) -> None:
     ends = [-1, *(batch.last_id for batch in batches())]
@@ -204,6 +205,7 @@ async def _files_of(disk: SimDisk, log: ArchivedLog, mark: int, key: UUID) -> di
 # -- killed ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [None, Loss.ORDERED, Loss.SCATTERED])
 def test_a_crash_before_any_operation_leaves_a_whole_replica_or_none(loss: Loss | None) -> None:
     disk, left = begun(), list[SimDisk]()
@@ -261,6 +263,7 @@ def test_a_run_that_was_killed_is_gone_on_with() -> None:
     assert killed == 9  # the footer of each object, the object, and the end of its footer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Loss.ORDERED, Loss.SCATTERED])
 def test_what_is_kept_is_on_the_disk(loss: Loss) -> None:
     """One run has left whole segments, the first of them rots, a second run is killed before any operation, a third one

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.batches import batches_of
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
+from tests.tiers import tiers
 from tests.unit.waltzd.archive.test_upload import FAULTS, Turns
 from waltzd.archive import manifest as manifests
 from waltzd.archive import unsealed_writer
@@ -209,7 +210,7 @@ def test_what_a_manifest_covers_leaves_and_its_slots_are_used_again() -> None:
     assert len([name for name in room.store.objects if "/tail/" in name]) <= 8
 
 
-@pytest.mark.parametrize("kill_at", [half / 2 for half in range(0, 200, 3)])
+@pytest.mark.parametrize("kill_at", tiers([half / 2 for half in range(0, 200, 3)], quick=10))
 def test_a_kill_at_any_operation_leaves_a_tail_that_is_true(kill_at: float) -> None:
     room = Room(FaultyStore(kill_at=kill_at))  # type: ignore[arg-type]
     with contextlib.suppress(Killed):
@@ -223,6 +224,7 @@ def test_a_kill_at_any_operation_leaves_a_tail_that_is_true(kill_at: float) -> N
     room.check_whole()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(FAULTS, st.integers(0, 1 << 30))
 def test_whatever_the_store_does_the_tail_is_true(faults: Faults, seed: int) -> None:
@@ -244,7 +246,7 @@ def test_whatever_the_store_does_the_tail_is_true(faults: Faults, seed: int) -> 
     room.check_whole()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", tiers(range(25), quick=2, short=10))
 def test_two_owners_make_one_tail(seed: int) -> None:
     """One of them with marks and manifests as they were some time ago. Both switch before each operation."""
     turns = Turns(seed)

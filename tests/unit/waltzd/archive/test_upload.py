@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.faulty_store import Faults, FaultyStore, Killed
+from tests.tiers import tiers
 from waltzd.archive import manifest as manifests
 from waltzd.archive.manifest import Entry, Manifest
 from waltzd.archive.upload import PartitionArchive, label_in
@@ -106,7 +107,7 @@ def test_a_quiet_store_takes_three_requests_a_segment() -> None:
     room.check(is_whole=True)
 
 
-@pytest.mark.parametrize("kill_at", [half / 2 for half in range(90)])
+@pytest.mark.parametrize("kill_at", tiers([half / 2 for half in range(90)], quick=10))
 def test_a_kill_at_any_operation_leaves_orphans_and_never_holes(kill_at: float) -> None:
     room = Room(FaultyStore(kill_at=kill_at))  # type: ignore[arg-type]
     with contextlib.suppress(Killed):
@@ -125,6 +126,7 @@ FAULTS = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(FAULTS, st.integers(0, 1 << 30))
 def test_whatever_the_store_does_the_archive_comes_to_be(faults: Faults, seed: int) -> None:
@@ -177,7 +179,7 @@ class Turns:
             thread.join()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", tiers(range(40), quick=4, short=20))
 def test_two_owners_make_one_archive(seed: int) -> None:
     """Each with a document as it was read at some time; the coordinator takes what goes forward."""
     turns = Turns(seed)

@@ -70,6 +70,7 @@ def test_a_whole_archive_has_no_flaw() -> None:
     assert flaws(store) == flaws(store, is_quick=True) == []
 
 
+@pytest.mark.slow
 def test_each_object_that_counts_is_named_when_a_bit_of_it_flips_or_it_goes() -> None:
     whole = archive(partitions=1)
     pick = random.Random(1)
@@ -113,6 +114,7 @@ def test_what_an_upload_left_is_no_orphan_before_its_ids_are_archived() -> None:
     assert (names(found), [one.name for one in found.strange]) == (([left], []), ["of-somebody-else"])
 
 
+@pytest.mark.slow
 def test_a_list_that_lags_makes_no_orphan() -> None:
     for lag in range(1, 30):
         store = archive(partitions=1)

@@ -289,6 +289,7 @@ def test_a_blocking_call_on_the_loop_is_refused_and_does_not_hang() -> None:
     assert view.error is not None
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_that_is_not_asked_for() -> None:
     code = (
         "import sys, waltzd; heavy = {'grpc', 'numpy', 'asyncio', 'waltzd.client.client'};"

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.tiers import tiers
 from tests.unit.fake_server import FAULTS, FakeCluster
 from tests.unit.timeless import run
 from tests.unit.waltzd.client.test_client import Increment, View, until
@@ -131,7 +132,7 @@ def cluster_of(chance: random.Random, rate: float) -> FakeCluster:
     return fake
 
 
-@pytest.mark.parametrize("seed", range(90))
+@pytest.mark.parametrize("seed", tiers(range(90), quick=10, short=45))
 def test_faults_by_chance(seed: int) -> None:
     chance = random.Random(seed)
     feed = chance.choice(list(FeedMode))
@@ -139,9 +140,10 @@ def test_faults_by_chance(seed: int) -> None:
     run(scenario(fake, feed=feed, rounds=12, chance=chance))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feed", list(FeedMode), ids=lambda feed: feed.name)
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("format", [0, 1])
+@pytest.mark.parametrize("format", [pytest.param(0, marks=pytest.mark.long), 1])  # groups need format 1
 def test_one_fault_at_every_moment(format: int, fault: str, feed: FeedMode) -> None:
     quiet = FakeCluster(format=format)
     run(scenario(quiet, feed=feed, rounds=7, chance=random.Random(1)))
@@ -152,7 +154,7 @@ def test_one_fault_at_every_moment(format: int, fault: str, feed: FeedMode) -> N
         run(scenario(fake, feed=feed, rounds=7, chance=random.Random(1)))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", tiers(range(40), quick=5, short=20))
 def test_a_counter_counts_every_increment_once_through_faults(seed: int) -> None:
     """Lost updates and updates that happen twice would both show."""
     chance = random.Random(seed)

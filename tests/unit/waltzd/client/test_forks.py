@@ -11,6 +11,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
+from tests.tiers import tiers
 from tests.unit.fake_server import FakeCluster, FakePartition
 from waltzd import (
     Client,
@@ -399,7 +400,7 @@ async def again(client: Client) -> None:
     await client.set_partitions([0])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", tiers(range(40), quick=4, short=20))
 def test_whatever_forks_when_the_view_is_the_log_and_outcomes_are_facts(seed: int) -> None:
     async def story() -> None:
         run, view = Forker(seed), Listing(forgets_timelines=seed % 3 == 0)

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.tiers import tiers
 from tests.unit.fake_server import FakeCluster
 from tests.unit.timeless import run
 from tests.unit.waltzd.client.test_client import SETTINGS, Increment, View, until, with_client
@@ -270,7 +271,7 @@ def evict(fake: FakeCluster, chance: random.Random) -> None:
         partition.floor = max(partition.floor, partition.marks.pop(lock))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", tiers(range(20), quick=3, short=10))
 def test_whatever_happens_each_key_is_in_the_log_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "READ_MAX", 3)
     chance = random.Random(seed)
@@ -336,6 +337,7 @@ def test_a_key_outlives_the_owner_of_a_real_partition(monkeypatch: pytest.Monkey
     LocalCluster(partitions=1, format=1).run(story)
 
 
+@pytest.mark.slow
 def test_owners_die_and_answers_are_lost_and_each_key_is_in_the_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "now_us", lambda: time.time_ns() // 1000)
     chance = random.Random(7)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import importlib.abc, sys
 
@@ -32,6 +34,7 @@ with waltzd.testing.BlockingCluster(partitions=1) as cluster, cluster.client() a
 """
 
 
+@pytest.mark.slow
 def test_applications_import_nothing_that_only_posix_has() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

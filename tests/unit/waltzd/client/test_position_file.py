@@ -41,6 +41,7 @@ def test_another_cluster_and_a_position_that_goes_back_are_refused(tmp_path: Pat
         PositionFile(tmp_path / "nowhere" / "index.position", CLUSTER)
 
 
+@pytest.mark.slow
 def test_a_file_with_any_wrong_byte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "index.position"
     PositionFile(path, CLUSTER).save(0, 1234)

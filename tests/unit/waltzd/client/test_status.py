@@ -78,6 +78,7 @@ def test_a_lag_grows_although_the_feed_stands_still() -> None:
     with_client(test, view=view, settings=ClientSettings(feed_bytes_max=100_000))
 
 
+@pytest.mark.slow
 def test_a_failure_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
     view = Failing()
 

@@ -114,6 +114,7 @@ def small_cases() -> Iterator[tuple[Assignment, dict[str, ServerMeta], int]]:
         yield owned(*drawn), {found.name: found for found in up}, partitions
 
 
+@pytest.mark.slow
 def test_no_even_assignment_is_better_than_the_plan() -> None:
     cases = 0
     for before, up, partitions in small_cases():
@@ -292,6 +293,7 @@ def test_what_would_undo_a_transfer(
     assert not would_last
 
 
+@pytest.mark.slow
 def test_obstacles_are_there_exactly_when_it_would_not_last() -> None:
     random = Random(9)
     lasted = 0

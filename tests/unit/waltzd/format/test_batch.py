@@ -100,6 +100,7 @@ def test_groups_come_back(follows: list[bool]) -> None:
     assert (found.tolist() if found is not None else [False] * len(follows)) == follows
 
 
+@pytest.mark.slow
 @given(LOCKS, st.randoms(use_true_random=False))
 def test_a_batch_comes_back(rows: list[list[tuple[int, int]]], random: random.Random) -> None:
     follows = np.array([False, *(random.random() < 0.3 for _ in rows[1:])])

@@ -161,6 +161,7 @@ def test_damage_in_two_blocks_is_told_apart() -> None:
     assert first <= 10 <= last < later_first <= 290 <= later_last
 
 
+@pytest.mark.slow
 def test_every_wrong_byte_of_a_record_is_named_with_its_right_value() -> None:
     sound = bytes(run_of_sizes([9]).data)
     assert single_byte_error(sound) is None
@@ -196,6 +197,7 @@ def test_one_wrong_byte_is_found_like_by_its_twin(payload: bytes, data: st.DataO
         assert is_one_byte_wrong(codeword) == (where is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [NEAR_BYTES_MAX, NEAR_BYTES_MAX + 1, 3 << 20])
 def test_one_wrong_byte_is_found_anywhere_in_a_large_record(size: int) -> None:
     random = np.random.default_rng(size)

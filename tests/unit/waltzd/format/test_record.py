@@ -82,6 +82,7 @@ def changed(run: Run, at: int, mask: int) -> Run:
     return Run(run.first_id, memoryview(raw), run.bounds)
 
 
+@pytest.mark.slow
 @given(st.one_of(st.integers(0, 10**6), st.integers(LARGEST_ID - 200, LARGEST_ID - 100)), rows)
 def test_encoding_equals_its_twin_and_decodes_again(first_id: int, given_rows: list[Row]) -> None:
     with patch("waltzd.format.record.FEW_TO_ENCODE", 0):
@@ -103,6 +104,7 @@ def test_encoding_equals_its_twin_and_decodes_again(first_id: int, given_rows: l
     assert trailers(run).tolist() == [run.record(number).crc for number in range(len(run))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [65_536 - OVERHEAD_BYTES, 65_536, 65_537, (16 << 20) - 40, (16 << 20) + 1])
 def test_large_records(size: int) -> None:
     row = Row((1, 2, 3, 4), -5, random.Random(size).randbytes(1000) * (size // 1000) + bytes(size % 1000))
@@ -197,6 +199,7 @@ def test_every_flipped_bit_of_a_few_records_is_located() -> None:
             assert single_byte_error(damaged.data[start:stop]) == (at - start, run.data[at])
 
 
+@pytest.mark.slow
 def test_every_damaged_byte_of_many_records_is_located_both_ways() -> None:
     run = small_run(FEW_RECORDS + 8)
     for at in range(len(run.data)):
@@ -216,6 +219,7 @@ def test_fast_and_slow_checks_agree_on_any_damage(damage: list[tuple[int, int]],
     assert first_bad(damaged) == first_bad_one_by_one(damaged, 0, count)
 
 
+@pytest.mark.slow
 def test_ten_thousand_random_corruptions_are_all_named() -> None:
     """One record of a batch: changed bits and bytes, a stretch of nothing, two records in each other's place, an index that
     points beside. The first record that is not what it was is the one that is named."""

@@ -188,6 +188,7 @@ def check_flip(batches: list[Batch], content: bytes, bit: int) -> None:
         assert (found.gaps, found.next_id, found.tail_bytes) == ([gap], batches[-1].last_id + 1, 0), bit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_each_flipped_bit_is_named(is_sealed: bool) -> None:
     batches = small(is_sealed=is_sealed)
@@ -199,6 +200,7 @@ def test_each_flipped_bit_is_named(is_sealed: bool) -> None:
 # -- torn --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_torn_at_every_length() -> None:
     batches = small(is_sealed=True)
     content, starts = segment(batches), starts_of(batches)
@@ -371,6 +373,7 @@ def large() -> list[Batch]:
     return batches_of(payloads, locks=locks, follows=follows, cuts=[13])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(8))
 def test_flips_of_a_large_segment(place: int) -> None:
     """A sample of the bits at this place of each byte; `./dev flips` tries all of them."""

@@ -126,6 +126,7 @@ def test_a_view_that_fails_is_seen() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_clients_of_a_process_share_a_registry_by_name() -> None:
     async def story() -> None:
         registry = CollectorRegistry()
@@ -281,6 +282,7 @@ def test_what_was_not_sent_is_an_error_of_its_span(told: Told) -> None:
 # -- without the packages ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "package", "extra"), [("metrics", "prometheus_client", "metrics"), ("traces", "opentelemetry", "otel")]
 )

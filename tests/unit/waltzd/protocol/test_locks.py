@@ -28,6 +28,7 @@ def explained(table: LockTable, lock: int, *, committed: int, low_mark: int, las
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 6),
     low_mark=st.integers(-1, 3),

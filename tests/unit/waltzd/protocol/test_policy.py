@@ -51,6 +51,7 @@ grants = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(found=st.lists(grants, max_size=6))
 def test_rights_are_what_the_twin_reads(found: list[Grant]) -> None:
@@ -68,6 +69,7 @@ def test_rights_are_what_the_twin_reads(found: list[Grant]) -> None:
     assert decode(PolicyDocument, encode(PolicyDocument(grants=tuple(found))), "/policy").grants == tuple(found)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(found=st.lists(grants, min_size=1, max_size=5), more=grants)
 def test_another_grant_takes_nothing_away(found: list[Grant], more: Grant) -> None:

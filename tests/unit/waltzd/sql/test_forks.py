@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from tests.tiers import tiers
 from waltzd import Token, Transaction
 from waltzd.client.view import Decision
 from waltzd.errors import BadArgument, InboxPruned, NotApplied, OtherTimeline, ViewBehind
@@ -158,7 +159,7 @@ def test_a_table_of_an_earlier_version_gets_the_column(tmp_path: Path) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", tiers(range(60), quick=4, short=20))
 def test_whatever_forks_a_view_is_the_log_or_is_refused(tmp_path: Path, seed: int) -> None:
     chance, log = random.Random(seed), Log()
     engine = sqlite(str(tmp_path / "view.db"))
@@ -227,7 +228,7 @@ def test_an_inbox_of_an_earlier_version_gets_its_columns(engine: Engine) -> None
     assert done == [*range(30), 20]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", tiers(range(60), quick=4, short=20))
 def test_an_inbox_does_each_transaction_once_whatever_forks(engine: Engine, seed: int) -> None:
     """Compared with a set of what was done, by content: an id names another transaction in another timeline."""
     chance, log, done = random.Random(seed), Log(), list[bytes]()

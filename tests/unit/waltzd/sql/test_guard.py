@@ -131,6 +131,7 @@ def test_a_function_is_known_by_its_qualified_name() -> None:
     assert name_of(Applies().__call__).endswith("Applies.__call__")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["-m", "shop"], ["shop.py"]], ids=["as a module", "as a file"])
 def test_a_program_that_is_started_has_the_name_under_which_it_is_imported(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "shop.py").write_text(

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, orm
 from sqlalchemy.engine import Connection, Engine
 
+from tests.tiers import tiers
 from waltzd.client.view import Decision, Transaction
 from waltzd.errors import (
     ApplyFailed,
@@ -480,7 +481,7 @@ def fresh(path: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("at", range(1, OPERATIONS + 1))
+@pytest.mark.parametrize("at", tiers(range(1, OPERATIONS + 1), quick=5))
 def test_a_crash_at_any_operation_leaves_whole_transactions(fresh: Engine, path: Path, at: int, after: bool) -> None:
     Driver.arm(at, after, Crash())
     with pytest.raises(Crash):
@@ -492,7 +493,7 @@ def test_a_crash_at_any_operation_leaves_whole_transactions(fresh: Engine, path:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done, but not said"])
-@pytest.mark.parametrize("at", range(1, OPERATIONS + 1))
+@pytest.mark.parametrize("at", tiers(range(1, OPERATIONS + 1), quick=5))
 def test_a_database_error_at_any_operation_is_ours_and_harmless(fresh: Engine, path: Path, at: int, after: bool) -> None:
     """`done, but not said` on a commit is the ambiguous commit."""
     Driver.arm(at, after, sqlite3.OperationalError("disk I/O error"))

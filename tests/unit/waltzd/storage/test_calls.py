@@ -283,6 +283,7 @@ def test_damage_in_a_header_that_verification_finds_is_mended(first_id: int, suf
     with_calls(disk, test)
 
 
+@pytest.mark.slow
 def test_a_sender_that_goes_away_at_any_moment_leaves_nothing() -> None:
     content = file_of(6, 6)
     outcomes: set[int] = set()

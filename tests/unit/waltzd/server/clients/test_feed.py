@@ -72,6 +72,7 @@ moves = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     plan=st.lists(moves, max_size=60),

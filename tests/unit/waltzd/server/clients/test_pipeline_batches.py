@@ -183,6 +183,7 @@ def test_format_0_has_no_groups() -> None:
     in_room(test)
 
 
+@pytest.mark.slow
 @given(
     frames=st.lists(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=4), max_size=6),
     inflight=st.integers(100, 1000),

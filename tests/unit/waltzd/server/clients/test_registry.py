@@ -383,6 +383,7 @@ def test_transactions_count_too_and_all_mounts_of_a_name_together() -> None:
     timeless(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_quota", [False, True])
 def test_a_squatter_with_a_quota_leaves_its_victim_getting_through(has_quota: bool) -> None:
     """It marks the lock again as soon as it is told. Without a quota its victim never has seen the newest mark."""

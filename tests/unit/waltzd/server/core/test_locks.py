@@ -45,6 +45,7 @@ modes = st.sampled_from([READ, WRITE, APPEND])
 row = st.tuples(st.integers(0, 12), st.lists(st.tuples(st.integers(0, 9), modes), max_size=4))
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 8),
     low_mark=st.integers(-1, 3),
@@ -199,6 +200,7 @@ class GroupTwin:
                         self.floor = self.marks.pop(oldest)
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 8),
     low_mark=st.integers(-1, 3),
@@ -262,6 +264,7 @@ def history_of(first_id: int, rows: list[list[tuple[int, Mode]]]) -> LockHistory
     return LockHistory(first_id, LockColumns(batch.lock_counts, batch.lock_ids, batch.lock_modes))
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 12),
     before=st.lists(st.lists(st.tuples(st.integers(0, 9), modes), max_size=3), max_size=14),

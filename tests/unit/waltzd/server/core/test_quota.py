@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ def test_each_lock_is_counted_by_itself_and_their_number_is_bounded() -> None:
     assert len(locks) <= 2 * LOCKS_MAX
 
 
+@pytest.mark.slow
 def test_no_lock_gets_rid_of_its_debt_behind_others() -> None:
     """However many other locks are marked in between, a lock is marked no more often than its rate."""
     locks, hot, now, junk = LockBuckets(5.0), 1 << 48, 0.0, itertools.count(2 << 48)

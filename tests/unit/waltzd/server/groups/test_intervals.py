@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def made(puts: list[tuple[int, int, int | None]]) -> tuple[Intervals, dict[int, 
     return found, twin
 
 
+@pytest.mark.slow
 @given(PUTS, IDS, IDS)
 def test_they_hold_what_the_dictionary_holds(puts: list[tuple[int, int, int | None]], one: int, other: int) -> None:
     found, twin = made(puts)

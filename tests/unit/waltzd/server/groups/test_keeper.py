@@ -87,6 +87,7 @@ class Owner:
         self.told(self.keeper.look(self.ledger), chance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(2))
 def test_whoever_claims_it_and_whatever_is_lost_the_log_tells_one_story(chunk: int) -> None:
     for seed in range(25 * chunk, 25 * (chunk + 1)):

@@ -132,6 +132,7 @@ def story(chance: random.Random) -> None:
         assert ledger.bytes == sum(map(len, live.values()))
 
 
+@pytest.mark.slow
 def test_what_is_read_from_the_floor_on_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waltzd.server.groups.ledger.SLACK_BYTES", 0)
     monkeypatch.setattr("waltzd.server.groups.ledger.GARBAGE", 2)
@@ -139,6 +140,7 @@ def test_what_is_read_from_the_floor_on_says_the_same(monkeypatch: pytest.Monkey
         story(random.Random(seed))
 
 
+@pytest.mark.slow
 def test_a_group_that_works_for_long_keeps_a_short_log() -> None:
     ledger, state = Ledger(), State()
     ledger.read(0, made(MAILER))

@@ -236,6 +236,7 @@ class Story:
         raise AssertionError(f"it hangs at {self.table.state.floor}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("chunk", range(2))
 def test_it_does_what_the_twin_does(mode: Mode, chunk: int) -> None:

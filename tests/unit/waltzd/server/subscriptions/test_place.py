@@ -313,6 +313,7 @@ def test_a_filter_leaves_out_what_a_group_does_not_want_and_probes_are_wanted_by
     Room.run(story)
 
 
+@pytest.mark.slow
 def test_what_has_left_the_memory_of_the_server_is_read_from_storages() -> None:
     async def story(room: Room) -> None:
         tail = room.cluster._running(room.cluster.owner(0)).owner.pipeline(0, None).session.tail
@@ -438,6 +439,7 @@ def test_a_place_that_nobody_needs_is_written_and_given_up(monkeypatch: pytest.M
     Room.run(story)
 
 
+@pytest.mark.slow
 def test_the_group_log_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "SLACK_BYTES", 2000)
 

@@ -360,6 +360,7 @@ rebuild(Deadly(), [Target(storage=sys.argv[1])])
 """
 
 
+@pytest.mark.slow
 def test_a_real_process_killed_in_the_middle(original: Path, tmp_path: Path) -> None:
     copy = tmp_path / "storage"
     shutil.copytree(original / "storage0", copy)

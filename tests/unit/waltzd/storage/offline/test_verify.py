@@ -111,6 +111,7 @@ HEADER_CODES: list[tuple[range, Code | None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment", [0, 1, 2])
 def test_every_byte_of_a_segment(segment: int) -> None:
     path = join("s/0", segment_name(STARTS[segment]))
@@ -150,6 +151,7 @@ def test_every_byte_of_an_index() -> None:
         flip(disk, path, at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_ours", [True, False])
 def test_every_byte_of_the_control_file(with_ours: bool) -> None:
     path = join("s", CONTROL_NAME)
@@ -189,6 +191,7 @@ def test_every_byte_of_the_identity_file() -> None:
         flip(disk, path, at)
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_promise_file() -> None:
     path = join("s/0", PROMISE_NAME)
     disk = storage()
@@ -504,6 +507,7 @@ def test_a_key_that_is_given_must_be_the_key() -> None:
     assert [(finding.code, finding.path) for finding in report.findings] == [(Code.FOREIGN_KEY, CONTROL)]
 
 
+@pytest.mark.slow
 def test_workers_find_what_one_process_finds(original: Path) -> None:
     disk = RealDisk()
     directory = str(original / "storage0" / "1")

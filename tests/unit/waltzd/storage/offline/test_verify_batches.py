@@ -68,6 +68,7 @@ def test_a_mixed_directory_is_clean() -> None:
     assert live == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "number"), [(SEG3, 0), (SEG6, 1), (SEG9, 2)])
 def test_every_byte_of_a_segment(path: str, number: int) -> None:
     disk = mixed()
@@ -218,6 +219,7 @@ def _nonsense(disk: SimDisk, path: str, chance: random.Random) -> None:
             _forged(disk, path, chance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_nonsense_ends_with_findings(seed: int) -> None:
     """Whatever stands in the files: no other exception, nothing written by what only reads, and what a rebuild of indexes

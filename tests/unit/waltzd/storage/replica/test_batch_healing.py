@@ -10,6 +10,7 @@ import pytest
 from tests.batches import batches_of, header_of, raw, segments_of
 from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT, open_directory
+from tests.tiers import tiers
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import Loss, SimDisk
 from waltzd.errors import BeyondLog, NotNextId, PartitionDamaged, UnfitSegment
@@ -93,7 +94,7 @@ def harm(disk: SimDisk, pick: random.Random) -> str:
     return f"{kind} {path} {at}"
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", tiers(range(150), quick=10, short=50))
 def test_whatever_is_damaged_is_healed_to_the_last_byte(seed: int) -> None:
     pick, log = random.Random(seed), drawn(seed)
     disk, partition = written(log, committed=-1)
@@ -145,6 +146,7 @@ def test_a_batch_that_a_crash_tore_is_cut() -> None:
         here.check_files(disk, HOME, KEY)
 
 
+@pytest.mark.slow
 def test_a_last_batch_that_rots_is_damaged_and_stays() -> None:
     """Nobody has said yet that it is on the disk, and it may have been acknowledged: it was there to its last byte."""
     log = in_an_open_segment()
@@ -251,7 +253,7 @@ class PowerLost(BaseException):
     """Raised out of an operation of the disk."""
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", tiers(range(12), quick=1, short=6))
 def test_a_healing_that_is_interrupted_anywhere_can_go_on(seed: int) -> None:
     pick, log = random.Random(seed), drawn(seed, 8)
     disk, partition = written(log)

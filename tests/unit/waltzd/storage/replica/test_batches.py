@@ -11,6 +11,7 @@ import pytest
 
 from tests.simulation.batch_log import BatchLog
 from tests.simulation.sample import KEY, ROOT, expected, first_ids, open_directory, run_for, served
+from tests.tiers import tiers
 from tests.unit.keeping import begun
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import BadFrame, BelowFloor, DiskFull, Diverged, NotNextId, PartitionDamaged, WaltzError
@@ -77,7 +78,7 @@ class Story:
         self.log.check_files(self.disk, HOME, KEY)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", tiers(range(60), quick=4, short=20))
 def test_a_replica_is_a_list_of_batches(seed: int) -> None:
     story = Story(seed)
     for _ in range(25):
@@ -259,6 +260,7 @@ def test_a_sound_footer_of_other_batches_is_damage() -> None:
         again.append(4, log.draw(1), -1)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_whole_batches_and_the_footer_comes_when_there_is_room() -> None:
     """At each operation of an append that fills three segments."""
     log = BatchLog(random.Random(8), segment_bytes_max=600)

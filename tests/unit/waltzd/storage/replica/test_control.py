@@ -94,6 +94,7 @@ def flips(disk: SimDisk, path: str, offsets: range | list[int]) -> Iterator[tupl
 # -- the control file
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_control_file_is_flipped() -> None:
     disk = lived_in()
     raw = bytes(disk.content(CONTROL))
@@ -329,6 +330,7 @@ def test_every_byte_of_the_promise_is_flipped_and_no_session_comes_back() -> Non
         assert directory.partition(1).promised_session == 7
 
 
+@pytest.mark.slow
 def test_a_promise_of_any_length_is_kept_or_refused() -> None:
     disk = lived_in()
     edges = [

@@ -92,6 +92,7 @@ def test_a_crash_while_it_is_made_leaves_it_or_none_and_the_rest_as_it_was(loss:
     assert len(seen) > 5
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_file_is_flipped() -> None:
     disk = lived_in()
     raw = bytes(disk.content(GROUPS))
