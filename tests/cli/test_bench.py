@@ -27,18 +27,14 @@ from waltzd.protocol.batches import FeedMode
 SECONDS_MAX = 180
 
 
-def bench(*arguments: str, at: Path | None = None) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "waltzctl", "bench", *arguments],
-        cwd=at, capture_output=True, text=True, timeout=SECONDS_MAX, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+SMALL = ("--storages", "1", "--replicas", "1", "--servers", "1")
+"""A cluster of its own in which nothing depends on who else is there."""
 
 
-def figures(*arguments: str) -> dict[str, Any]:
-    code, out, err = bench(*arguments, "-o", "json")
-    assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
+def figures(waltzctl: Tool, *arguments: str | Path) -> dict[str, Any]:
+    told = waltzctl("bench", *arguments, "-o", "json")
+    assert told.code == 0, told.err
+    found: dict[str, Any] = json.loads(told.out)
     return found
 
 
@@ -78,10 +74,10 @@ def written_under(home: Path) -> bool:
     return False
 
 
-def test_what_it_counts_is_in_the_log(cluster: LocalCluster) -> None:
+def test_what_it_counts_is_in_the_log(waltzctl: Tool, cluster: LocalCluster) -> None:
     before = length(cluster)
     at = ("--at", ",".join(cluster.server_addresses), "--yes")
-    found = figures("append", *at, "--count", "3001", "--batch", "7", "--producers", "3")
+    found = figures(waltzctl, "append", *at, "--count", "3001", "--batch", "7", "--producers", "3")
     assert length(cluster) - before == 3001
     (committed,) = found["series"]
     assert (committed["name"], committed["count"], found["attempts"]) == ("committed", 3001, 3001)
@@ -89,28 +85,27 @@ def test_what_it_counts_is_in_the_log(cluster: LocalCluster) -> None:
     assert "replicas" not in found["place"]
 
 
-def test_a_rate_is_kept(cluster: LocalCluster) -> None:
+def test_a_rate_is_kept(waltzctl: Tool, cluster: LocalCluster) -> None:
     at = ("--at", ",".join(cluster.server_addresses), "--yes")
-    found = figures("append", *at, "--rate", "200", "--count", "100", "--locks", "0")
+    found = figures(waltzctl, "append", *at, "--rate", "200", "--count", "100", "--locks", "0")
     (committed,) = found["series"]
     assert committed["count"] == 100
     assert committed["seconds"] >= 100 / 200 - 0.01  # not faster than it was due
 
 
-def test_nobody_writes_to_somebody_elses_log_without_being_asked(cluster: LocalCluster) -> None:
+def test_nobody_writes_to_somebody_elses_log_without_being_asked(waltzctl: Tool, cluster: LocalCluster) -> None:
     before = length(cluster)
-    code, out, err = bench("append", "--at", ",".join(cluster.server_addresses), "--seconds", "1")
-    assert code != 0
-    assert out == ""
-    assert "for good" in err
+    told = waltzctl("bench", "append", "--at", ",".join(cluster.server_addresses), "--seconds", "1")
+    assert (told.code != 0, told.out) == (True, "")
+    assert "for good" in told.err
     assert length(cluster) == before
 
 
-def test_a_cluster_of_its_own_is_gone_afterwards(tmp_path: Path) -> None:
-    code, out, err = bench("append", "--directory", str(tmp_path), "--seconds", "2", "--servers", "1")
-    assert code == 0, err
+def test_a_cluster_of_its_own_is_gone_afterwards(waltzctl: Tool, tmp_path: Path) -> None:
+    told = waltzctl("bench", "append", "--directory", tmp_path, "--seconds", "1", "--servers", "1")
+    assert told.code == 0, told.err
     for words in ("3 replicas, flushed by 2 of them", "committed", "p99.9"):
-        assert words in out
+        assert words in told.out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,7 +120,7 @@ def test_a_cluster_of_its_own_is_gone_afterwards(tmp_path: Path) -> None:
 )
 def test_it_can_be_ended_at_any_time_and_leaves_nothing(tmp_path: Path, number: signal.Signals, begun: str) -> None:
     waiting = subprocess.Popen(
-        [sys.executable, "-m", "waltzctl", "bench", "append", "--directory", str(tmp_path), "--seconds", "3600"],
+        [sys.executable, "-m", "waltzctl", "bench", "append", "--directory", str(tmp_path), "--seconds", "3600", *SMALL],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -144,8 +139,8 @@ def test_it_can_be_ended_at_any_time_and_leaves_nothing(tmp_path: Path, number: 
     assert daemons_under(tmp_path) == []
 
 
-def test_old_transactions_are_read_cold_and_new_ones_hot(tmp_path: Path) -> None:
-    found = figures("feed", "--directory", str(tmp_path), "--count", "4000", "--partitions", "1")
+def test_old_transactions_are_read_cold_and_new_ones_hot(waltzctl: Tool, tmp_path: Path) -> None:
+    found = figures(waltzctl, "feed", "--directory", tmp_path, "--count", "4000", "--partitions", "1", *SMALL)
     by_name = {series["name"]: series["count"] for series in found["series"]}
     assert by_name == {"cold, records": 2000, "cold, heads": 2000, "hot, records": 2000, "hot, heads": 2000}
     assert list(tmp_path.iterdir()) == []
