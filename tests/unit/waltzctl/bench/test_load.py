@@ -22,6 +22,7 @@ NEAR = 1.012
 SECONDS = st.lists(st.floats(2e-6, 1000), min_size=1, max_size=200)
 
 
+@pytest.mark.slow
 @given(SECONDS, st.sampled_from([1.0, 50.0, 90.0, 99.0, 99.9, 100.0]))
 def test_a_percentile_is_nearly_the_one_of_the_sorted_list(seconds: list[float], percent: float) -> None:
     latencies = Latencies()

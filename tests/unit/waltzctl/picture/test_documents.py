@@ -72,6 +72,7 @@ async def steady(kept: Kept, ours: Counting) -> None:
     assert not ours.is_asked
 
 
+@pytest.mark.slow
 def test_whatever_of_it_changes_is_read_again() -> None:
     async def work() -> None:
         other, ours = await made()

@@ -176,6 +176,7 @@ def test_no_other_way_from_here_is_better_in_larger_ones() -> None:
         assert worth(storages, current, planned) == best(storages, current, replication), (current, replication)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_every_way_from_here_keeps_its_promises(data: st.DataObject) -> None:
     storages = in_groups(*data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))

@@ -63,6 +63,7 @@ def test_what_was_asked_for_is_done_before_the_end_also_when_nobody_waits_for_it
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("disk_")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_of_a_call_is_kept_until_the_next_one(fails: bool) -> None:
     class Large:

@@ -62,6 +62,7 @@ def raw(*batches: Batch) -> bytes:
     return b"".join(piece for one in batches for piece in one.pieces)
 
 
+@pytest.mark.slow
 @given(LOCKS)
 def test_locks_come_back(rows: list[list[tuple[int, int]]]) -> None:
     found = decode_locks(encode_locks(columns(rows)), len(rows))
@@ -198,6 +199,7 @@ def test_parts_and_joins_keep_what_stands_beside() -> None:
     assert plain(joined.locks) == [*plain(first.locks), []]
 
 
+@pytest.mark.slow
 @given(LOCKS)
 def test_few_locks_are_encoded_like_many(rows: list[list[tuple[int, int]]]) -> None:
     found = columns(rows)

@@ -141,6 +141,7 @@ def test_blocks_of_sound_records_are_not_suspect(sizes: list[int]) -> None:
     assert suspects(run, bytes(run.data)) == []
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([0, 1, 30, 500, 30_000, 70_000]), min_size=1, max_size=30), st.data())
 def test_a_damaged_byte_makes_exactly_its_block_suspect(sizes: list[int], data: st.DataObject) -> None:
     run = run_of_sizes(sizes)

@@ -70,6 +70,7 @@ def test_nothing_counted_has_no_quantile_and_the_last_bound_is_all_that_is_known
     assert of(*[0.1] * 4).quantile(0.5) == pytest.approx((0.08 + 0.125) / 2)
 
 
+@pytest.mark.slow
 @given(SECONDS, SECONDS)
 def test_what_is_added_can_be_taken_away(before: list[float], since: list[float]) -> None:
     both = of(*before).plus(of(*since))

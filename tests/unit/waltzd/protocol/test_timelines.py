@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.tiers import tiers
 from waltzd.cluster.documents import PartitionMeta, decode, encode
 from waltzd.errors import BadMetadata, OtherTimeline
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, TIMELINES_MAX, Lineage
@@ -17,7 +18,7 @@ def fork(lineage: Lineage, at: int, *, session: int = 5, parent: UUID | None = N
     return lineage.forked(identity=identity, fork=at, session=session, parent=parent, cause="rescue", began="now", who="me")
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", tiers(range(300), quick=60))
 def test_what_two_histories_share_is_what_their_lists_share(seed: int) -> None:
     random = Random(seed)
     logs: dict[UUID, list[int]] = {FIRST: list(range(random.randrange(1, 9)))}

@@ -230,6 +230,7 @@ def test_a_task_that_is_cancelled_while_it_begins_leaves_the_database_free(engin
 # -- pruning -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pruning_does_nothing_twice_and_leaves_nothing_out(engine: Engine) -> None:
     """Against a group that parks, replays and is reset, and prunes with a true floor and true lists of parked ids."""
     inbox, random_ = inbox_of(engine), random.Random(5)
@@ -359,6 +360,7 @@ def with_old_pages(engine: Engine, done: Collection[int], *, timeline: str = ", 
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeline", ["", ", timeline VARCHAR(36)"])
 def test_bitmaps_of_an_earlier_version_become_rows(engine: Engine, timeline: str) -> None:
     inbox_of(engine).handler_blocking(send)(Delivery(3 * OLD_PAGE))

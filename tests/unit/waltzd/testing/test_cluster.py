@@ -329,6 +329,7 @@ def under_mischief(tmp_path: Path, run: Callable[[Recorded], Coroutine[Any, Any,
     return asyncio.run(whole())
 
 
+@pytest.mark.slow
 def test_a_counter_stays_right_through_all_kinds_of_trouble(tmp_path: Path) -> None:
     result, verdict = under_mischief(tmp_path, lambda recorded: counter.run(recorded.make, clients=4, changes=40))
     assert result.is_right, str(result)
@@ -336,6 +337,7 @@ def test_a_counter_stays_right_through_all_kinds_of_trouble(tmp_path: Path) -> N
     assert verdict.counts["committed"] == result.committed > 100
 
 
+@pytest.mark.slow
 def test_a_bank_stays_right_through_all_kinds_of_trouble(tmp_path: Path) -> None:
     """Two of its three clients share a database."""
     shared, own = sqlite(str(tmp_path / "shared.db")), sqlite(str(tmp_path / "own.db"))

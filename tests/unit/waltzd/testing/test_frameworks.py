@@ -87,6 +87,7 @@ def django_settings() -> None:
     django.setup()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("django_settings")
 def test_djangos_test_client(blocking_waltz_cluster: BlockingCluster) -> None:
     from django.http import HttpRequest, HttpResponse

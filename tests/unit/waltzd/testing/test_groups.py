@@ -126,6 +126,7 @@ async def test_a_lock_that_is_made_to_fail_fails_for_the_whole_group(cluster: Lo
     assert [record.id for record in await cluster.log()] == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feed", [FeedMode.RECORDS, FeedMode.HEADS])
 def test_groups_stay_whole_whatever_goes_wrong(feed: FeedMode) -> None:
     """Owners die, links break, outcomes and locks are lost: what was committed is there once, and views see it whole."""
@@ -177,6 +178,7 @@ def test_groups_stay_whole_whatever_goes_wrong(feed: FeedMode) -> None:
     LocalCluster(storage_seconds=1.0).run(story)
 
 
+@pytest.mark.slow
 def test_nobody_who_reads_a_view_in_sql_sees_a_part_of_a_group(tmp_path: Path) -> None:
     tables = sa.MetaData()
     rows = sa.Table("rows", tables, sa.Column("id", sa.Integer, primary_key=True), sa.Column("amount", sa.Integer))
@@ -209,6 +211,7 @@ def test_nobody_who_reads_a_view_in_sql_sees_a_part_of_a_group(tmp_path: Path) -
     engine.dispose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feed", [FeedMode.RECORDS, FeedMode.HEADS])
 @pytest.mark.parametrize(("count", "size"), [(20_000, 10), (100, 40_000)])
 def test_a_group_as_large_as_a_frame_comes_whole(count: int, size: int, feed: FeedMode) -> None:

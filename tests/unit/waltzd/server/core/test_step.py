@@ -20,6 +20,7 @@ from waltzd.server.core.step import Portion, build, check_payloads, groups_of, l
 payload_lists = st.lists(st.binary(max_size=12), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(batches=st.lists(st.tuples(payload_lists, st.sets(st.integers(0, 11))), min_size=1, max_size=4))
 def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tuple[list[bytes], set[int]]]) -> None:
     portions, expected = [], []
@@ -41,6 +42,7 @@ def test_the_records_of_a_step_are_those_of_its_accepted_rows(batches: list[tupl
     assert not bad_payloads(run).size
 
 
+@pytest.mark.slow
 @given(
     groups=st.lists(st.lists(st.tuples(st.binary(max_size=9), st.integers(0, 3)), min_size=1, max_size=4), min_size=1),
     rows_max=st.integers(1, 25),
@@ -73,6 +75,7 @@ def test_pieces_of_a_batch_are_the_batch(
         assert np.concatenate([getattr(piece, name) for piece in pieces]).tolist() == getattr(batch, name).tolist(), name
 
 
+@pytest.mark.slow
 @given(
     clients=st.lists(
         st.lists(st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=3), min_size=1, max_size=4),

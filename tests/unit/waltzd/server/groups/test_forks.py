@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.tiers import tiers
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import GroupStateDamaged
 from waltzd.protocol.groups import Mode
@@ -32,7 +33,7 @@ def of(state: State) -> tuple[Any, ...]:
     return state.reach, [tuple(one) for one in state.open], dict(state.parked), state.timeline
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", tiers(range(200), quick=40))
 def test_a_state_goes_over_where_nothing_above_the_fork_is_acknowledged(seed: int) -> None:
     chance, state = random.Random(seed), State()
     acknowledged: set[int] = set()

@@ -84,6 +84,7 @@ def test_a_range_of_ids() -> None:
     assert ids(items(disk, SEG, 16, 99)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_index", [True, False])
 def test_every_byte_of_every_record(with_index: bool) -> None:
     """Wherever one byte is wrong, the dump names that byte, what it is and what it was, and shows all other records."""

@@ -292,6 +292,7 @@ def _broken() -> SimDisk:
     return disk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", list(Loss))
 def test_a_power_cut_at_any_step_leaves_the_old_index_or_the_new_one(loss: Loss) -> None:
     moments: list[SimDisk] = []

@@ -135,6 +135,7 @@ def test_every_byte_of_a_segment(segment: int) -> None:
     assert found(disk) == []
 
 
+@pytest.mark.slow
 def test_every_byte_of_an_index() -> None:
     path = join("s/0", index_name(3))
     disk = storage()
@@ -182,6 +183,7 @@ def test_the_byte_in_a_control_struct_is_named() -> None:
     assert (finding.first_byte, finding.last_byte) == (control_struct_offset(0, 1), control_struct_offset(0, 1) + 35)
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_identity_file() -> None:
     path = join("s", IDENTITY_NAME)
     disk = storage()

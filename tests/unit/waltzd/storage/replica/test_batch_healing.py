@@ -190,6 +190,7 @@ def test_a_log_that_ends_early_within_a_segment_is_healed_by_that_segment() -> N
     log.check_files(disk, HOME, KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_replica_that_took_files_and_batches_is_the_same_as_one_that_took_a_stream(seed: int) -> None:
     log = drawn(seed, 20)

@@ -243,6 +243,7 @@ def test_marks_and_sessions_of_the_control_file_only_rise() -> None:
             control.info(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["start_session", "set_flags", "reset"])
 @pytest.mark.parametrize("loss", [Loss.ORDERED, Loss.SCATTERED, None])
 def test_a_crash_in_a_change_leaves_the_old_value_or_the_new_one(act: str, loss: Loss | None) -> None:
@@ -315,6 +316,7 @@ def test_without_an_identity_file_the_promises_still_count() -> None:
 # -- the promise file
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_promise_is_flipped_and_no_session_comes_back() -> None:
     """One slot or the other is hit: both say which session was promised."""
     disk = lived_in()
