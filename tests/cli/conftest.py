@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,34 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
     finally:
         cluster.kill()
+
+
+@pytest.fixture(scope="session")
+def broken_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    cluster = LocalCluster.make(tmp_path_factory.mktemp("own") / "cluster", partitions=2, settings=LASTING)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        wake(cluster)
+        cluster.kill()
+
+
+@pytest.fixture
+def own(broken_before: LocalCluster) -> Iterator[LocalCluster]:
+    """A cluster to break: three storages, two servers, two partitions. It is well before each test."""
+    try:
+        yield broken_before
+    finally:
+        wake(broken_before)
+        broken_before.start()
+        well = ["cluster", "wait", "--healthy", "--timeout", "120", "--directory", str(broken_before.directory)]
+        assert run(well) == 0
+
+
+def wake(cluster: LocalCluster) -> None:
+    for daemon in cluster.daemons.values():
+        daemon.send(signal.SIGCONT)
 
 
 @pytest.fixture

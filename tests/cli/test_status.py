@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from tests.unit.pictures import server, well
 from waltzctl.playground.daemon import Daemon, birth
@@ -37,30 +36,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@contextlib.contextmanager
-def running(directory: Path, settings: dict[str, dict[str, object]]) -> Iterator[LocalCluster]:
-    cluster = LocalCluster.make(directory, storages=3, servers=2, partitions=2, settings=settings)
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[LocalCluster]:
+    """A cluster to break, where a server that is gone is soon forgotten."""
+    cluster = LocalCluster.make(tmp_path / "own", partitions=2)
     try:
         cluster.start()
         yield cluster
     finally:
-        for daemon in cluster.daemons.values():
-            daemon.send(signal.SIGCONT)
         cluster.kill()
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[LocalCluster]:
-    """A cluster to break."""
-    with running(tmp_path / "own", LASTING) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def forgetful(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Another one, where a server that is gone is soon forgotten."""
-    with running(tmp_path / "own", {}) as cluster:
-        yield cluster
 
 
 def as_json(told: Any) -> Any:

@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from tests.cli.outcome import refused
 from waltzctl.playground.local import LocalCluster
@@ -21,74 +20,55 @@ Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    made = LocalCluster.make(tmp_path_factory.mktemp("wait") / "c", servers=1, partitions=2, settings=LASTING)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.kill()
-
-
-def test_what_the_help_shows_waits_for_a_cluster_that_is_well(cluster: LocalCluster, waltzctl: Tool) -> None:
+def test_what_the_help_shows_waits_for_a_cluster_that_is_well(own: LocalCluster, waltzctl: Tool) -> None:
     for typed in examples(waltzctl, ["cluster", "wait"]):
-        told = waltzctl(*typed, "--directory", cluster.directory)
+        told = waltzctl(*typed, "--directory", own.directory)
         assert told.code == 0, told
         assert "HEALTHY" in told.out
     for typed in examples(waltzctl, ["storage", "may-stop"]):
-        told = waltzctl(*typed, "--directory", cluster.directory)
+        told = waltzctl(*typed, "--directory", own.directory)
         assert told.code == 0, told
         assert told.out.startswith("storage-1 may be stopped") or json.loads(told.out)["may_stop"]
-    refused(waltzctl("cluster", "wait", "--directory", cluster.directory), 2, "--healthy")
-    refused(waltzctl("storage", "may-stop", "storage-9", "--directory", cluster.directory), 3, "storage-9")
+    refused(waltzctl("cluster", "wait", "--directory", own.directory), 2, "--healthy")
+    refused(waltzctl("storage", "may-stop", "storage-9", "--directory", own.directory), 3, "storage-9")
 
 
 def test_a_slow_look_is_a_note_and_closes_no_gate(
-    cluster: LocalCluster, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+    own: LocalCluster, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(troubles, "SLOW_MS", 0.0)
-    told = waltzctl("cluster", "wait", "--healthy", "--directory", cluster.directory, "-o", "json")
+    told = waltzctl("cluster", "wait", "--healthy", "--directory", own.directory, "-o", "json")
     found = json.loads(told.out)
     assert (told.code, found["verdict"], found["reasons"]) == (0, "HEALTHY", []), told
     assert any(note.startswith("storage-1 took ") for note in found["notes"])
-    assert "note: storage-1 took " in waltzctl("status", "--directory", cluster.directory).out
+    assert "note: storage-1 took " in waltzctl("status", "--directory", own.directory).out
 
 
-def test_a_second_storage_is_stopped_only_when_the_first_is_level_again(cluster: LocalCluster, waltzctl: Tool) -> None:
-    where = ("--directory", cluster.directory)
-    cluster.daemons["storage-2"].kill()
+def test_a_second_storage_is_stopped_only_when_the_first_is_level_again(own: LocalCluster, waltzctl: Tool) -> None:
+    where = ("--directory", own.directory)
+    own.daemons["storage-2"].kill()
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while (told := waltzctl("storage", "may-stop", "storage-1", *where)).code == 0:
+        assert time.monotonic() < ends, "the owner notices that storage-2 is gone"
+        time.sleep(0.1)
+    refused(told, 5, "partition 0 would have 1 of 3 members level", "wait: `waltzctl cluster wait --healthy`")
+    assert waltzctl("storage", "may-stop", "storage-2", *where).code == 0, "it is down already"
+    gate = waltzctl("cluster", "wait", "--healthy", "--timeout", "0", *where)
+    assert (gate.code, "DEGRADED" in gate.out) == (10, True)
+    words = ["storage", "may-stop", "storage-1", "--timeout", str(PATIENCE_SECONDS)]
+    waiting = subprocess.Popen([sys.executable, "-m", "waltzctl", *words, "--directory", str(own.directory)])
     try:
-        ends = time.monotonic() + PATIENCE_SECONDS
-        while (told := waltzctl("storage", "may-stop", "storage-1", *where)).code == 0:
-            assert time.monotonic() < ends, "the owner notices that storage-2 is gone"
-            time.sleep(0.1)
-        refused(told, 5, "partition 0 would have 1 of 3 members level", "wait: `waltzctl cluster wait --healthy`")
-        assert waltzctl("storage", "may-stop", "storage-2", *where).code == 0, "it is down already"
-        gate = waltzctl("cluster", "wait", "--healthy", "--timeout", "0", *where)
-        assert (gate.code, "DEGRADED" in gate.out) == (10, True)
-        words = ["storage", "may-stop", "storage-1", "--timeout", str(PATIENCE_SECONDS)]
-        waiting = subprocess.Popen([sys.executable, "-m", "waltzctl", *words, "--directory", str(cluster.directory)])
-        try:
-            assert waiting.poll() is None
-            cluster.start_one("storage-2")
-            assert waiting.wait(PATIENCE_SECONDS) == 0
-        finally:
-            waiting.kill()
-            waiting.wait()
+        assert waiting.poll() is None
+        own.start_one("storage-2")
+        assert waiting.wait(PATIENCE_SECONDS) == 0
     finally:
-        if "storage-2" not in cluster.running:
-            cluster.start_one("storage-2")
-    assert waltzctl("cluster", "wait", "--healthy", "--timeout", str(PATIENCE_SECONDS), *where).code == 0
+        waiting.kill()
+        waiting.wait()
 
 
-def test_without_a_server_it_is_not_known_whether_a_storage_may_be_stopped(cluster: LocalCluster, waltzctl: Tool) -> None:
-    words = ("storage", "may-stop", "storage-1", "--timeout", "3600", "--directory", cluster.directory)
-    server = cluster.daemons["server-1"]
-    server.ask_to_end()
-    assert server.wait_end(PATIENCE_SECONDS)
-    try:
-        told = waltzctl(*words)
-        refused(told, 5, "whether storage-1 may be stopped is not known", "ZooKeeper lists no server", "start a server")
-    finally:
-        cluster.start_one("server-1")
+def test_without_a_server_it_is_not_known_whether_a_storage_may_be_stopped(own: LocalCluster, waltzctl: Tool) -> None:
+    for name in own.blueprint.server_names:
+        own.daemons[name].ask_to_end()
+        assert own.daemons[name].wait_end(PATIENCE_SECONDS)
+    told = waltzctl("storage", "may-stop", "storage-1", "--timeout", "3600", "--directory", own.directory)
+    refused(told, 5, "whether storage-1 may be stopped is not known", "ZooKeeper lists no server", "start a server")
