@@ -17,7 +17,6 @@ from uuid import UUID
 
 import pytest
 
-from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
 from waltzctl.picture.look import look
@@ -247,30 +246,25 @@ def test_a_server_that_is_up_is_not_taken_out(place: list[str], waltzctl: Tool) 
 
 
 def test_a_server_that_does_not_answer_is_part_of_the_list(
-    tmp_path: Path, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
+    own: LocalCluster, waltzctl: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frozen, it is still registered. Storages that are frozen hold up a transfer, which says so."""
-    cluster = LocalCluster.make(tmp_path / "cluster", settings=LASTING)
-    place = ["--directory", str(cluster.directory)]
-    try:
-        cluster.start()
-        wait_until(lambda: is_settled(cluster.directory))
-        to = poorer(owners(cluster.directory))
-        number = owners(cluster.directory).index(other(to))
-        with frozen(cluster, "storage-1", "storage-2"), monkeypatch.context() as patched:
-            end_when_said(patched, rf"{number}: .*storage-1")
-            told = waltzctl("partition", "transfer", str(number), "--to", to, "--yes", "--timeout", "1", *place)
-            refused(told, 6, f"W2111 after 1 seconds, partitions {number}: ", "storage-1")
-            entry = newest_entry(cluster.directory)
-            assert entry.outcome.startswith("W2111 ")
-            assert owners(cluster.directory)[number] == to, "what was done stays done"
-        with frozen(cluster, "server-1"):
-            listed = waltzctl("server", "list", *place)
-            assert listed.code == 0
-            row = next(line for line in listed.out.splitlines() if line.strip().startswith("server-1"))
-            assert "silent" in row
-    finally:
-        cluster.kill()
+    place = ["--directory", str(own.directory)]
+    wait_until(lambda: is_settled(own.directory))
+    to = poorer(owners(own.directory))
+    number = owners(own.directory).index(other(to))
+    with frozen(own, "storage-1", "storage-2"), monkeypatch.context() as patched:
+        end_when_said(patched, rf"{number}: .*storage-1")
+        told = waltzctl("partition", "transfer", str(number), "--to", to, "--yes", "--timeout", "1", *place)
+        refused(told, 6, f"W2111 after 1 seconds, partitions {number}: ", "storage-1")
+        entry = newest_entry(own.directory)
+        assert entry.outcome.startswith("W2111 ")
+        assert owners(own.directory)[number] == to, "what was done stays done"
+    with frozen(own, "server-1"):
+        listed = waltzctl("server", "list", *place)
+        assert listed.code == 0
+        row = next(line for line in listed.out.splitlines() if line.strip().startswith("server-1"))
+        assert "silent" in row
 
 
 def end_when_said(patched: pytest.MonkeyPatch, words: str) -> None:
