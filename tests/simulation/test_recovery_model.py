@@ -23,7 +23,7 @@ from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.task import Level
 
 STEPS = 1500
-SHORT, SEEDS = 40, 150
+SHORT, SEEDS = 20, 150
 """As many with each number of storages in each run of the tests, and in a long one."""
 
 
