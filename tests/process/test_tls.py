@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -43,6 +43,15 @@ OTHER = UUID(int=7)
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "ca")
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Authority, Daemon]]:
+    """An authority, and a storage without partitions that has a certificate of it, for tests that change neither."""
+    home = tmp_path_factory.mktemp("signed")
+    authority = Authority(home / "ca")
+    with Daemon(home / "storage", **authority.issue(KEY, Role.STORAGE, "s1").settings) as daemon:
+        yield authority, daemon
 
 
 def secured(make_daemon: MakeDaemon, authority: Authority, **settings: object) -> tuple[Daemon, Files]:
@@ -81,8 +90,8 @@ def test_a_server_and_an_operator_do_their_work(make_daemon: MakeDaemon, authori
     loop.run(work())
 
 
-def test_strangers_do_not_get_through_the_handshake(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
-    daemon, _ = secured(make_daemon, authority)
+def test_strangers_do_not_get_through_the_handshake(signed: tuple[Authority, Daemon], tmp_path: Path) -> None:
+    authority, daemon = signed
     stranger = Authority(tmp_path / "stranger").issue(KEY, Role.SERVER, "one")
     expired = authority.issue(KEY, Role.SERVER, "old", expired=True)
     options = [("grpc.ssl_target_name_override", f"storage.{KEY}.waltz")]
@@ -114,8 +123,8 @@ def test_strangers_do_not_get_through_the_handshake(make_daemon: MakeDaemon, aut
     loop.run(knock_all())
 
 
-def test_only_servers_of_the_cluster_append(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
-    daemon, _ = secured(make_daemon, authority)
+def test_only_servers_of_the_cluster_append(signed: tuple[Authority, Daemon], tmp_path: Path) -> None:
+    authority, daemon = signed
     host, _, port = daemon.stream_listen.rpartition(":")
     stranger = Authority(tmp_path / "stranger").issue(KEY, Role.SERVER, "one")
     foreign = authority.issue(OTHER, Role.SERVER, "one", file="foreign")
@@ -148,9 +157,9 @@ def test_only_servers_of_the_cluster_append(make_daemon: MakeDaemon, authority: 
     loop.run(check())
 
 
-def test_a_caller_talks_only_to_whom_it_means(make_daemon: MakeDaemon, authority: Authority, tmp_path: Path) -> None:
+def test_a_caller_talks_only_to_whom_it_means(signed: tuple[Authority, Daemon], tmp_path: Path) -> None:
     """The right authority signed it, and still it is not the storage that was asked for."""
-    daemon, _ = secured(make_daemon, authority)
+    authority, daemon = signed
     server = authority.issue(KEY, Role.SERVER, "one")
     foreign = authority.issue(OTHER, Role.SERVER, "one", file="foreign")
 
@@ -287,9 +296,9 @@ def test_a_certificate_without_an_identity_may_do_nothing(authority: Authority) 
 
 
 @pytest.mark.parametrize("kind", sorted(mistakable("")))
-def test_a_text_that_looks_like_an_operator_is_none(make_daemon: MakeDaemon, authority: Authority, kind: str) -> None:
+def test_a_text_that_looks_like_an_operator_is_none(signed: tuple[Authority, Daemon], kind: str) -> None:
     """On the ports of gRPC and on that of streams, whatever type of name it stands in."""
-    daemon, _ = secured(make_daemon, authority)
+    authority, daemon = signed
     ports = ((daemon.admin_listen, Role.OPERATOR), (daemon.stream_listen, Role.SERVER))
 
     async def check() -> None:
@@ -508,9 +517,9 @@ def test_a_port_that_others_reach_needs_certificates(make_daemon: MakeDaemon) ->
     make_daemon("open", listen="0.0.0.0:0", plaintext="anywhere").start()
 
 
-def test_callers_that_give_up_leave_nothing_behind(make_daemon: MakeDaemon, authority: Authority) -> None:
+def test_callers_that_give_up_leave_nothing_behind(signed: tuple[Authority, Daemon]) -> None:
     """A channel that is closed while its certificate is replaced ends all that it opened."""
-    daemon, _ = secured(make_daemon, authority)
+    authority, daemon = signed
     files = authority.issue(KEY, Role.SERVER, "one")
 
     async def work() -> None:
