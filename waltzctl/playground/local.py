@@ -75,6 +75,7 @@ from waltzd.errors import (
     PartitionsClosed,
     PortInUse,
     WaltzError,
+    explain,
 )
 
 if TYPE_CHECKING:
@@ -672,7 +673,7 @@ def _check_unmade(directory: Path) -> None:
 def closed_error(found: Picture, seconds: float) -> PartitionsClosed:
     """Of a cluster that is new: nothing of it stays."""
     step = "read the logs of the daemons; `waltzctl up` again goes on from here, and `--timeout` waits longer"
-    return _closed(found, seconds, DaemonEnded.not_done, step)
+    return _closed(found, seconds, explain(DaemonEnded)[1], step)
 
 
 def unfinished_error(

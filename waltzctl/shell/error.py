@@ -1,4 +1,4 @@
-"""`waltzctl errors`: the tree of `waltzd.errors`, for people."""
+"""`waltzctl errors`: the table of `waltzd.errors`, for people."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typer import Argument
 
 from waltzctl.shell.interruption import EXIT_INTERRUPTED
 from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
-from waltzd.errors import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK, WaltzError, explanation, tree
+from waltzd.errors import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK, WaltzError, explain, tree
 
 ERRORS: Columns[type[WaltzError]] = (
     Column("code", lambda cls: cls.code),
     Column("name", lambda cls: cls.__name__),
     Column("exit code", lambda cls: cls.exit_code, is_right=True),
     Column("retry", lambda cls: cls.retry.value),
-    Column("not done", lambda cls: cls.not_done),
-    Column("next step", lambda cls: cls.next_step, is_wide=True),
-    Column("", lambda cls: explanation(cls), json="explanation"),
+    Column("not done", lambda cls: explain(cls)[1]),
+    Column("next step", lambda cls: explain(cls)[2], is_wide=True),
+    Column("", lambda cls: explain(cls)[0], json="explanation"),
 )
 
 
@@ -43,10 +43,9 @@ def lookup(*, code: Annotated[str | None, Argument(metavar="[CODE]")] = None, ou
         return EXIT_NOT_FOUND
 
     def draw(_out: Any) -> None:
-        typer.echo(f"{found.code} {found.__name__}\n\n{textwrap.fill(explanation(found), 80)}\n")
-        for head, text in (("Not done", found.not_done), ("Next", found.next_step)):
-            if text:
-                typer.echo(f"{head + ':':<10} {text}")
+        text, not_done, next_step = explain(found)
+        typer.echo(f"{found.code} {found.__name__}\n\n{textwrap.fill(text, 80)}\n")
+        typer.echo(f"Not done:  {not_done}\nNext:      {next_step}")
         typer.echo(f"Retry:     {found.retry.value}\nExit code: {found.exit_code}")
 
     put(Page(draw=draw, things=Listing(kind="errors", columns=ERRORS, rows=[found])), output)
@@ -58,7 +57,7 @@ def _list_all(output: str) -> int:
 
     def draw(_out: Any) -> None:
         for cls in errors:
-            typer.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {cls.not_done}".rstrip())
+            typer.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {explain(cls)[1]}")
         typer.echo("\nExit codes:")
         for number, meaning in EXIT_CODES.items():
             typer.echo(f"{number:>5}  {meaning}")

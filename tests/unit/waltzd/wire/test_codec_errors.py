@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waltzd.errors import EXIT_MEANING, WaltzError, explanation, tree
+from waltzd.errors import EXIT_MEANING, WaltzError, explain, tree
 from waltzd.wire.codec import detail_of, error_of_detail
 
 ALL = list(tree().values())
@@ -14,7 +14,7 @@ ALL = list(tree().values())
 def test_an_error_is_complete(cls: type[WaltzError]) -> None:
     error = cls("it happened")
     assert cls.exit_code in EXIT_MEANING
-    assert len(explanation(cls)) > 60, "the docstring is what `waltzctl errors lookup` prints"
+    assert len(explain(cls)[0]) > 60, "the docstring is what `waltzctl errors lookup` prints"
     happened, not_done, following = error.lines()
     assert happened == f"{cls.code} it happened"
     assert not_done.startswith("Not done: ")
