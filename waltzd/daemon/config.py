@@ -48,11 +48,6 @@ _ARCHIVE_UNSIGNED = (
     "With `archive_key`: whether objects without a signature are read, as in an archive that is older than its key. "
     "`accepted` only until `waltzctl archive sign` has signed them; one with a wrong signature never is."
 )
-_TLS_CERTIFICATE = (
-    "Certificate of this process in PEM, followed by intermediate ones. Together with `tls_key` and `tls_ca` it makes "
-    "every connection mutual TLS. A file that is replaced is used from the next connection on."
-)
-_TLS_KEY = "Private key of the certificate in PEM. Other users of the machine must not be able to read it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +56,22 @@ class DaemonConfig:
 
     role: ClassVar[Role]
 
+    name: str | None
     listen: Address
     admin_listen: Address
     http_listen: Address | None
-    tls_certificate: str | None
-    tls_key: str | None
+    archive: str | None
+    tls_certificate: str | None = setting(
+        "Certificate of this process in PEM, followed by intermediate ones. Together with `tls_key` and `tls_ca` it makes "
+        "every connection mutual TLS. A file that is replaced is used from the next connection on.",
+        default=None,
+        example="/etc/waltz/{role}.pem",
+    )
+    tls_key: str | None = setting(
+        "Private key of the certificate in PEM. Other users of the machine must not be able to read it.",
+        default=None,
+        example="/etc/waltz/{role}.key",
+    )
     tls_ca: str | None = setting(
         "Certificates in PEM of the authorities whose signatures count.", default=None, example="/etc/waltz/ca.pem"
     )
@@ -112,6 +118,13 @@ class DaemonConfig:
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """What the types do not show: settings that are wrong, or do not go together, as (key, what is wrong)."""
+        if self.name is not None and not is_name(self.name):
+            yield "name", f"{self.name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
+        if self.archive is not None:
+            try:
+                check_place(self.archive)
+            except BadArgument as error:
+                yield "archive", error.message
         if self.admin_listen == self.listen and self.listen.port != 0:
             yield "admin_listen", f"{self.admin_listen} is also the address of `listen`; the two must differ"
         yield from self._shared("listen", self.listen)
@@ -182,11 +195,7 @@ class StorageConfig(DaemonConfig):
         "Address for operators: health, partitions, verification. It must differ from `listen`.",
         default=Address("127.0.0.1", 55281),
     )
-    http_listen: Address | None = setting(
-        _HTTP_LISTEN,
-        default=None,
-        example="127.0.0.1:55282",
-    )
+    http_listen: Address | None = setting(_HTTP_LISTEN, default=None, example="127.0.0.1:55282")
     cluster_key: uuid.UUID | None = setting(
         "The cluster's UUID. Needed only the first time, when the directory is empty; afterwards it must agree when given.",
         default=None,
@@ -199,8 +208,8 @@ class StorageConfig(DaemonConfig):
         example="16",
     )
     segment_bytes_max: int = setting(
-        "Start a new segment of format 0 when the current one is larger than this; the record that crosses it stays "
-        "whole. In format 1 the owner of a partition says where a segment ends: `segment_bytes_max` of the server.",
+        "Start a new segment of format 0 when the current one is larger than this; the record that crosses it stays whole. "
+        "In format 1 the owner of a partition says where a segment ends: `segment_bytes_max` of the server.",
         default=64 << 20,
         bounds=(1 << 10, 1 << 40),
         unit="bytes",
@@ -269,8 +278,6 @@ class StorageConfig(DaemonConfig):
     )
     archive_key: str | None = setting(_ARCHIVE_KEY, default=None, example="/etc/waltz/archive.key")
     archive_unsigned: str = setting(_ARCHIVE_UNSIGNED, default="refused", choices=("refused", "accepted"))
-    tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/storage.pem")
-    tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/storage.key")
 
     @property
     def message_bytes_max(self) -> int:
@@ -278,14 +285,7 @@ class StorageConfig(DaemonConfig):
         return max(self.frame_bytes_max, self.record_bytes_max) + MESSAGE_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        if self.name is not None:
-            yield from _name(self.name)
         yield from super().conflicts()
-        if self.archive is not None:
-            try:
-                check_place(self.archive)
-            except BadArgument as error:
-                yield "archive", error.message
         if self.stream_port != 0 and self.stream_port in (self.listen.port, self.admin_listen.port):
             yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all three must differ"
         yield from self._shared("stream_port", Address(self.listen.host, self.stream_port))
@@ -302,17 +302,12 @@ class ServerConfig(DaemonConfig):
         "stopped. Letters, digits, dots, dashes and underscores, at most 64.",
         example="server-1",
     )
-    coordinator: str = setting(
-        "Addresses of the ZooKeeper ensemble, separated by commas.",
-        example="127.0.0.1:2181",
-    )
+    coordinator: str = setting("Addresses of the ZooKeeper ensemble, separated by commas.", example="127.0.0.1:2181")
     cluster: str = setting("Where the cluster's documents are in ZooKeeper.", default="/waltz")
     coordinator_tls: str = setting(
-        "How ZooKeeper is spoken to. `off`: in plain text. `host`: with TLS, and its certificate must carry the host "
-        "name or "
-        "address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each "
-        "of their "
-        "holders may then pose as ZooKeeper.",
+        "How ZooKeeper is spoken to. `off`: in plain text. `host`: with TLS, and its certificate must carry the host name "
+        "or address that `coordinator` gives. `authority`: with TLS, and any certificate of the authority will do; each of "
+        "their holders may then pose as ZooKeeper.",
         default=OFF,
         choices=HOW,
     )
@@ -325,26 +320,23 @@ class ServerConfig(DaemonConfig):
         "Private key of `coordinator_tls_certificate`.", default=None, example="/etc/waltz/zookeeper-client.key"
     )
     coordinator_tls_ca: str | None = setting(
-        "Certificates in PEM of the authorities that sign for ZooKeeper. Without it `tls_ca` counts; the authorities "
-        "of the "
-        "machine never do.",
+        "Certificates in PEM of the authorities that sign for ZooKeeper. Without it `tls_ca` counts; the authorities of "
+        "the machine never do.",
         default=None,
         example="/etc/waltz/zookeeper-ca.pem",
     )
     coordinator_credentials: str | None = setting(
         "A file with a line `name:password`, which only this daemon may read: the documents of a closed cluster belong to "
         "that name, and ZooKeeper lets nobody else read or change them. Further lines are shown to ZooKeeper as well, "
-        "while "
-        "a password is replaced. A line `read-only name:password` names who may read the documents and change nothing. Use "
-        "the same on all servers, and for `waltzctl`.",
+        "while a password is replaced. A line `read-only name:password` names who may read the documents and change "
+        "nothing. Use the same on all servers, and for `waltzctl`.",
         default=None,
         example="/etc/waltz/zookeeper.credentials",
     )
     coordinator_open: str = setting(
         "What a server with certificates does when ZooKeeper lets everybody change the documents of the cluster. "
-        "`refused`: "
-        "it does not start. `accepted`: it logs that and goes on; for a ZooKeeper that nobody else reaches, and until "
-        "`waltzctl cluster secure` has closed the documents.",
+        "`refused`: it does not start. `accepted`: it logs that and goes on; for a ZooKeeper that nobody else reaches, and "
+        "until `waltzctl cluster secure` has closed the documents.",
         default="refused",
         choices=("refused", "accepted"),
     )
@@ -356,18 +348,12 @@ class ServerConfig(DaemonConfig):
         unit="seconds",
     )
     listen: Address = setting(
-        "Address for applications. Port 0 lets the system choose one.",
-        default=Address("127.0.0.1", 55180),
+        "Address for applications. Port 0 lets the system choose one.", default=Address("127.0.0.1", 55180)
     )
     admin_listen: Address = setting(
-        "Address for operators. It must differ from `listen`.",
-        default=Address("127.0.0.1", 55181),
+        "Address for operators. It must differ from `listen`.", default=Address("127.0.0.1", 55181)
     )
-    http_listen: Address | None = setting(
-        _HTTP_LISTEN,
-        default=None,
-        example="127.0.0.1:55182",
-    )
+    http_listen: Address | None = setting(_HTTP_LISTEN, default=None, example="127.0.0.1:55182")
     stream_port: int = setting(
         "Port for applications that mount without gRPC, as the library for Python does where it gets through, on the host "
         "of `listen`. 0 lets the system choose one: applications are told. -1: none, and everything goes through `listen`.",
@@ -407,8 +393,8 @@ class ServerConfig(DaemonConfig):
     )
     mounts_max: int = setting(
         "How many clients may have a partition mounted or read by id, counted over all partitions of this server. One name "
-        "(of a certificate) may hold four for each one that is free, so others find some. A client that "
-        "does not read what it asked for holds up to about 2 MiB.",
+        "(of a certificate) may hold four for each one that is free, so others find some. A client that does not read what "
+        "it asked for holds up to about 2 MiB.",
         default=1024,
         bounds=(1, 1_000_000),
     )
@@ -452,17 +438,17 @@ class ServerConfig(DaemonConfig):
         unit="seconds",
     )
     read_lease_ms: int = setting(
-        "How long confirmed reads need no round to the storages after the last one, or after an acknowledged append. "
-        "A server that replaces one which did not end in order waits for up to twice as long before it opens a partition. "
-        "It relies on clocks that go on while a machine stands still: leave it 0 where virtual machines are suspended "
-        "or put back. 0: every confirmed read waits for a round.",
+        "How long confirmed reads need no round to the storages after the last one, or after an acknowledged append. A "
+        "server that replaces one which did not end in order waits for up to twice as long before it opens a partition. It "
+        "relies on clocks that go on while a machine stands still: leave it 0 where virtual machines are suspended or put "
+        "back. 0: every confirmed read waits for a round.",
         default=0,
         bounds=(0, LEASE_MS_MAX),
         unit="milliseconds",
     )
     catch_up_bytes_per_second: int = setting(
-        "How much each replica that has to catch up may copy in a second, so that copying does not slow down writing. "
-        "0 sets no bound.",
+        "How much each replica that has to catch up may copy in a second, so that copying does not slow down writing. 0 "
+        "sets no bound.",
         default=64 << 20,
         bounds=(0, 1 << 40),
         unit="bytes",
@@ -494,8 +480,6 @@ class ServerConfig(DaemonConfig):
         bounds=(0, 3600),
         unit="seconds",
     )
-    tls_certificate: str | None = setting(_TLS_CERTIFICATE, default=None, example="/etc/waltz/server.pem")
-    tls_key: str | None = setting(_TLS_KEY, default=None, example="/etc/waltz/server.key")
 
     @property
     def message_bytes_max(self) -> int:
@@ -534,7 +518,6 @@ class ServerConfig(DaemonConfig):
         return partitions_of(self.preferred) if self.preferred is not None else ()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        yield from _name(self.name)
         for part in self.coordinator.split(","):
             try:
                 parse_address(part.strip())
@@ -552,11 +535,6 @@ class ServerConfig(DaemonConfig):
         except ValueError as error:
             yield "preferred", str(error)
         yield from super().conflicts()
-        if self.archive is not None:
-            try:
-                check_place(self.archive)
-            except BadArgument as error:
-                yield "archive", error.message
         if self.stream_port > 0:
             if self.stream_port in (self.listen.port, self.admin_listen.port):
                 yield "stream_port", f"{self.stream_port} is also the port of `listen` or `admin_listen`; all must differ"
@@ -585,11 +563,6 @@ def partitions_of(text: str) -> tuple[int, ...]:
             raise ValueError(f"{part.strip()!r} is beyond {PARTITIONS_MAX - 1}, the highest number of a partition")
         numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
     return tuple(sorted(numbers))
-
-
-def _name(name: str) -> Iterator[tuple[str, str]]:
-    if not is_name(name):
-        yield "name", f"{name!r} is not a name: use letters, digits, dots, dashes and underscores, at most 64"
 
 
 FILES = {

@@ -32,6 +32,7 @@ class Setting:
     unit: str
     choices: tuple[str, ...]
     example: str
+    """A value for the sample file; `{role}` stands for the role of the daemon."""
 
     @property
     def required(self) -> bool:
@@ -150,7 +151,7 @@ def sample(kind: type[Any], title: str) -> str:
     out = [f"# {title}", "# A line that is commented out shows the default, or an example where there is none.", ""]
     for name, (_, about) in declared(kind).items():
         out += [f"# {line}" for line in textwrap.wrap(f"{about.doc} {bounds(about)}".strip(), 100)]
-        value = about.example or spell(about.default, about)
+        value = about.example.replace("{role}", kind.role) or spell(about.default, about)
         out += [f"{'' if about.required else '# '}{name}: {value}", ""]
     return "\n".join(out).rstrip() + "\n"
 
