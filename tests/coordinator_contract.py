@@ -44,8 +44,6 @@ from waltzd.cluster.documents import (
     ReplicaSets,
     ServerMeta,
     StorageMeta,
-    decode,
-    encode,
 )
 from waltzd.errors import (
     BadArgument,
@@ -59,6 +57,7 @@ from waltzd.errors import (
     TooLarge,
     Unsafe,
 )
+from waltzd.protocol.document import decode, encode
 
 DEADLINE_SECONDS = 60
 """Of a story as a whole: none waits for ever."""

@@ -26,12 +26,13 @@ from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.safety import Danger
 from waltzd import BlockingClient
-from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState, encode
+from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
 from waltzd.cluster.metadata import read
 from waltzd.errors import PartitionDamaged
 from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import PROMISE_NAME, PROMISE_SLOT_SPACING
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, ReplicaStatus
+from waltzd.protocol.document import encode
 from waltzd.protocol.locks import Committed
 from waltzd.server.core.recovery import Recovery
 from waltzd.server.core.task import GiveUp

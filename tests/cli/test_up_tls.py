@@ -20,9 +20,10 @@ from waltzd import Client, Committed, Tls
 from waltzd.client import loop
 from waltzd.cluster.access import Access
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
-from waltzd.cluster.documents import Counter, decode
+from waltzd.cluster.documents import Counter
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
 from waltzd.errors import CoordinatorRefused
+from waltzd.protocol.document import decode
 
 Tool = Callable[..., Any]
 SMALL = ("--storages", "1", "--servers", "1", "--partitions", "2", "--replicas", "1")

@@ -32,7 +32,6 @@ from waltzd.cluster.documents import (
     CopyRate,
     Counter,
     Decision,
-    Document,
     HistoryEntry,
     Leader,
     Membership,
@@ -45,8 +44,6 @@ from waltzd.cluster.documents import (
     ReplicaState,
     ServerMeta,
     StorageMeta,
-    decode,
-    encode,
 )
 from waltzd.daemon import config
 from waltzd.daemon.config import ServerConfig, StorageConfig
@@ -56,6 +53,7 @@ from waltzd.errors import BadArgument, BadConfig, BadMetadata, NotesDamaged
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.channels import Parts, Ranges
+from waltzd.protocol.document import Document, decode, encode
 from waltzd.protocol.policy import Amount, Grant, Pattern, Prefix, Quotas, Verb
 from waltzd.protocol.role import Identity, Role
 from waltzd.storage.offline.verify import partition_of

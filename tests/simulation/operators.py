@@ -20,10 +20,11 @@ from waltzctl.placement.moving import MoveOptions, carry_out, completion, situat
 from waltzctl.placement.rescuing import carry_out as finish_rescue
 from waltzctl.placement.rescuing import seen, with_archive
 from waltzd.cluster.cluster import Cluster, partition_path
-from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta, decode
+from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
 from waltzd.format.layout import BATCHES, NO_MARK
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.document import decode
 from waltzd.protocol.timelines import Lineage
 
 POLL_SECONDS = 0.2

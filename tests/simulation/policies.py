@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from tests.simulation.plan import Event
 from waltzd.cluster.cluster import POLICY
 from waltzd.cluster.coordinator import Create, Set
-from waltzd.cluster.documents import PolicyDocument, encode
+from waltzd.cluster.documents import PolicyDocument
 from waltzd.protocol.channels import NO_CHANNELS, Channels
+from waltzd.protocol.document import encode
 from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
 from waltzd.server.clients.access import Access
 

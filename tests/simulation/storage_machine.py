@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import Exited, Machine, World
 from waltzd.cluster.cluster import partition_path
-from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
+from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import Fault, Loss, SimDisk
 from waltzd.errors import FlushFailed, WaltzError
@@ -19,6 +19,7 @@ from waltzd.format.finding import Code, Finding
 from waltzd.format.layout import BATCHES, CONTROL_NAME, HEADER_BYTES, PROMISE_NAME, SEGMENT_SUFFIX, FileHeader
 from waltzd.format.record import HEAD_BYTES, OVERHEAD_BYTES, encode_payloads, id_and_length
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.document import decode
 from waltzd.protocol.peers import NOBODY, Contact, Link, RecordsFrame, secret_of
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.calls import StorageCalls

@@ -14,7 +14,8 @@ from tests.simulation.cell import Cell, cell, story
 from tests.simulation.test_documents_went_back import DOCUMENT, keep, put_back
 from waltzd.cluster.cluster import replicas_path
 from waltzd.cluster.coordinator import Create, Delete, Set
-from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaSet, ReplicaState, encode
+from waltzd.cluster.documents import Decision, Membership, PartitionMeta, ReplicaSet, ReplicaState
+from waltzd.protocol.document import encode
 
 BLANK = dict.fromkeys(("s3", "s4", "s5"), Membership.MEMBER)
 """Storages of the cluster that hold nothing of the partition."""

@@ -18,7 +18,7 @@ from tests.unit.timeless import run
 from waltzctl.placement.restoring import GENERATIONS_AHEAD
 from waltzd.cluster.cluster import CLIENT_IDS, CLIENT_IDS_AHEAD, Cluster, partition_path
 from waltzd.cluster.coordinator import Change, Set
-from waltzd.cluster.documents import Counter, Membership, ServerMeta, decode, decode_root, encode
+from waltzd.cluster.documents import Counter, Membership, ServerMeta, decode_root
 from waltzd.cluster.memory import MemoryCoordinator
 from waltzd.errors import (
     CannotConnect,
@@ -27,6 +27,7 @@ from waltzd.errors import (
     NodeMissing,
     Unsafe,
 )
+from waltzd.protocol.document import decode, encode
 from waltzd.server.session.owned import OwnedLog
 
 SEEDS = 48

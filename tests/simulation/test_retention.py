@@ -213,8 +213,9 @@ async def test_a_document_that_went_back_is_brought_forward() -> None:
 
 async def put_back(c: Cell, meta: object, version: int) -> bool:
     from waltzd.cluster.coordinator import Set
-    from waltzd.cluster.documents import ArchiveMeta, encode
+    from waltzd.cluster.documents import ArchiveMeta
     from waltzd.errors import ChangedMeanwhile
+    from waltzd.protocol.document import encode
 
     assert isinstance(meta, ArchiveMeta)
     try:

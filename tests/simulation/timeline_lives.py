@@ -32,10 +32,11 @@ from waltzctl.placement.restore import Wish, carry_out
 from waltzd.archive.contents import label_of, newest_manifests
 from waltzd.archive.cut_point import cut_at_marks, logs_in
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path, put
-from waltzd.cluster.documents import PartitionMeta, encode
+from waltzd.cluster.documents import PartitionMeta
 from waltzd.cluster.metadata import Saved
 from waltzd.errors import WaltzError
 from waltzd.format.layout import aside_partition
+from waltzd.protocol.document import encode
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.session.owned import OwnedLog
 

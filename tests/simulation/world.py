@@ -43,7 +43,7 @@ from waltzd.archive.verification import check_piece
 from waltzd.cluster import group_log
 from waltzd.cluster.archives import archive_path, archived, said
 from waltzd.cluster.cluster import Cluster
-from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets, decode
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, Membership, ReplicaSets
 from waltzd.errors import (
     ArchiveAway,
     ArchiveDamaged,
@@ -58,6 +58,7 @@ from waltzd.format.checksum import crc32
 from waltzd.format.finding import HARMLESS_CODES, Code
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.descriptions import OwnedPartition
+from waltzd.protocol.document import decode
 from waltzd.protocol.peers import runs_of
 from waltzd.protocol.retention import Keep, keep_of
 from waltzd.protocol.timelines import FIRST

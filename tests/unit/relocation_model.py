@@ -30,12 +30,11 @@ from waltzd.cluster.documents import (
     ReplicaSets,
     ReplicaState,
     StorageMeta,
-    decode,
-    encode,
 )
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, PartitionDescription, StorageDescription
+from waltzd.protocol.document import decode, encode
 from waltzd.protocol.quorum import EMPTY, majority, reached
 
 KEY = UUID(int=7)

@@ -25,10 +25,11 @@ from typing import Any
 import yaml
 
 from waltzctl.show.forms import JSON_VERSION
-from waltzd.cluster.documents import SCHEMA, Name, PolicyDocument, decode, whole_grant, with_defaults
+from waltzd.cluster.documents import PolicyDocument, whole_grant
 from waltzd.disk.real import translate
 from waltzd.errors import BadArgument, NoSuchChannel
 from waltzd.protocol.channels import Channels, named_in, numbers_of
+from waltzd.protocol.document import SCHEMA, Name, decode, with_defaults
 from waltzd.protocol.policy import Grant, Policy, Rights, Verb, everything
 
 FILE_BYTES_MAX = 1 << 20

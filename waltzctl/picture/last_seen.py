@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from waltzctl.picture.picture import Picture
-from waltzd.cluster.documents import ClusterMeta, Document, ReplicaSets, ServerMeta, StorageMeta, decode, encode
+from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
+from waltzd.protocol.document import Document, decode, encode
 
 
 @dataclass(frozen=True, kw_only=True)

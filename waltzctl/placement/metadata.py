@@ -60,7 +60,6 @@ from waltzd.cluster.documents import (
     NO_SECRET,
     ClusterMeta,
     Counter,
-    Document,
     HistoryEntry,
     Membership,
     PartitionMeta,
@@ -72,6 +71,7 @@ from waltzd.disk.real import translate
 from waltzd.errors import EXIT_OK, BadArgument, ChangedMeanwhile, ForeignCluster, NameInUse, Unsafe
 from waltzd.format.layout import BATCHES
 from waltzd.protocol.descriptions import StorageDescription
+from waltzd.protocol.document import Document
 
 LOAD, REBUILD = "cluster load-metadata", "cluster rebuild-metadata"
 HALF = (

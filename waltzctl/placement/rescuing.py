@@ -25,9 +25,10 @@ from waltzctl.shell.numbers import chosen, spell
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
-from waltzd.cluster.documents import PartitionMeta, StorageMeta, decode
+from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.document import decode
 from waltzd.protocol.timelines import Lineage
 
 VERB = "partition rescue"

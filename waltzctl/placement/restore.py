@@ -66,14 +66,12 @@ from waltzd.cluster.documents import (
     ClusterMeta,
     Counter,
     Decision,
-    Document,
     HistoryEntry,
     Membership,
     PartitionMeta,
     ReplicaState,
     StorageMeta,
     Unfinished,
-    encode,
 )
 from waltzd.cluster.metadata import Saved
 from waltzd.errors import (
@@ -89,6 +87,7 @@ from waltzd.errors import (
 )
 from waltzd.format.layout import BATCHES, NO_MARK
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, StorageDescription
+from waltzd.protocol.document import Document, encode
 from waltzd.protocol.timelines import Lineage
 from waltzd.wire.tls import Tls
 

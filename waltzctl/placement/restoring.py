@@ -41,7 +41,6 @@ from waltzd.cluster.documents import (
     GENERATION_MAX,
     Assignment,
     ClusterMeta,
-    Document,
     HistoryEntry,
     Ownership,
     PartitionMeta,
@@ -49,14 +48,13 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
     Unfinished,
-    decode,
     decode_root,
-    encode,
     unfinished,
 )
 from waltzd.cluster.metadata import kind_of
 from waltzd.errors import BadMetadata, ChangedMeanwhile, NameInUse, Unsafe, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus, RestoreOrder, Restoring
+from waltzd.protocol.document import Document, decode, encode
 from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
-from waltzd.cluster.documents import FORMAT, Document, Name, decode, encode, whole
+from waltzd.cluster.documents import FORMAT
 from waltzd.disk.real import translate
 from waltzd.errors import NoLocalCluster, NotesDamaged, PortInUse
 from waltzd.format.layout import PARTITIONS_MAX
+from waltzd.protocol.document import Document, Name, decode, encode, whole
 
 D = TypeVar("D", bound=Document)
 HOST = "127.0.0.1"

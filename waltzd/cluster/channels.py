@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from waltzd.cluster.cluster import CHANNELS, NO_VERSION, POLICY, put, untouched
 from waltzd.cluster.coordinator import Coordinator
-from waltzd.cluster.documents import ChannelsDocument, decode, encode
+from waltzd.cluster.documents import ChannelsDocument
 from waltzd.protocol.channels import NO_CHANNELS, Channels
+from waltzd.protocol.document import decode, encode
 
 
 async def channels_of(coordinator: Coordinator) -> tuple[Channels, int]:

@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from waltzd.cluster.cluster import CLIENTS, NO_VERSION, put
 from waltzd.cluster.coordinator import Change, Check, Coordinator, Create, Delete, Node
-from waltzd.cluster.documents import ClientMeta, decode, encode
+from waltzd.cluster.documents import ClientMeta
 from waltzd.errors import BadMetadata, ChangedMeanwhile, NodeMissing, TooManyCallers
+from waltzd.protocol.document import decode, encode
 
 NAMES_MAX = 10_000
 """So many names are kept. Names come from certificates, so whoever signs those can fill this up."""

@@ -22,7 +22,6 @@ from waltzd.cluster.documents import (
     ClusterMeta,
     CopyRate,
     Counter,
-    Document,
     HistoryEntry,
     Leader,
     Membership,
@@ -36,9 +35,7 @@ from waltzd.cluster.documents import (
     ServerMeta,
     StorageMeta,
     check_sets,
-    decode,
     decode_root,
-    encode,
 )
 from waltzd.errors import (
     BadArgument,
@@ -51,6 +48,7 @@ from waltzd.errors import (
     Unsafe,
     WaltzError,
 )
+from waltzd.protocol.document import Document, decode, encode
 
 ROOT = "/"
 SERVERS = "/servers"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 from uuid import UUID
 
-from waltzd.cluster.documents import ADDED, Document, Name, whole
 from waltzd.protocol.channels import Parts
+from waltzd.protocol.document import ADDED, Document, Name, whole
 from waltzd.protocol.groups import Exhausted, GroupPlace, KeyedBy, Mode
 from waltzd.protocol.peers import AttendPort, ServerPort
 from waltzd.protocol.positions import Position

@@ -44,7 +44,6 @@ from waltzd.cluster.documents import (
     ClientMeta,
     ClusterMeta,
     Counter,
-    Document,
     HistoryEntry,
     Moves,
     PartitionMeta,
@@ -53,11 +52,10 @@ from waltzd.cluster.documents import (
     ReplicaSet,
     ServerMeta,
     StorageMeta,
-    decode,
-    encode,
 )
 from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, UnknownVersion
 from waltzd.protocol.address import is_name
+from waltzd.protocol.document import Document, decode, encode
 
 VERSION = 1
 KIND = "metadata of a waltz cluster"

@@ -23,7 +23,6 @@ from waltzd.client.view import E, Serializer, View, checked_time
 from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import (
-    SCHEMA,
     ChannelsDocument,
     ClusterMeta,
     Decision,
@@ -32,7 +31,6 @@ from waltzd.cluster.documents import (
     ReplicaSets,
     ReplicaState,
     StorageMeta,
-    decode,
     whole_grant,
 )
 from waltzd.cluster.groups import GroupPort
@@ -42,6 +40,7 @@ from waltzd.disk.simulated import SimDisk
 from waltzd.errors import BadArgument, CannotConnect, NoSuchPartition, NotOwner, NotReady
 from waltzd.format.record import Record, Run
 from waltzd.protocol.channels import NO_CHANNELS
+from waltzd.protocol.document import SCHEMA, decode
 from waltzd.protocol.peers import SECRET_BYTES
 from waltzd.protocol.policy import Policy
 from waltzd.protocol.quorum import EMPTY

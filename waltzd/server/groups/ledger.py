@@ -22,10 +22,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from waltzd.cluster.documents import decode, encode
 from waltzd.cluster.groups import GroupMeta
 from waltzd.errors import GroupStateDamaged
 from waltzd.protocol.address import is_name
+from waltzd.protocol.document import decode, encode
 from waltzd.protocol.locks import Lock, write_lock
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from waltzd.cluster.cluster import ASSIGNMENT, NO_VERSION, STORAGES, Cluster, partition_path, put, replicas_path
 from waltzd.cluster.coordinator import Check
-from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta, encode
+from waltzd.cluster.documents import Membership, PartitionMeta, StorageMeta
 from waltzd.errors import (
     BadArgument,
     BadMetadata,
@@ -26,6 +26,7 @@ from waltzd.errors import (
     NotOwner,
     WaltzError,
 )
+from waltzd.protocol.document import encode
 
 PAUSES = 20
 """The longest pause before the coordinator is asked again, in first pauses."""

@@ -12,16 +12,9 @@ import pytest
 
 from tests.unit.waltzctl.placement.test_rescue import DAMAGE, HOME, MEMBERS, driven, holds, written
 from waltzctl.placement.proof import UNKNOWN, Proven, Statement, Unproven, completed, from_saved, from_storages
-from waltzd.cluster.documents import (
-    LEASE_MS_MAX,
-    Decision,
-    Membership,
-    PartitionMeta,
-    ReplicaState,
-    decode,
-    encode,
-)
+from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.document import decode, encode
 from waltzd.protocol.quorum import EMPTY, majority
 from waltzd.server.core.recovery import Recovery
 

@@ -10,10 +10,11 @@ from uuid import UUID
 import pytest
 
 from waltzctl.placement.rescue import JUMP_MAX, Scene
-from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState, decode, encode
+from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors import MetadataBehind
 from waltzd.format.finding import Code, Finding
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.document import decode, encode
 from waltzd.protocol.quorum import EMPTY, EVERYTHING
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.recovery import Recovery

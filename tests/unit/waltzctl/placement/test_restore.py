@@ -24,7 +24,6 @@ from waltzd.cluster.documents import (
     Assignment,
     ClusterMeta,
     Counter,
-    Document,
     Membership,
     Ownership,
     PartitionMeta,
@@ -36,6 +35,7 @@ from waltzd.cluster.metadata import Saved, without_secret
 from waltzd.errors import BadArgument
 from waltzd.protocol.channels import Parts
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.document import Document
 from waltzd.protocol.policy import Grant, Pattern, Verb
 from waltzd.server.core.recovery import Recovery, Step
 

@@ -10,9 +10,10 @@ import pytest
 
 from waltzd.cluster.archives import all_archived, archived, save_archived
 from waltzd.cluster.cluster import NO_VERSION, Cluster
-from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, ReplicaSets, encode
+from waltzd.cluster.documents import ArchiveMeta, ClusterMeta, ReplicaSets
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import BadMetadata, ChangedMeanwhile
+from waltzd.protocol.document import encode
 
 KEY = UUID(int=1)
 FIRST = ArchiveMeta(archive=KEY, number=1, sha256=64 * "a", last=9)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waltzd.cluster import documents as room
 from waltzd.cluster.documents import (
     GENERATION_MAX,
     ArchiveMeta,
@@ -23,7 +22,6 @@ from waltzd.cluster.documents import (
     CopyRate,
     Counter,
     Decision,
-    Document,
     HistoryEntry,
     Leader,
     Membership,
@@ -35,13 +33,13 @@ from waltzd.cluster.documents import (
     ReplicaState,
     ServerMeta,
     StorageMeta,
-    decode,
-    encode,
 )
 from waltzd.errors import BadMetadata
 from waltzd.format.layout import ID_MAX, PARTITIONS_MAX
+from waltzd.protocol import document as room
 from waltzd.protocol.address import is_name
 from waltzd.protocol.channels import Ranges
+from waltzd.protocol.document import Document, decode, encode
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "meta"
 KEY = UUID("00112233-4455-6677-8899-aabbccddeeff")

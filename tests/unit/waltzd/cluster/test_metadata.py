@@ -33,12 +33,12 @@ from waltzd.cluster.documents import (
     StorageMeta,
     Unfinished,
     decode_root,
-    encode,
 )
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
 from waltzd.cluster.metadata import KIND, SIGNATURE_LINE, Saved, cut, kind_of, read, without_secret, write
 from waltzd.errors import BadMetadata, ChangedMeanwhile, MetadataFileDamaged, MetadataUnfinished, UnknownVersion, WaltzError
 from waltzd.protocol.channels import Ranges
+from waltzd.protocol.document import encode
 from waltzd.protocol.policy import Grant
 
 KEY, HOME = UUID(int=7), UUID(int=9)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.policy_twin import allows
-from waltzd.cluster.documents import PolicyDocument, decode, encode
+from waltzd.cluster.documents import PolicyDocument
 from waltzd.errors import BadMetadata
 from waltzd.protocol.channels import NO_CHANNELS, Channels, Parts, Ranges, is_ranges
+from waltzd.protocol.document import decode, encode
 from waltzd.protocol.locks import append_lock, lock_hash, namespace_of, read_lock
 from waltzd.protocol.policy import (
     NO_QUOTAS,

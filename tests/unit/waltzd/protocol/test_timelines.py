@@ -8,8 +8,9 @@ from uuid import UUID
 import pytest
 
 from tests.tiers import tiers
-from waltzd.cluster.documents import PartitionMeta, decode, encode
+from waltzd.cluster.documents import PartitionMeta
 from waltzd.errors import BadMetadata, OtherTimeline
+from waltzd.protocol.document import decode, encode
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, TIMELINES_MAX, Lineage
 
 

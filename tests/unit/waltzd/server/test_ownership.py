@@ -15,10 +15,11 @@ from tests.unit import timeless
 from tests.unit.fake_owned_logs import OwnedLogs
 from waltzd.cluster.cluster import ASSIGNMENT, CLIENT_IDS, IDS, ROOT, Cluster
 from waltzd.cluster.coordinator import Create, Set
-from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta, Unfinished, encode
+from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta, Unfinished
 from waltzd.cluster.memory import MemoryTree
 from waltzd.errors import CannotConnect, MetadataUnfinished, NoSuchPartition, NotOwner, NotReady
 from waltzd.protocol.batches import Place
+from waltzd.protocol.document import encode
 from waltzd.server import reconcile
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.registration import Registration
