@@ -416,10 +416,10 @@ def _flawed(
 def file_of(directory: str, partition: int, piece: Entry) -> bytes | None:
     """The object of a piece, made of the files of a replica in this directory of a storage; None where they are not the
     bytes that were archived."""
-    from waltzd.archive.manifest import sha256_of
     from waltzd.disk.real import RealDisk
     from waltzd.disk.seam import join, opened
     from waltzd.format.layout import index_name, segment_name
+    from waltzd.protocol.digest import sha256_of
 
     disk, whole = RealDisk(), b""
     sizes = (segment_name(piece.first), piece.size - piece.index_bytes), (index_name(piece.first), piece.index_bytes)

@@ -27,59 +27,62 @@ What lies there besides is no part of the archive.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 from uuid import UUID
 
-from waltzd.disk.seam import Buffer
-from waltzd.errors import ArchiveDamaged, UnknownVersion
+from waltzd.errors import ArchiveDamaged
 from waltzd.format.checksum import joined_crc
-from waltzd.format.layout import ID_MAX
-from waltzd.protocol.timelines import FIRST, NEVER_FORKED, TIMELINES_MAX, Fork, Lineage, Timeline
+from waltzd.protocol.digest import DigestFormat, sha256_of
+from waltzd.protocol.document import ADDED, IS_SHA256, ROW, Crc, Document, Rule, Sha256, read, whole
+from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
-MARK, VERSION = "waltz-archive", 1
+TEXT_FORMAT = DigestFormat(name="waltz-archive", version=1, thing="an object of an archive", damage=ArchiveDamaged)
 LABEL = "archive.json"
 FAN_OUT = 64
 LEVEL_MAX = 8
 MANIFEST_BYTES_MAX = 256 << 10
 """More than the largest manifest or chunk has."""
-_HASH_DIGITS = 64
-
-
-def sha256_of(data: Buffer) -> str:
-    return hashlib.sha256(data).hexdigest()
+MaybeSha256: TypeAlias = Annotated[
+    str, Rule(f"{IS_SHA256.what}, or nothing", lambda value: value == "" or IS_SHA256.holds(value))
+]
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Document):
     """A piece, or a chunk: an object that holds the ids from a first to a last one."""
 
-    level: int
+    level: Annotated[int, whole(0, LEVEL_MAX)]
     """0: a piece."""
     first: int
     last: int
     record_bytes: int
-    """Of the records, without what stands around them."""
-    crc: int
-    """CRC-32 of these bytes."""
+    """Bytes of the records, without what stands around them."""
     segments: int
     stored_bytes: int
-    """Of all segments with their indexes."""
+    """Bytes of all segments with their indexes."""
     size: int
-    """Of the object."""
+    """Bytes of the object."""
     index_bytes: int
-    """How many at the end of a piece are its index."""
-    sha256: str
-    """Of the object."""
+    """Bytes of the index, which is the end of a piece."""
+    crc: Crc
+    """CRC-32 of the records."""
+    sha256: Sha256
+    """SHA-256 of the object."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        if self.first > self.last:
+            return "last", f"must be {self.first} or above, not {self.last}"
+        if self.index_bytes > self.size:
+            return "index_bytes", f"must be at most {self.size}, not {self.index_bytes}"
+        return None
 
     def name(self, partition: int) -> str:
         ids = f"{self.first:019d}-{self.last:019d}-{self.sha256[:16]}"
@@ -87,12 +90,9 @@ class Entry:
             return f"{folder_of(partition)}/segment/{ids}"
         return f"{folder_of(partition)}/chunk/{self.level}-{ids}.json"
 
-    def row(self) -> list[Any]:
-        return [getattr(self, name) for name in COLUMNS[:-2]] + [f"{self.crc:08x}", self.sha256]
 
-
-COLUMNS = ("level", "first", "last", "record_bytes", "segments", "stored_bytes", "size", "index_bytes", "crc", "sha256")
-"""Of an entry, as they stand in manifests and chunks."""
+COLUMNS = tuple(column.name for column in fields(Entry))
+"""Fields of an entry, in the order in which manifests and chunks have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,43 +123,69 @@ def total_of(entries: Sequence[Entry]) -> Total:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label:
+class ArchiveObject(Document):
+    """An object of the archive that is a JSON text: its fields in their order, and what they add up to, for people."""
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Names of the columns of the last field, if that is a table."""
+
+    def sums(self) -> Mapping[str, Any]:
+        """Return members that stand in front of the table."""
+        return {}
+
+    @cached_property
+    def text(self) -> bytes:
+        value: dict[str, Any] = {"kind": type(self).__name__.lower()}
+        for one in fields(self):
+            part = getattr(self, one.name)
+            if ADDED in one.metadata and not getattr(self, "timelines", ()):
+                continue  # a log that never forked is as it was before there were timelines
+            if isinstance(part, tuple):
+                part = [list(_members(row).values()) for row in part]
+            elif isinstance(part, Mapping):
+                part = {str(key): part[key] for key in sorted(part)}
+            value[one.name] = str(part) if isinstance(part, UUID) else part
+        if self.columns:
+            name, rows = value.popitem()
+            value |= {**self.sums(), "columns": list(self.columns), name: rows}
+        # A line for each row, for people.
+        lines = [f"{json.dumps(name)}: {_spelled(part)}" for name, part in TEXT_FORMAT.with_digest(value).items()]
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+    @classmethod
+    def decode(cls, text: bytes, where: str) -> Self:
+        """Return the object of this text. Raise `ArchiveDamaged` for a text that is not exactly as it was written."""
+        value, name = TEXT_FORMAT.parse(text, where), cls.__name__.lower()
+        if value.get("kind") != name:
+            raise ArchiveDamaged(f"{where} is no {name}")
+        # The sums are right if the same text is written again.
+        members = {one.name: value[one.name] for one in fields(cls) if one.name in value}
+        found = read(cls, members, where, ArchiveDamaged)
+        if found.text != text:
+            raise ArchiveDamaged(f"{where} does not agree with itself, or was written by something else")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label(ArchiveObject):
     """The first object of an archive: a store that has none, or another one, is not the archive that was meant."""
 
     archive: UUID
     cluster: UUID
 
-    @cached_property
-    def text(self) -> bytes:
-        return sealed({"kind": "label", "archive": str(self.archive), "cluster": str(self.cluster)})
-
-    @staticmethod
-    def decode(text: bytes, where: str) -> Label:
-        value = unsealed(text, where, "label")
-        with strictly(where):
-            found = Label(archive=UUID(value["archive"]), cluster=UUID(value["cluster"]))
-        return same(found, text, where)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
+class Chunk(ArchiveObject):
     """Entries of one level, in an object of their own."""
 
+    columns = COLUMNS
     partition: int
-    entries: tuple[Entry, ...]
+    entries: tuple[Annotated[Entry, ROW], ...]
 
-    @cached_property
-    def text(self) -> bytes:
-        return sealed({"kind": "chunk", "partition": self.partition, **_table(self.entries)})
-
-    @staticmethod
-    def decode(text: bytes, where: str) -> Chunk:
-        value = unsealed(text, where, "chunk")
-        with strictly(where):
-            found = Chunk(partition=whole_number(value["partition"]), entries=_entries(value["entries"]))
-            if len({entry.level for entry in found.entries}) != 1:
-                raise ValueError("its entries are not of one level")
-        return same(found, text, where)
+    def mistake(self) -> tuple[str, str] | None:
+        if len({entry.level for entry in self.entries}) != 1:
+            return "entries", "must be of one level"
+        return _gap(self.entries)
 
     def entry(self) -> Entry:
         """What names this chunk."""
@@ -172,21 +198,35 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(ArchiveObject):
+    columns = COLUMNS
     archive: UUID
     cluster: UUID
     partition: int
-    number: int = 0
-    """0 is the empty one, which is in no store."""
-    before: str = ""
-    """SHA-256 of the manifest before."""
-    entries: tuple[Entry, ...] = field(default=())
-    """Large chunks first: levels never rise, and ids follow each other."""
-    lineage: Lineage = NEVER_FORKED
-    """Timelines of the log; the manifest is of the last one."""
-    shared: int = 0
+    shared: int = field(default=0, metadata={ADDED: True})
     """Number of the manifest with which this timeline begins (`begin.json`), which is the number of segments that it takes
     over from its ancestors. 0 for the first timeline."""
+    timelines: tuple[Annotated[Timeline, ROW], ...] = field(default=(), metadata={ADDED: True})
+    """Timelines of the log behind the first one; the manifest is of the last one."""
+    number: int = 0
+    """0 is the empty one, which is in no store."""
+    before: MaybeSha256 = ""
+    """SHA-256 of the manifest before."""
+    entries: tuple[Annotated[Entry, ROW], ...] = ()
+    """Large chunks first: levels never rise, and ids follow each other."""
+
+    def mistake(self) -> tuple[str, str] | None:
+        if (mistake := lineage_mistake(self.timelines)) is not None:
+            return "timelines", mistake
+        if not self.entries and not self.is_begin:
+            return "entries", "must not be empty"
+        if self.shared > self.number or (self.is_begin and self.last > self.lineage.fork):
+            return "shared", "is more than the timeline shares with its ancestors"
+        return _gap(self.entries)
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        return Lineage(self.timelines)
 
     @property
     def timeline(self) -> UUID:
@@ -211,44 +251,12 @@ class Manifest:
             return begin_name(self.partition, self.timeline)
         return manifest_name(self.partition, self.number, self.timeline)
 
-    @cached_property
-    def text(self) -> bytes:
-        total = self.total
-        forked = {} if self.timeline == FIRST else {"shared": self.shared, "timelines": lineage_rows(self.lineage)}
-        return sealed(
-            {
-                "kind": "manifest", "archive": str(self.archive), "cluster": str(self.cluster),
-                "partition": self.partition, **forked, "number": self.number, "before": self.before,
-                "first": total.first, "last": total.last, "record_bytes": total.record_bytes,
-                "crc": f"{total.crc:08x}", "segments": total.segments, "stored_bytes": total.stored_bytes,
-                **_table(self.entries),
-            }
-        )  # fmt: skip
+    def sums(self) -> Mapping[str, Any]:
+        return _members(self.total)
 
     @cached_property
     def sha256(self) -> str:
         return sha256_of(self.text)
-
-    @staticmethod
-    def decode(text: bytes, where: str) -> Manifest:
-        """Strict: whatever is not exactly as it was written is damage."""
-        value = unsealed(text, where, "manifest")
-        with strictly(where):
-            found = Manifest(
-                archive=UUID(value["archive"]),
-                cluster=UUID(value["cluster"]),
-                partition=whole_number(value["partition"]),
-                number=whole_number(value["number"]),
-                before=checked_hash(value["before"]) if value["before"] else "",
-                entries=_entries(value["entries"]) if value["entries"] or "timelines" not in value else (),
-                lineage=lineage_in(value),
-                shared=whole_number(value.get("shared", 0)),
-            )
-            if not found.entries and not found.is_begin:
-                raise ValueError("there is no entry")
-            if found.shared > found.number or (found.is_begin and found.last > found.lineage.fork):
-                raise ValueError("it takes over more than its timeline shares with its ancestors")
-        return same(found, text, where)
 
     def begun(self, lineage: Lineage, fetch: Callable[[Entry], Chunk]) -> Manifest:
         """The manifest with which the newest timeline of `lineage` begins: of the segments here those that are whole up to
@@ -256,7 +264,7 @@ class Manifest:
         shared = lineage.shared_to(self.timeline)
         entries = self.entries if shared is None else tuple(_up_to(self.entries, shared, fetch))
         count = total_of(entries).segments
-        return replace(self, number=count, before="", entries=entries, lineage=lineage, shared=count)
+        return replace(self, number=count, before="", entries=entries, timelines=lineage.later, shared=count)
 
     def extended(self, piece: Entry) -> tuple[Manifest, tuple[Chunk, ...]]:
         """The next manifest, with this piece behind all others, and the chunks that have to be in the store before it."""
@@ -308,53 +316,15 @@ def begin_name(partition: int, timeline: UUID) -> str:
     return f"{folder_of(partition, timeline)}/begin.json"
 
 
-# -- timelines as text -------------------------------------------------------------------------------------------------
-
-
-def lineage_rows(lineage: Lineage) -> list[list[Any]]:
-    return [
-        [str(one.identity), one.number, one.parent, one.fork, one.session, one.cause, one.began, one.who]
-        for one in lineage.later
-    ]
-
-
-def lineage_in(value: Mapping[str, Any]) -> Lineage:
-    """What the object says of its timelines. Raises what `strictly` takes for damage."""
-    rows = value.get("timelines", [])
-    if len(rows) > TIMELINES_MAX or ("timelines" in value and not rows):
-        raise ValueError(f"it names {len(rows)} timelines")
-    return Lineage(map(_timeline, rows))
-
-
-def _timeline(row: Any) -> Timeline:
-    identity, number, parent, fork, session, *texts = row
-    if type(fork) is not int or not -1 <= fork <= ID_MAX or len(texts) != 3:
-        raise ValueError(f"{row!r} is no timeline")
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise ValueError(f"{row!r} is no timeline")
-    return Timeline(
-        identity=UUID(identity), number=whole_number(number), parent=whole_number(parent), fork=Fork(fork),
-        session=whole_number(session), cause=texts[0], began=texts[1], who=texts[2],
-    )  # fmt: skip
-
-
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 
-def _table(entries: Sequence[Entry]) -> dict[str, Any]:
-    return {"columns": list(COLUMNS), "entries": [entry.row() for entry in entries]}
-
-
-def sealed(value: Mapping[str, Any]) -> bytes:
-    """With a digest of everything else, to find bit rot. A line for each entry, for people."""
-    said = {"format": MARK, "version": VERSION, **value}
-    said["sha256"] = sha256_of(_plain(said))
-    lines = [f"{json.dumps(name)}: {_spelled(part)}" for name, part in said.items()]
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-
-
-def _plain(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+def _members(value: Any) -> dict[str, Any]:
+    """Return the fields of an entry, a slot, a timeline or a total as they are written."""
+    found = {one.name: getattr(value, one.name) for one in fields(value)}
+    if "crc" in found:
+        found["crc"] = f"{found['crc']:08x}"
+    return {name: str(part) if isinstance(part, UUID) else part for name, part in found.items()}
 
 
 def _spelled(part: Any) -> str:
@@ -363,77 +333,11 @@ def _spelled(part: Any) -> str:
     return json.dumps(part)
 
 
-def unsealed(text: bytes, where: str, kind: str) -> dict[str, Any]:
-    with strictly(where):
-        value = json.loads(text)
-        if not isinstance(value, dict) or value.get("format") != MARK:
-            raise ValueError("it is no object of an archive")
-    version = value.get("version")
-    if type(version) is int and version > VERSION:
-        raise UnknownVersion(f"{where} is of version {version} of archives; this program knows {VERSION}")
-    if value.pop("sha256", None) != sha256_of(_plain(value)) or version != VERSION:
-        raise ArchiveDamaged(f"{where} does not have the checksum that it carries")
-    if value.get("kind") != kind:
-        raise ArchiveDamaged(f"{where} is no {kind}")
-    return value
-
-
-@contextmanager
-def strictly(where: str) -> Iterator[None]:
-    """Whatever cannot be understood is damage."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArchiveDamaged(f"{where} cannot be understood: {error}") from error
-
-
-class Spelled(Protocol):
-    @property
-    def text(self) -> bytes: ...
-
-
-T = TypeVar("T", bound=Spelled)
-
-
-def same(found: T, text: bytes, where: str) -> T:
-    """What was understood, where it would be written exactly so."""
-    if found.text != text:
-        raise ArchiveDamaged(f"{where} does not agree with itself, or was written by something else")
-    return found
-
-
-def whole_number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= ID_MAX:
-        raise ValueError(f"{value!r} is no number of this kind")
-    return value
-
-
-def checked_hash(value: Any) -> str:
-    if not isinstance(value, str) or len(value) != _HASH_DIGITS or value.strip("0123456789abcdef"):
-        raise ValueError(f"{value!r} is no SHA-256")
-    return value
-
-
-def _entries(value: Any) -> tuple[Entry, ...]:
-    found = tuple(map(_entry, value))
-    if not found:
-        raise ValueError("there is no entry")
-    for one, behind in pairwise(found):
+def _gap(entries: Sequence[Entry]) -> tuple[str, str] | None:
+    for at, (one, behind) in enumerate(pairwise(entries), 1):
         if behind.first != one.last + 1 or behind.level > one.level:
-            raise ValueError(f"the entry at id {behind.first} does not follow the one that ends at id {one.last}")
-    return found
-
-
-def _entry(row: Any) -> Entry:
-    *numbers, crc, sha256 = row
-    if len(row) != len(COLUMNS) or not isinstance(crc, str) or len(crc) != 8:
-        raise ValueError(f"{row!r} is no entry")
-    found = Entry(
-        **dict(zip(COLUMNS, map(whole_number, numbers), strict=False)), crc=int(crc, 16), sha256=checked_hash(sha256)
-    )  # fmt: skip
-    if found.first > found.last or found.index_bytes > found.size or found.level > LEVEL_MAX:
-        raise ValueError(f"{row!r} is no entry")
-    return found
+            return f"entries[{at}]", f"begins at id {behind.first} and does not follow the one that ends at id {one.last}"
+    return None
 
 
 def opened(entry: Entry, text: bytes, partition: int, where: str) -> Chunk:

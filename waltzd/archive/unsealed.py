@@ -16,27 +16,13 @@ bytes: the same records, uploaded twice, have to have two tags.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Annotated
 from uuid import UUID
 
-from waltzd.archive.manifest import (
-    MANIFEST_BYTES_MAX,
-    Label,
-    Manifest,
-    checked_hash,
-    folder_of,
-    lineage_in,
-    lineage_rows,
-    same,
-    sealed,
-    sha256_of,
-    strictly,
-    unsealed,
-    whole_number,
-)
+from waltzd.archive.manifest import MANIFEST_BYTES_MAX, ArchiveObject, Label, Manifest, folder_of
 from waltzd.archive.store import Store, read_object
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, BadFrame, ForeignArchive, ObjectAbsent
@@ -44,16 +30,16 @@ from waltzd.format.batch import End, parse_batches, why_wrong
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import BATCHES, VERSIONS
 from waltzd.format.record import Run, first_bad, walk
+from waltzd.protocol.digest import sha256_of
+from waltzd.protocol.document import ADDED, ROW, AnyText, Crc, Document, Sha256
 from waltzd.protocol.peers import Content, runs_of
-from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
+from waltzd.protocol.timelines import FIRST, Lineage, Timeline, lineage_mistake
 
 SLOTS_MAX = 64
 UNIQUE_BYTES = 16
 """At the end of a slot."""
 READS_MAX = 10
 """So often a reader begins again, when an upload came between."""
-COLUMNS = ("slot", "first", "last", "format", "record_bytes", "size", "time", "crc", "sha256")
-"""Of a slot that counts, as they stand in `tail.json`."""
 
 
 def tail_name(partition: int, timeline: UUID = FIRST) -> str:
@@ -65,7 +51,7 @@ def slot_name(partition: int, slot: int, timeline: UUID = FIRST) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slot:
+class Slot(Document):
     """What one slot holds: records of one segment, in its format."""
 
     slot: int
@@ -78,22 +64,31 @@ class Slot:
     """Of the object."""
     time: int
     """Of its last batch, in microseconds since 1970; 0 in format 0."""
-    crc: int
+    crc: Crc
     """CRC-32 of the records."""
-    sha256: str
+    sha256: Sha256
     """Of the object."""
 
-    def row(self) -> list[Any]:
-        return [getattr(self, name) for name in COLUMNS[:-2]] + [f"{self.crc:08x}", self.sha256]
+    def mistake(self) -> tuple[str, str] | None:
+        if self.first > self.last:
+            return "last", f"must be {self.first} or above, not {self.last}"
+        if self.format not in VERSIONS:
+            return "format", f"must be one of {', '.join(map(str, VERSIONS))}, not {self.format}"
+        if self.size < self.record_bytes + UNIQUE_BYTES:
+            return "size", f"must be at least {self.record_bytes + UNIQUE_BYTES}, not {self.size}"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tail:
+class Tail(ArchiveObject):
     """Which slots count. The slots follow each other without a gap, and the first one begins at `since` or before."""
 
+    columns = tuple(column.name for column in fields(Slot))
     archive: UUID
     cluster: UUID
     partition: int
+    timelines: tuple[Annotated[Timeline, ROW], ...] = field(default=(), metadata={ADDED: True})
+    """Timelines of the log behind the first one; the tail is of the last one."""
     number: int
     """Of the writes, so that a reader sees which is newer."""
     session: int
@@ -102,70 +97,30 @@ class Tail:
     """The first id that no manifest had."""
     moment: int
     """All that was committed at this time is here or in a manifest: microseconds since 1970, by an owner's clock."""
-    slots: tuple[Slot, ...] = ()
-    tags: Mapping[int, str] = field(default_factory=dict)
+    tags: Mapping[int, AnyText] = field(default_factory=dict)
     """The tag of each slot that was ever written, as far as it is known."""
-    lineage: Lineage = NEVER_FORKED
-    """Timelines of the log; the tail is of the last one."""
+    slots: tuple[Annotated[Slot, ROW], ...] = ()
+
+    def mistake(self) -> tuple[str, str] | None:
+        if (mistake := lineage_mistake(self.timelines)) is not None:
+            return "timelines", mistake
+        for at, (one, behind) in enumerate(pairwise(self.slots), 1):
+            if behind.first != one.last + 1:
+                return f"slots[{at}]", f"begins at id {behind.first} and does not follow the one that ends at id {one.last}"
+        if self.slots and not self.slots[0].first <= self.since <= self.last + 1:
+            return "slots", f"have a gap in front of id {self.slots[0].first}"
+        if len({slot.slot for slot in self.slots}) < len(self.slots):
+            return "slots", "have one twice"
+        return None
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        return Lineage(self.timelines)
 
     @property
     def last(self) -> int:
         """All ids up to this one are here or in a manifest."""
         return self.slots[-1].last if self.slots else self.since - 1
-
-    @cached_property
-    def text(self) -> bytes:
-        forked = {"timelines": lineage_rows(self.lineage)} if self.lineage.later else {}
-        return sealed(
-            {
-                "kind": "tail", "archive": str(self.archive), "cluster": str(self.cluster), "partition": self.partition,
-                **forked, "number": self.number, "session": self.session, "since": self.since, "moment": self.moment,
-                "tags": {str(slot): tag for slot, tag in sorted(self.tags.items())},
-                "columns": list(COLUMNS), "slots": [slot.row() for slot in self.slots],
-            }
-        )  # fmt: skip
-
-    @staticmethod
-    def decode(text: bytes, where: str) -> Tail:
-        """Strict: whatever is not exactly as it was written is damage."""
-        value = unsealed(text, where, "tail")
-        with strictly(where):
-            found = Tail(
-                archive=UUID(value["archive"]),
-                cluster=UUID(value["cluster"]),
-                partition=whole_number(value["partition"]),
-                number=whole_number(value["number"]),
-                session=whole_number(value["session"]),
-                since=whole_number(value["since"]),
-                moment=whole_number(value["moment"]),
-                slots=tuple(map(_slot, value["slots"])),
-                tags={whole_number(int(slot)): str(tag) for slot, tag in value["tags"].items()},
-                lineage=lineage_in(value),
-            )
-            _check_order(found)
-        return same(found, text, where)
-
-
-def _slot(row: Any) -> Slot:
-    *numbers, crc, sha256 = row
-    if len(row) != len(COLUMNS) or not isinstance(crc, str) or len(crc) != 8:
-        raise ValueError(f"{row!r} is no slot")
-    found = Slot(
-        **dict(zip(COLUMNS, map(whole_number, numbers), strict=False)), crc=int(crc, 16), sha256=checked_hash(sha256)
-    )
-    if found.first > found.last or found.format not in VERSIONS or found.size < found.record_bytes + UNIQUE_BYTES:
-        raise ValueError(f"{row!r} is no slot")
-    return found
-
-
-def _check_order(tail: Tail) -> None:
-    for one, behind in pairwise(tail.slots):
-        if behind.first != one.last + 1:
-            raise ValueError(f"the slot at id {behind.first} does not follow the one that ends at id {one.last}")
-    if tail.slots and not tail.slots[0].first <= tail.since <= tail.last + 1:
-        raise ValueError(f"there is a gap in front of id {tail.slots[0].first}")
-    if len({slot.slot for slot in tail.slots}) < len(tail.slots):
-        raise ValueError("a slot comes twice")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

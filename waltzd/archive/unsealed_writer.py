@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 from uuid import UUID
 
-from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Label, sha256_of
+from waltzd.archive.manifest import LABEL, MANIFEST_BYTES_MAX, Label
 from waltzd.archive.store import Store, read_object
 from waltzd.archive.unsealed import SLOTS_MAX, Slot, Tail, slot_name, tail_at, tail_name
 from waltzd.archive.upload import has
@@ -22,6 +22,7 @@ from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectEx
 from waltzd.format.checksum import crc32, joined_crc
 from waltzd.format.layout import BATCHES
 from waltzd.format.record import Run
+from waltzd.protocol.digest import sha256_of
 from waltzd.protocol.peers import Content, runs_of
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
 
@@ -127,7 +128,7 @@ class PartitionTail:
         archive, cluster = self.label.archive, self.label.cluster
         return Tail(
             archive=archive, cluster=cluster, partition=self.partition, number=0, session=0, since=0, moment=0,
-            lineage=self.lineage,
+            timelines=self.lineage.later,
         )  # fmt: skip
 
     def _add(self, stored: Tail, session: int, since: int, last: int, moment: int, read: Read) -> Tail:

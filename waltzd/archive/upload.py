@@ -23,7 +23,6 @@ from waltzd.archive.manifest import (
     begin_name,
     manifest_name,
     opened,
-    sha256_of,
 )
 from waltzd.archive.piece import footer_in, footer_of
 from waltzd.archive.store import Store, read_object
@@ -31,6 +30,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import ArchiveDamaged, ForeignArchive, ObjectAbsent, ObjectExists
 from waltzd.format.footer import NO_HASH, Footer
 from waltzd.protocol.descriptions import Archived
+from waltzd.protocol.digest import sha256_of
 from waltzd.protocol.timelines import FIRST, Lineage
 
 STEP_BYTES = 1 << 20
@@ -194,7 +194,9 @@ class PartitionArchive:
         found = self.begin()
         if found is not None:
             return found
-        empty = Manifest(archive=self.label.archive, cluster=self.label.cluster, partition=self.partition, lineage=lineage)
+        empty = Manifest(
+            archive=self.label.archive, cluster=self.label.cluster, partition=self.partition, timelines=lineage.later
+        )
         made = max(
             (one.begun(lineage, self.chunk) for one in ancestors), key=lambda manifest: manifest.number, default=empty
         )

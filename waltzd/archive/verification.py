@@ -14,7 +14,7 @@ from itertools import islice
 from uuid import UUID
 
 from waltzd.archive.contents import TIMELINE, Branch, branch_of, highest_numbers, is_manifest, label_of, rank
-from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name, sha256_of
+from waltzd.archive.manifest import LABEL, Chunk, Entry, Label, Manifest, begin_name
 from waltzd.archive.metadata import number_of
 from waltzd.archive.piece import piece_of
 from waltzd.archive.store import Listed, Store
@@ -24,6 +24,7 @@ from waltzd.errors import ArchiveDamaged, ForeignArchive, HeaderDamaged, ObjectA
 from waltzd.format.footer import NO_HASH, Footer
 from waltzd.format.layout import FileHeader
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
+from waltzd.protocol.digest import sha256_of
 from waltzd.protocol.timelines import FIRST
 
 _OBJECT = re.compile(

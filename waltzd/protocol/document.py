@@ -14,7 +14,8 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -31,7 +32,7 @@ SCHEMA = 1
 NESTING_MAX = 8
 """Twice as deep as any document is."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CRC, _SHA256 = re.compile(r"[0-9a-f]{8}"), re.compile(r"[0-9a-f]{64}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -39,7 +40,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Document:
-    """A value that is a document of its own."""
+    """A value that is a document of its own, or a part of one whose fields depend on each other."""
 
     def mistake(self) -> tuple[str, str] | None:
         """Fields that are right one by one and cannot stand together: the place, and what is wrong there."""
@@ -52,6 +53,8 @@ class Rule:
 
     what: str
     holds: Callable[[Any], bool]
+    parse: Callable[[Any], Any] | None = None
+    """What makes the value of a field of the JSON; None: its type."""
 
 
 def whole(least: int = 0, most: int = ID_MAX) -> Rule:
@@ -87,13 +90,24 @@ _IS_NAME = Rule(
 Name: TypeAlias = Annotated[str, _IS_NAME]
 Mark: TypeAlias = Annotated[int, whole(-1)]
 """A transaction id, or -1 before the first one."""
-Sha256: TypeAlias = Annotated[
-    str, Rule("a SHA-256 in hexadecimal digits", lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value)))
+IS_SHA256 = Rule(
+    "a SHA-256 in hexadecimal digits", lambda value: isinstance(value, str) and _SHA256.fullmatch(value) is not None
+)
+Sha256: TypeAlias = Annotated[str, IS_SHA256]
+Crc: TypeAlias = Annotated[
+    int,
+    Rule(
+        "8 hexadecimal digits",
+        lambda value: isinstance(value, str) and bool(_CRC.fullmatch(value)),
+        functools.partial(int, base=16),
+    ),
 ]
 AnyText: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
 """An empty one, too."""
 NUMBERED = "numbered"
 """In the metadata of a field that is a tuple: the name under which it is written, as an object of number → item."""
+ROW = "row"
+"""In the annotation of a value that is written as the list of its fields, in their order."""
 ADDED = "added"
 """In the metadata of a field that older documents of the same schema do not have: it is written only where it differs from
 its default, so that a cluster that does not use it stays readable for older versions."""
@@ -158,25 +172,42 @@ class _Wrong(Exception):
 
 
 def decode(kind: type[D], data: bytes, path: str, refusal: type[WaltzError] = BadMetadata) -> D:
-    """The value of a document; `path` and `refusal` are for telling that it cannot be understood."""
+    """Return the value of a document. Raise `refusal`, which names the path, where it cannot be understood."""
+    try:
+        found = parse(data)
+    except ValueError as error:
+        raise refusal(f"{path} is not a JSON document: {error}", path=path) from error
+    with _refused(path, refusal):
+        schema = _schema(_member(_members(found, ""), "schema", ""), "schema")
+    if schema != SCHEMA:
+        what = f"{path} has schema {schema}; this version of Waltz knows schema {SCHEMA}"
+        raise refusal(what, path=path, schema=schema)
+    del found["schema"]
+    return read(kind, found, path, refusal)
+
+
+def read(kind: type[D], found: Any, path: str, refusal: type[WaltzError] = BadMetadata) -> D:
+    """Return the value that `found`, which `parse` returned, stands for. Raise `refusal` as `decode` does."""
+    with _refused(path, refusal):
+        return typing.cast(D, _reader(typing.cast(Any, kind))(found, ""))
+
+
+@contextmanager
+def _refused(path: str, refusal: type[WaltzError]) -> Iterator[None]:
+    try:
+        yield
+    except _Wrong as wrong:
+        raise refusal(f"{path}: {wrong.place} {wrong.what}", path=path, field=wrong.place) from None
+
+
+def parse(data: bytes) -> Any:
+    """Return the value of a JSON text. Raise ValueError for what is none, or says something twice."""
     try:
         found = json.loads(data, object_pairs_hook=_unambiguous, parse_constant=_no_number)
         _check_tellable(found)
-    except (ValueError, RecursionError) as error:
-        raise refusal(f"{path} is not a JSON document: {error}", path=path) from error
-    try:
-        schema = _schema(_member(_members(found, ""), "schema", ""), "schema")
-        if schema != SCHEMA:
-            what = f"{path} has schema {schema}; this version of Waltz knows schema {SCHEMA}"
-            raise refusal(what, path=path, schema=schema)
-        del found["schema"]
-        reader: _Reader = _reader(typing.cast(Any, kind))
-        value: D = reader(found, "")
-        if (mistake := value.mistake()) is not None:
-            raise _Wrong(*mistake)
-    except _Wrong as wrong:
-        raise refusal(f"{path}: {wrong.place} {wrong.what}", path=path, field=wrong.place) from None
-    return value
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return found
 
 
 def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -210,7 +241,7 @@ def _reader(kind: Any) -> _Reader:
     """What reads a field of this annotation, made once."""
     outer, inner = typing.get_origin(kind), typing.get_args(kind)
     if outer is Annotated:
-        return _leaf(*inner)
+        return _row(inner[0]) if inner[1] == ROW else _leaf(*inner)
     if NoneType in inner:
         return _optional(_reader(next(part for part in inner if part is not NoneType)))
     if outer is tuple:
@@ -226,10 +257,12 @@ def _reader(kind: Any) -> _Reader:
 
 
 def _leaf(kind: Callable[[Any], Any], rule: Rule) -> _Reader:
+    make = rule.parse or kind
+
     def read(value: Any, place: str) -> Any:
         if not rule.holds(value):
             raise _Wrong(place, f"must be {rule.what}, not {_shown(value)}")
-        return kind(value)
+        return make(value)
 
     return read
 
@@ -312,9 +345,30 @@ def _object(kind: type[Any]) -> _Reader:
         }
         for name in members.keys() - readers.keys():
             raise _Wrong(_below(place, name), "is not known to this version of Waltz")
-        return kind(**found)
+        return _consistent(kind(**found), place)
 
     return read
+
+
+def _row(kind: type[Any]) -> _Reader:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    readers = {item.name: _reader(hints[item.name]) for item in fields(kind)}
+
+    def read(value: Any, place: str) -> Any:
+        if not isinstance(value, list) or len(value) != len(readers):
+            raise _Wrong(place, f"must be a list of {len(readers)} values, not {_shown(value)}")
+        found = {
+            name: reader(inner, _below(place, name)) for (name, reader), inner in zip(readers.items(), value, strict=True)
+        }
+        return _consistent(kind(**found), place)
+
+    return read
+
+
+def _consistent(value: Any, place: str) -> Any:
+    if isinstance(value, Document) and (mistake := value.mistake()) is not None:
+        raise _Wrong(_below(place, mistake[0]), mistake[1])
+    return value
 
 
 def _members(value: Any, place: str) -> dict[str, Any]:

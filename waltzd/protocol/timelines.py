@@ -37,9 +37,9 @@ _ENTRY = struct.Struct(">16siiqq")
 class Timeline:
     """One history of a log, other than the first."""
 
+    identity: UUID
     number: int
     """2 for the first fork; each later timeline of the log has a higher number."""
-    identity: UUID
     parent: int
     """Number of the timeline from which it forked; 1 is the first timeline."""
     fork: Fork

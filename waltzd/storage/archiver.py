@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from waltzd.archive.contents import highest_numbers
-from waltzd.archive.manifest import Entry, Label, Manifest, folder_of, sha256_of
+from waltzd.archive.manifest import Entry, Label, Manifest, folder_of
 from waltzd.archive.metadata import METADATA_BYTES_MAX, save_metadata
 from waltzd.archive.piece import content_of, footer_in, index_to_keep, piece_of, records_hash
 from waltzd.archive.store import Store
@@ -42,6 +42,7 @@ from waltzd.errors import (
 )
 from waltzd.format.layout import FileHeader, index_name
 from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp
+from waltzd.protocol.digest import sha256_of
 from waltzd.protocol.peers import NOBODY, Contact, Content
 from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
 from waltzd.storage.lane import Lane, RunBlocking

@@ -26,13 +26,14 @@ from waltzd.archive.cut_point import (
     moment_of,
     spelled,
 )
-from waltzd.archive.manifest import Label, sha256_of
+from waltzd.archive.manifest import Label
 from waltzd.archive.unsealed import UNIQUE_BYTES, Slot, Tail, slot_name, tail_name
 from waltzd.archive.upload import PartitionArchive
 from waltzd.errors import ArchiveDamaged, CutImpossible, ForeignArchive, NoTimes
 from waltzd.format.batch import Batch
 from waltzd.format.checksum import crc32
 from waltzd.format.record import encode_payloads
+from waltzd.protocol.digest import sha256_of
 
 KEY = UUID(int=3)
 LATE = TIME + 1_000_000_000

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from waltzd.archive.manifest import FAN_OUT, Chunk, Entry, Label, Manifest, opened, pieces_of, sha256_of, total_of
+from waltzd.archive.manifest import FAN_OUT, Chunk, Entry, Label, Manifest, opened, pieces_of, total_of
 from waltzd.errors import ArchiveDamaged, UnknownVersion
 from waltzd.format.layout import ID_MAX
+from waltzd.protocol.digest import sha256_of
 
 ARCHIVE, CLUSTER = UUID(int=1), UUID(int=2)
 EMPTY = Manifest(archive=ARCHIVE, cluster=CLUSTER, partition=3)
@@ -127,22 +128,25 @@ def test_what_is_right_by_itself_and_not_what_was_named_is_damage() -> None:
 
 
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "wrong"),
     [
-        (piece(0, 1, b"a"), replace(piece(2, 4, b"b"), level=1)),
-        (replace(piece(0, 1, b"a"), index_bytes=99),),
-        (replace(piece(0, 1, b"a"), sha256="no hash"),),
-        (replace(piece(0, 1, b"a"), level=99),),
-        (),
+        (
+            (piece(0, 1, b"a"), replace(piece(2, 4, b"b"), level=1)),
+            r"entries\[1\] begins at id 2 and does not follow the one that ends at id 1",
+        ),
+        ((replace(piece(0, 1, b"a"), index_bytes=99),), r"entries\[0\].index_bytes must be at most 10, not 99"),
+        ((replace(piece(0, 1, b"a"), sha256="no hash"),), r'entries\[0\].sha256 must be a SHA-256 .*, not "no hash"'),
+        ((replace(piece(0, 1, b"a"), level=99),), r"entries\[0\].level must be a whole number from 0 to 8, not 99"),
+        ((), "entries must not be empty"),
     ],
 )
-def test_a_manifest_that_cannot_be_is_not_read(entries: tuple[Entry, ...]) -> None:
+def test_a_manifest_that_cannot_be_is_not_read(entries: tuple[Entry, ...], wrong: str) -> None:
     forged = replace(EMPTY, number=1, entries=entries)
-    with pytest.raises(ArchiveDamaged, match="cannot be understood"):
+    with pytest.raises(ArchiveDamaged, match=f"here: {wrong}"):
         Manifest.decode(forged.text, "here")
 
 
 def test_a_manifest_of_a_later_version_is_not_guessed_at() -> None:
     text = archive_of([b"a"])[0][-1].text
-    with pytest.raises(UnknownVersion, match="version 2 of archives"):
+    with pytest.raises(UnknownVersion, match="an object of an archive of version 2; this program knows 1"):
         Manifest.decode(text.replace(b'"version": 1', b'"version": 2'), "here")

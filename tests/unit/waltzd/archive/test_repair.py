@@ -14,6 +14,7 @@ from waltzd.archive import manifest as manifests
 from waltzd.archive.repair import Mended, made_again, put_back
 from waltzd.archive.upload import PartitionArchive
 from waltzd.archive.verification import survey
+from waltzd.protocol.digest import sha256_of
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_which_of_two_pieces_was_added_is_told_by_the_next_manifest_or_not_at_al
     for number in (SEGMENTS, SEGMENTS - 2):
         store, piece = archive(SEGMENTS, partitions=1), pieces[number - 1]
         data = store.objects[piece.name(0)].data[: piece.size - piece.index_bytes]
-        other = replace(piece, size=len(data), index_bytes=0, sha256=manifests.sha256_of(data))
+        other = replace(piece, size=len(data), index_bytes=0, sha256=sha256_of(data))
         store.put_new(other.name(0), data)
         name = manifests.manifest_name(0, number)
         spoil(store, name, random.Random(number))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.faulty_store import FaultyStore
 from tests.unit.waltzd.archive.test_verification import archive
-from waltzd.archive.manifest import Label, Manifest, sha256_of
+from waltzd.archive.manifest import Label, Manifest
 from waltzd.archive.metadata import save_metadata
 from waltzd.archive.unsealed import UNIQUE_BYTES, Part, Slot, Tail, slot_name, tail_name, tail_of
 from waltzd.archive.unsealed_writer import PartitionTail
@@ -18,6 +18,7 @@ from waltzd.archive.verification import check_tail, survey
 from waltzd.errors import ArchiveDamaged, ForeignArchive
 from waltzd.format.checksum import crc32
 from waltzd.format.record import Run, encode_payloads
+from waltzd.protocol.digest import sha256_of
 
 CLUSTER, ARCHIVE = UUID(int=2), UUID(int=9)
 LABEL = Label(archive=ARCHIVE, cluster=CLUSTER)
