@@ -20,7 +20,6 @@ subdirectories only if they are named after a column, and Arrow then refuses fil
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +28,13 @@ from typing import Any
 from uuid import UUID
 
 from waltz_spark.log.origin import Span
-from waltzd.errors import ExportDamaged, ExportUnfit, UnknownVersion
+from waltzd.errors import ExportDamaged, ExportUnfit
 from waltzd.format.checksum import joined_crc
+from waltzd.protocol.digest import DigestFormat, sha256_of
 from waltzd.protocol.positions import Position
 from waltzd.protocol.timelines import FIRST
 
-MARK, VERSION = "waltz-export", 1
+TEXT_FORMAT = DigestFormat(name="waltz-export", version=1, thing="the manifest of an export", damage=ExportDamaged)
 HIDDEN = "_waltz"
 """Spark and Arrow leave names with an underscore out when they read a directory of files."""
 FORMATS = ("parquet", "delta")
@@ -102,7 +102,7 @@ class Shape:
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(list(map(list, self.schema))).encode()).hexdigest()
+        return sha256_of(json.dumps(list(map(list, self.schema))).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,20 +260,12 @@ def _taken(kinds: Mapping[str, _Kind], value: Mapping[str, Any]) -> dict[str, An
 
 
 def encode(manifest: Manifest) -> bytes:
-    value = _manifest_json(manifest)
-    return json.dumps({**value, "sha256": _digest(value)}, indent=1).encode() + b"\n"
-
-
-def _digest(value: Mapping[str, Any]) -> str:
-    """Of everything else in the manifest, to find bit rot."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return json.dumps(TEXT_FORMAT.with_digest(_manifest_json(manifest)), indent=1).encode() + b"\n"
 
 
 def _manifest_json(manifest: Manifest) -> dict[str, Any]:
     shape = manifest.shape
     return {
-        "format": MARK,
-        "version": VERSION,
         **_put(_MANIFEST, manifest),
         # Versions before this one want to read `lossless`.
         "shape": {**_put(_SHAPE, shape), "lossless": False, "schema_fingerprint": shape.fingerprint},
@@ -313,16 +305,9 @@ def piece_json(piece: Piece) -> dict[str, Any]:
 
 
 def decode(text: bytes, place: str) -> Manifest:
-    """Strict: whatever is not exactly as it was written is damage. `place`: where it was read, for the message."""
+    """Return the manifest that was read at `place`. Raise `ExportDamaged` if it is not what was written."""
+    value = TEXT_FORMAT.parse(text, place)
     try:
-        value = json.loads(text)
-        if not isinstance(value, dict) or value.get("format") != MARK:
-            raise ExportDamaged(f"{place} is not the manifest of an export")
-        if value.get("version") != VERSION:
-            raise UnknownVersion(f"{place} is a manifest of version {value.get('version')!r}; this program knows {VERSION}")
-        said = value.pop("sha256", None)
-        if said != _digest(value):
-            raise ExportDamaged(f"{place} does not have the checksum that it carries")
         _check_abilities(value["shape"], place)
         found = Manifest(
             **_taken(_MANIFEST, value),
@@ -332,7 +317,7 @@ def decode(text: bytes, place: str) -> Manifest:
                 int(number): UUID(part["timeline"]) for number, part in value["partitions"].items() if "timeline" in part
             },
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExportDamaged(f"{place} cannot be understood: {error}") from error
     if _manifest_json(found) != value:
         raise ExportDamaged(f"{place} does not agree with itself: its sums are not those of its files")
