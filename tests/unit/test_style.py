@@ -17,7 +17,7 @@ from tests.conftest import HEAVY
 ROOT = Path(__file__).parents[2]
 LINES_MAX = {
     "spark": 9_300, "waltzctl": 27_500,
-    "waltzd": 1_000, "waltzd/archive": 4_020, "waltzd/client": 8_900, "waltzd/cluster": 3_600, "waltzd/daemon": 2_700,
+    "waltzd": 1_000, "waltzd/archive": 4_020, "waltzd/client": 8_900, "waltzd/cluster": 3_600, "waltzd/daemon": 2_650,
     "waltzd/disk": 1_200, "waltzd/format": 3_500, "waltzd/observe": 400, "waltzd/protocol": 3_700,
     "waltzd/server": 2_400, "waltzd/server/clients": 2_900, "waltzd/server/core": 2_400, "waltzd/server/groups": 1_700,
     "waltzd/server/session": 3_600, "waltzd/server/subscriptions": 2_200, "waltzd/sql": 1_900, "waltzd/storage": 3_300,

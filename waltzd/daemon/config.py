@@ -10,12 +10,12 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from waltzd.archive.place import check_place
 from waltzd.cluster.access import HOW, OFF, Access, access_of
 from waltzd.cluster.documents import LEASE_MS_MAX
-from waltzd.daemon.settings import document, sample, setting, spell_size
+from waltzd.daemon.settings import Bounds, document, sample, setting, spell_size
 from waltzd.errors import BadArgument
 from waltzd.format.layout import PARTITIONS_MAX
 from waltzd.format.record import OVERHEAD_BYTES
@@ -106,14 +106,11 @@ class DaemonConfig:
         default=None,
         example="/var/log/waltz/audit.log",
     )
-    audit_bytes_max: int = setting(
-        "Begin a new audit file when the current one has reached this size.",
-        default=8 << 20,
-        bounds=(4 << 10, 1 << 30),
-        unit="bytes",
+    audit_bytes_max: Annotated[int, Bounds(4 << 10, 1 << 30, "bytes")] = setting(
+        "Begin a new audit file when the current one has reached this size.", default=8 << 20
     )
-    audit_files_max: int = setting(
-        "How many audit files are kept; the oldest is deleted for a new one.", default=8, bounds=(1, 1000)
+    audit_files_max: Annotated[int, Bounds(1, 1000)] = setting(
+        "How many audit files are kept; the oldest is deleted for a new one.", default=8
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -186,10 +183,9 @@ class StorageConfig(DaemonConfig):
         "Address for servers: sessions, appends, reads. Port 0 lets the system choose one.",
         default=Address("127.0.0.1", 55280),
     )
-    stream_port: int = setting(
+    stream_port: Annotated[int, Bounds(0, 65535)] = setting(
         "Port for what servers append and copy, on the host of `listen`. 0 lets the system choose one: servers are told.",
         default=0,
-        bounds=(0, 65535),
     )
     admin_listen: Address = setting(
         "Address for operators: health, partitions, verification. It must differ from `listen`.",
@@ -201,73 +197,49 @@ class StorageConfig(DaemonConfig):
         default=None,
         example="00112233-4455-6677-8899-aabbccddeeff",
     )
-    partitions: int | None = setting(
+    partitions: Annotated[int | None, Bounds(1, PARTITIONS_MAX)] = setting(
         "How many partitions the cluster has. Needed only the first time; afterwards it must agree when given.",
         default=None,
-        bounds=(1, PARTITIONS_MAX),
         example="16",
     )
-    segment_bytes_max: int = setting(
+    segment_bytes_max: Annotated[int, Bounds(1 << 10, 1 << 40, "bytes")] = setting(
         "Start a new segment of format 0 when the current one is larger than this; the record that crosses it stays whole. "
         "In format 1 the owner of a partition says where a segment ends: `segment_bytes_max` of the server.",
         default=64 << 20,
-        bounds=(1 << 10, 1 << 40),
-        unit="bytes",
     )
-    record_bytes_max: int = setting(
+    record_bytes_max: Annotated[int, Bounds(1 << 10, 1 << 30, "bytes")] = setting(
         "The largest record that is accepted, with its 40 bytes around the payload. Use the same on all storages.",
         default=16 << 20,
-        bounds=(1 << 10, 1 << 30),
-        unit="bytes",
     )
-    frame_bytes_max: int = setting(
+    frame_bytes_max: Annotated[int, Bounds(1 << 10, 1 << 30, "bytes")] = setting(
         "How many bytes of records travel in one message. A record larger than this travels in a message of its own.",
         default=4 << 20,
-        bounds=(1 << 10, 1 << 30),
-        unit="bytes",
     )
-    queue_bytes_max: int = setting(
+    queue_bytes_max: Annotated[int, Bounds(1 << 10, 16 << 30, "bytes")] = setting(
         "Bytes of appends that may wait, over all partitions, before senders wait; one partition may fill a quarter of it. "
         "One frame of each partition always may wait.",
         default=32 << 20,
-        bounds=(1 << 10, 16 << 30),
-        unit="bytes",
     )
-    read_chunk_bytes: int = setting(
-        "How much is read from a file at once to serve a reader. A larger record is read whole.",
-        default=1 << 20,
-        bounds=(4 << 10, 1 << 30),
-        unit="bytes",
+    read_chunk_bytes: Annotated[int, Bounds(4 << 10, 1 << 30, "bytes")] = setting(
+        "How much is read from a file at once to serve a reader. A larger record is read whole.", default=1 << 20
     )
-    free_bytes_min: int = setting(
+    free_bytes_min: Annotated[int, Bounds(0, 1 << 50, "bytes")] = setting(
         "Appends are refused while the file system has less free space than this. Reads and administration go on.",
         default=64 << 20,
-        bounds=(0, 1 << 50),
-        unit="bytes",
     )
-    reserve_bytes: int = setting(
-        "Size of the file that reserves space, so that a start never needs free space on a full disk.",
-        default=1 << 20,
-        bounds=(64 << 10, 1 << 40),
-        unit="bytes",
+    reserve_bytes: Annotated[int, Bounds(64 << 10, 1 << 40, "bytes")] = setting(
+        "Size of the file that reserves space, so that a start never needs free space on a full disk.", default=1 << 20
     )
-    flush_threads: int = setting(
-        "Threads that write and flush. More of them help when the disk serves several flushes at once.",
-        default=4,
-        bounds=(1, 256),
+    flush_threads: Annotated[int, Bounds(1, 256)] = setting(
+        "Threads that write and flush. More of them help when the disk serves several flushes at once.", default=4
     )
-    drain_seconds: int = setting(
-        "How long calls in progress may take to finish after a request to stop.",
-        default=10,
-        bounds=(0, 3600),
-        unit="seconds",
+    drain_seconds: Annotated[int, Bounds(0, 3600, "seconds")] = setting(
+        "How long calls in progress may take to finish after a request to stop.", default=10
     )
-    scrub_seconds: int = setting(
+    scrub_seconds: Annotated[int, Bounds(0, 366 * 86_400, "seconds")] = setting(
         "Read every sealed segment once in this time, to find what rots on the disk; owners heal what is found. 0 turns it "
         "off.",
         default=7 * 86_400,
-        bounds=(0, 366 * 86_400),
-        unit="seconds",
     )
     archive: str | None = setting(
         "The store to which sealed segments are uploaded: a directory, or a bucket as in s3://bucket/folder, gs:// or "
@@ -340,12 +312,10 @@ class ServerConfig(DaemonConfig):
         default="refused",
         choices=("refused", "accepted"),
     )
-    session_seconds: int = setting(
+    session_seconds: Annotated[int, Bounds(1, 60, "seconds")] = setting(
         "How long ZooKeeper waits for a heartbeat before it declares this server dead and its partitions move. Those of a "
         "process that has ended move earlier, when its port refuses connections and the storages confirm it.",
         default=6,
-        bounds=(1, 60),
-        unit="seconds",
     )
     listen: Address = setting(
         "Address for applications. Port 0 lets the system choose one.", default=Address("127.0.0.1", 55180)
@@ -354,11 +324,10 @@ class ServerConfig(DaemonConfig):
         "Address for operators. It must differ from `listen`.", default=Address("127.0.0.1", 55181)
     )
     http_listen: Address | None = setting(_HTTP_LISTEN, default=None, example="127.0.0.1:55182")
-    stream_port: int = setting(
+    stream_port: Annotated[int, Bounds(-1, 65535)] = setting(
         "Port for applications that mount without gRPC, as the library for Python does where it gets through, on the host "
         "of `listen`. 0 lets the system choose one: applications are told. -1: none, and everything goes through `listen`.",
         default=0,
-        bounds=(-1, 65535),
     )
     advertise: Address | None = setting(
         "The address that applications are told to connect to, where it is not `listen`.",
@@ -371,87 +340,64 @@ class ServerConfig(DaemonConfig):
         default=None,
         example="0,4-7",
     )
-    payload_bytes_max: int = setting(
+    payload_bytes_max: Annotated[int, Bounds(1, RECORD_BYTES_MAX - OVERHEAD_BYTES, "bytes")] = setting(
         "The largest payload of a transaction. With 40 bytes more it must fit into `record_bytes_max` of every storage.",
         default=1 << 20,
-        bounds=(1, RECORD_BYTES_MAX - OVERHEAD_BYTES),
-        unit="bytes",
     )
-    locks_max: int = setting("The most locks that one transaction may have.", default=1000, bounds=(1, 100_000))
-    frame_bytes_max: int = setting(
+    locks_max: Annotated[int, Bounds(1, 100_000)] = setting("The most locks that one transaction may have.", default=1000)
+    frame_bytes_max: Annotated[int, Bounds(1 << 10, 64 << 20, "bytes")] = setting(
         "How many bytes of transactions travel in one message. A larger transaction travels in a message of its own.",
         default=4 << 20,
-        bounds=(1 << 10, 64 << 20),
-        unit="bytes",
     )
-    inflight_bytes_max: int = setting(
+    inflight_bytes_max: Annotated[int, Bounds(1 << 10, 4 << 30, "bytes")] = setting(
         "Bytes of a partition that may be on their way to its replicas before clients wait. At least one transaction and "
         "one frame must fit.",
         default=16 << 20,
-        bounds=(1 << 10, 4 << 30),
-        unit="bytes",
     )
-    mounts_max: int = setting(
+    mounts_max: Annotated[int, Bounds(1, 1_000_000)] = setting(
         "How many clients may have a partition mounted or read by id, counted over all partitions of this server. One name "
         "(of a certificate) may hold four for each one that is free, so others find some. A client that does not read what "
         "it asked for holds up to about 2 MiB.",
         default=1024,
-        bounds=(1, 1_000_000),
     )
-    lock_table_size: int = setting(
+    lock_table_size: Annotated[int, Bounds(1, 100_000_000)] = setting(
         "How many locks each partition remembers. A client that lags further behind than these reach is refused and has to "
         "catch up first. A hundred thousand take about 20 MiB.",
         default=50_000,
-        bounds=(1, 100_000_000),
     )
-    tail_bytes_max: int = setting(
+    tail_bytes_max: Annotated[int, Bounds(1 << 20, 1 << 40, "bytes")] = setting(
         "Memory for the newest transactions, shared evenly by all partitions of the cluster, because one server may have "
         "to take them all: readers that are nearly level are served from it, slower ones from a storage.",
         default=64 << 20,
-        bounds=(1 << 20, 1 << 40),
-        unit="bytes",
     )
-    segment_bytes_max: int = setting(
+    segment_bytes_max: Annotated[int, Bounds(1 << 10, 2 << 30, "bytes")] = setting(
         "In format 1, start a new segment of a partition when the current one has reached this size; what was written in "
         "one step stays whole. In format 0 each storage has this setting for itself.",
         default=64 << 20,
-        bounds=(1 << 10, 2 << 30),
-        unit="bytes",
     )
-    session_bytes_max: int = setting(
+    session_bytes_max: Annotated[int, Bounds(1 << 20, 1 << 50, "bytes")] = setting(
         "A session of a partition ends, and a new one begins, after so many bytes: recovery reads about that much at most.",
         default=1 << 30,
-        bounds=(1 << 20, 1 << 50),
-        unit="bytes",
     )
-    backup_seconds: int = setting(
+    backup_seconds: Annotated[int, Bounds(0, 86_400, "seconds")] = setting(
         "Where storages have an `archive`: how often what is committed and not archived yet is uploaded to it, and how "
         "often the leader looks whether the documents of the cluster have to be. 0: never.",
         default=10,
-        bounds=(0, 86_400),
-        unit="seconds",
     )
-    storage_seconds: int = setting(
-        "How long a call to a storage may take before the storage counts as silent.",
-        default=5,
-        bounds=(1, 600),
-        unit="seconds",
+    storage_seconds: Annotated[int, Bounds(1, 600, "seconds")] = setting(
+        "How long a call to a storage may take before the storage counts as silent.", default=5
     )
-    read_lease_ms: int = setting(
+    read_lease_ms: Annotated[int, Bounds(0, LEASE_MS_MAX, "milliseconds")] = setting(
         "How long confirmed reads need no round to the storages after the last one, or after an acknowledged append. A "
         "server that replaces one which did not end in order waits for up to twice as long before it opens a partition. It "
         "relies on clocks that go on while a machine stands still: leave it 0 where virtual machines are suspended or put "
         "back. 0: every confirmed read waits for a round.",
         default=0,
-        bounds=(0, LEASE_MS_MAX),
-        unit="milliseconds",
     )
-    catch_up_bytes_per_second: int = setting(
+    catch_up_bytes_per_second: Annotated[int, Bounds(0, 1 << 40, "bytes")] = setting(
         "How much each replica that has to catch up may copy in a second, so that copying does not slow down writing. 0 "
         "sets no bound.",
         default=64 << 20,
-        bounds=(0, 1 << 40),
-        unit="bytes",
     )
     archive: str | None = setting(
         "The store in which storages archive the partitions, as they name it. Readers of transactions that storages have "
@@ -468,17 +414,12 @@ class ServerConfig(DaemonConfig):
         default=None,
         example="/var/cache/waltz",
     )
-    archive_cache_bytes: int = setting(
+    archive_cache_bytes: Annotated[int, Bounds(1 << 20, 1 << 50, "bytes")] = setting(
         "How much of the archive is kept there. A segment is brought as a whole, so several of the largest should fit.",
         default=1 << 30,
-        bounds=(1 << 20, 1 << 50),
-        unit="bytes",
     )
-    drain_seconds: int = setting(
-        "How long other servers may take to take over the partitions after a request to stop.",
-        default=30,
-        bounds=(0, 3600),
-        unit="seconds",
+    drain_seconds: Annotated[int, Bounds(0, 3600, "seconds")] = setting(
+        "How long other servers may take to take over the partitions after a request to stop.", default=30
     )
 
     @property

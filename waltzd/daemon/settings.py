@@ -12,7 +12,6 @@ import re
 import textwrap
 import typing
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +20,24 @@ from waltzd.protocol.address import Address, parse_address
 _REQUIRED: Any = object()
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the largest number that a setting takes, in the annotation of its field."""
+
+    least: int
+    most: int
+    unit: str = ""
+    """What is counted. "bytes" accepts sizes such as 64MiB."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One declaration, apart from its name and type."""
 
     doc: str
     default: Any
-    bounds: tuple[int, int] | None
-    """The least and the largest number."""
-    unit: str
+    bounds: Bounds | None = None
+    """None for what is no number."""
     choices: tuple[str, ...]
     example: str
     """A value for the sample file; `{role}` stands for the role of the daemon."""
@@ -43,23 +51,28 @@ def setting(
     doc: str,
     *,
     default: Any = _REQUIRED,
-    bounds: tuple[int, int] | None = None,
-    unit: str = "",
     choices: tuple[str, ...] = (),
     example: str = "",
 ) -> Any:
-    """A field of a settings class. `unit="bytes"` accepts sizes such as 64MiB; without a default it must be given."""
-    about = Setting(doc=doc, default=default, bounds=bounds, unit=unit, choices=choices, example=example)
+    """Return a field of a settings class. Without a default it must be given. A number has `Bounds` in its annotation."""
+    about = Setting(doc=doc, default=default, choices=choices, example=example)
     is_optional: dict[str, Any] = {} if about.required else {"default": default}
     return dataclasses.field(**is_optional, metadata={"setting": about})
 
 
 def declared(kind: type[Any]) -> dict[str, tuple[Any, Setting]]:
     """Name → (type, declaration), in the order of declaration: first its own, then those of the class that it extends."""
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     found = {item.name: item.metadata["setting"] for item in dataclasses.fields(kind)}
     names = dict.fromkeys([name for name in kind.__annotations__ if name in found] + list(found))
-    return {name: (hints[name], found[name]) for name in names}
+    return {name: _typed(hints[name], found[name]) for name in names}
+
+
+def _typed(hint: Any, about: Setting) -> tuple[Any, Setting]:
+    if typing.get_origin(hint) is not typing.Annotated:
+        return hint, about
+    type_, bounds = typing.get_args(hint)
+    return type_, dataclasses.replace(about, bounds=bounds)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -98,18 +111,17 @@ def read_value(text: str, type_: Any, about: Setting) -> Any:
 
 
 def _integer(text: str, about: Setting) -> int:
-    spell_bound: Callable[[int], str] = spell_size if about.unit == "bytes" else str
-    if about.unit == "bytes":
+    assert about.bounds is not None, "each number has bounds"
+    if about.bounds.unit == "bytes":
         value = parse_size(text)
     else:
         if len(text) > _DIGITS_MAX or not _INTEGER.fullmatch(text):
             raise ValueError(f"{text!r} is not a whole number")
         value = int(text.replace("_", ""))
-    least, most = about.bounds or (value, value)
-    if value < least:
-        raise ValueError(f"{text} is below the minimum, {spell_bound(least)}")
-    if value > most:
-        raise ValueError(f"{text} is above the maximum, {spell_bound(most)}")
+    if value < about.bounds.least:
+        raise ValueError(f"{text} is below the minimum, {spell(about.bounds.least, about)}")
+    if value > about.bounds.most:
+        raise ValueError(f"{text} is above the maximum, {spell(about.bounds.most, about)}")
     return value
 
 
@@ -140,7 +152,7 @@ def spell(value: Any, about: Setting) -> str:
     """A value as it would stand in the file."""
     if value is None:
         return "null"
-    return spell_size(value) if about.unit == "bytes" else str(value)
+    return spell_size(value) if about.bounds is not None and about.bounds.unit == "bytes" else str(value)
 
 
 # -- generated files ---------------------------------------------------------------------------------------------------
@@ -171,6 +183,5 @@ def bounds(about: Setting) -> str:
         return f"One of {', '.join(about.choices)}."
     if about.bounds is None:
         return ""
-    low, high = (spell(bound, about) for bound in about.bounds)
-    unit = f" {about.unit}" if about.unit not in ("", "bytes") else ""
-    return f"From {low} to {high}{unit}."
+    unit = f" {about.bounds.unit}" if about.bounds.unit not in ("", "bytes") else ""
+    return f"From {spell(about.bounds.least, about)} to {spell(about.bounds.most, about)}{unit}."
