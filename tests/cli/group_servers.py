@@ -15,6 +15,7 @@ from uuid import UUID
 import grpc
 import pytest
 
+from tests.answers import Answers, add_threaded
 from waltzctl.watching import poll
 from waltzd.client import loop
 from waltzd.cluster import zookeeper
@@ -22,19 +23,14 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Ownership, ServerMeta
 from waltzd.cluster.groups import GroupDescription, GroupList, GroupMeta, MadeGroup
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.errors import BadArgument, NoSuchGroup, NotOwner, WaltzError
+from waltzd.errors import BadArgument, CannotConnect, NoSuchGroup, NotOwner, WaltzError
 from waltzd.protocol.batches import Place, Topology
 from waltzd.protocol.descriptions import OwnedPartition, PartitionStatistics, ServerDescription
 from waltzd.protocol.groups import Change, Changed, GroupMember, GroupPlace, Mode, ParkedList, ParkedTransaction
-from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import packed_error, to_message, to_value
-from waltzd.wire.grpc import ERROR_KEY
-from waltzd.wire.wire_pb2_grpc import (
-    LogServicer,
-    ServerAdminServicer,
-    add_LogServicer_to_server,
-    add_ServerAdminServicer_to_server,
-)
+from waltzd.protocol.positions import Position
+from waltzd.protocol.timelines import FIRST
+from waltzd.wire.codec import to_value
+from waltzd.wire.servicer import Origin
 
 KEY = UUID(int=7)
 PARTITIONS = 4
@@ -111,107 +107,93 @@ class Servers:
         )  # fmt: skip
 
 
-class Admin(ServerAdminServicer):
+class Admin(Answers):
     def __init__(self, name: str, servers: Servers) -> None:
         self.name, self.servers = name, servers
 
-    def _heard(self, context: Any) -> None:
+    def admit(self, key: UUID | None, origin: Origin) -> None:
         if self.name in self.servers.silent:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "it is told to be silent")
+            raise CannotConnect("it is told to be silent")
 
-    def Describe(self, request: Any, context: Any) -> Any:
-        self._heard(context)
-        return to_message(wire.ServerDescription, self.servers.description(self.name))
+    async def Describe(self, request: Any, origin: Origin) -> Any:
+        return self.servers.description(self.name)
 
-    def ListGroups(self, request: Any, context: Any) -> Any:
-        self._heard(context)
+    async def ListGroups(self, request: Any, origin: Origin) -> Any:
         name = request.name if request.HasField("name") else None
         if name is not None and name not in self.servers.groups:
-            abort(context, NoSuchGroup(f"there is no group {name}"))
-        return to_message(wire.GroupList, self.servers.known_to(self.name, name))
+            raise NoSuchGroup(f"there is no group {name}")
+        return self.servers.known_to(self.name, name)
 
-    def ListParked(self, request: Any, context: Any) -> Any:
-        self._heard(context)
+    async def ListParked(self, request: Any, origin: Origin) -> Any:
         wanted = request.partition if request.HasField("partition") else None
         found = [
             one
             for one in self.servers.parked.get(request.name, [])
             if wanted in (None, one.partition) and (wanted is None or one.id > request.after)
         ]
-        return to_message(wire.ParkedList, ParkedList(tuple(found[: request.count]), len(found) > request.count))
+        return ParkedList(tuple(found[: request.count]), len(found) > request.count)
 
-    def SetGroup(self, request: Any, context: Any) -> Any:
-        self._heard(context)
-        self._refuse(context)
+    async def SetGroup(self, request: Any, origin: Origin) -> Any:
+        self._refuse()
         meta = to_value(GroupMeta, request.meta)
         self.servers.asked.append((self.name, "set", meta))
         old = self.servers.groups[meta.name]
         assert old.made_at == request.made_at
         self.servers.groups[meta.name] = replace(old, meta=meta)
-        return to_message(wire.MadeGroup, MadeGroup(meta, old.made_at))
+        return MadeGroup(meta, old.made_at)
 
-    def RemoveGroup(self, request: Any, context: Any) -> Any:
-        self._heard(context)
-        self._refuse(context)
+    async def RemoveGroup(self, request: Any, origin: Origin) -> Any:
+        self._refuse()
         self.servers.asked.append((self.name, "remove", request.name))
         assert self.servers.groups.pop(request.name).made_at == request.made_at
-        return wire.RemoveGroupReply()
 
-    def PassEntry(self, request: Any, context: Any) -> Any:
-        self._heard(context)
-        self._refuse(context)
+    async def PassEntry(self, request: Any, origin: Origin) -> Any:
+        self._refuse()
         self.servers.asked.append((self.name, "pass over", request.id))
-        return wire.PassEntryReply()
 
-    def ChangeGroup(self, request: Any, context: Any) -> Any:
-        self._heard(context)
-        self._refuse(context)
+    async def ChangeGroup(self, request: Any, origin: Origin) -> Any:
+        self._refuse()
         if request.partition in self.servers.failing:
-            abort(context, BadArgument("not this one"))
+            raise BadArgument("not this one")
         if self.servers.owner(request.partition) != self.name:
-            abort(context, NotOwner("another server owns it"))
+            raise NotOwner("another server owns it")
         assert self.servers.groups[request.name].made_at == request.made_at
         told = Change(request.change), request.partition, tuple(request.ids)
         self.servers.asked.append((self.name, "change", told))
-        return to_message(wire.GroupChanged, Changed(count=len(request.ids), epoch=2, floor=5))
+        return Changed(count=len(request.ids), epoch=2, floor=5)
 
-    def _refuse(self, context: Any) -> None:
+    def _refuse(self) -> None:
         if self.servers.refusals:
-            abort(context, self.servers.refusals.pop(0))
+            raise self.servers.refusals.pop(0)
 
 
-class Log(LogServicer):
+class Log(Answers):
     """Of a cluster whose partitions all have the same transactions, one a second."""
 
     def __init__(self, name: str, servers: Servers) -> None:
         self.name, self.servers = name, servers
 
-    def Locate(self, request: Any, context: Any) -> Any:
+    async def Locate(self, request: Any, origin: Origin) -> Any:
         found = self.servers
         places = tuple(
             Place(generation=1, server=found.owner(number), address=found.addresses[found.owner(number)])
             for number in range(PARTITIONS)
         )
-        return to_message(wire.Topology, Topology(cluster="trial", cluster_key=KEY, places=places, servers=()))
+        return Topology(cluster="trial", cluster_key=KEY, places=places, servers=())
 
-    def HighWaterMark(self, request: Any, context: Any) -> Any:
-        return wire.MarkReply(mark=COMMITTED, confirmed=True)
+    async def HighWaterMark(self, request: Any, origin: Origin) -> Any:
+        return Position(COMMITTED, FIRST), True
 
-    def FindTime(self, request: Any, context: Any) -> Any:
-        return wire.MarkReply(mark=min(COMMITTED, request.time // 1_000_000 - BEGAN - 1))
+    async def FindTime(self, request: Any, origin: Origin) -> Any:
+        return Position(min(COMMITTED, request.time // 1_000_000 - BEGAN - 1), FIRST)
 
-    def MakeGroup(self, request: Any, context: Any) -> Any:
+    async def MakeGroup(self, request: Any, origin: Origin) -> Any:
         if self.servers.refusals:
-            abort(context, self.servers.refusals.pop(0))
+            raise self.servers.refusals.pop(0)
         meta = to_value(GroupMeta, request.meta)
         self.servers.asked.append((self.name, "make", meta))
         self.servers.groups[meta.name] = GroupDescription(meta, 7, ())
-        return to_message(wire.MadeGroup, MadeGroup(meta, 7, is_new=True))
-
-
-def abort(context: Any, error: WaltzError) -> None:
-    context.set_trailing_metadata(((ERROR_KEY, packed_error(error)),))
-    context.abort(grpc.StatusCode[error.status], error.message)
+        return MadeGroup(meta, 7, is_new=True)
 
 
 @contextmanager
@@ -220,8 +202,8 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     servers, daemons, addresses = Servers(), [], {}
     for name in SERVERS:
         daemon = grpc.server(ThreadPoolExecutor(2))
-        add_ServerAdminServicer_to_server(Admin(name, servers), daemon)  # type: ignore[abstract]
-        add_LogServicer_to_server(Log(name, servers), daemon)  # type: ignore[abstract]
+        add_threaded(daemon, "ServerAdmin", Admin(name, servers))
+        add_threaded(daemon, "Log", Log(name, servers))
         addresses[name] = f"127.0.0.1:{daemon.add_insecure_port('127.0.0.1:0')}"
         daemon.start()
         daemons.append(daemon)

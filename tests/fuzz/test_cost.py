@@ -16,12 +16,11 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.message import Message
 
@@ -29,17 +28,17 @@ from tests.fuzz.hostile import methods
 from tests.fuzz.mutate import SEED, count, filled
 from tests.unit.waltzd.server.subscriptions.room import Room
 from waltzd.errors import BadFrame, WaltzError
-from waltzd.protocol.audit import DEAF
 from waltzd.protocol.groups import Verb
 from waltzd.protocol.role import Identity, Role
-from waltzd.server.clients import service
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.service import LogService
 from waltzd.server.subscriptions.member import check_said
+from waltzd.wire import calls as declared
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, server_frames
+from waltzd.wire.codec import client_frames, packed_error, server_frames
 from waltzd.wire.groups import member_frames
 from waltzd.wire.limits import CLIENT_FIELDS_MAX, MEMBER_BYTES_MAX, REQUEST_BYTES_MAX, bounded
+from waltzd.wire.servicer import Origin, answered
 
 CALLS, CALLS_PER_BYTE = 20_000, 12
 """Calls of functions that a request may take, and more for each byte. A cluster of a few partitions does some thousand
@@ -86,29 +85,6 @@ def measured() -> Iterator[Cost]:
         cost.seconds = time.thread_time() - before
         cost.memory = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-
-
-class Aborted(Exception):
-    pass
-
-
-class Context:
-    """As much of gRPC's as the service asks for."""
-
-    def __init__(self, identity: str) -> None:
-        self.identity = identity
-
-    async def abort(self, code: grpc.StatusCode, details: str, metadata: object) -> NoReturn:
-        raise Aborted(code)
-
-    async def write(self, message: Any) -> None:
-        return None
-
-    def done(self) -> bool:
-        return False
-
-    def peer(self) -> str:
-        return "memory"
 
 
 def full(name: str, key: bytes, size: int) -> Iterator[tuple[str, bytes]]:
@@ -158,13 +134,20 @@ def nested(size: int) -> bytes:
     return b"\x12" + raw + bytes([length]) + meta
 
 
-async def ask(calls: ServerCalls, name: str, raw: bytes, identity: str) -> None:
-    kind = LOG[name]
-    request = bounded(kind, kind.FromString)(raw)
+async def ask(calls: ServerCalls, name: str, raw: bytes, identity: Identity) -> None:
+    call = declared.CALLS[f"/waltz.v1.Log/{name}"]
+    request = bounded(call.request, call.request.FromString)(raw)
     if isinstance(request, WaltzError):
         return
-    with suppress(Aborted):
-        await getattr(LogService(calls, DEAF), name)(request, Context(identity))
+    try:
+        found = answered(LogService(calls), call, request, Origin(identity))
+        if not isinstance(found, AsyncGenerator):
+            call.pack(await found)
+            return
+        async for value in found:
+            call.pack(value)
+    except WaltzError as error:
+        packed_error(error)
 
 
 POLICY: list[dict[str, Any]] = [
@@ -173,15 +156,13 @@ POLICY: list[dict[str, Any]] = [
 ]
 
 
-def test_a_message_costs_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_identity", lambda context: context.identity)
-
+def test_a_message_costs_no_more_than_its_bytes() -> None:
     async def story(room: Room) -> None:
         room.cluster.set_policy(POLICY)
         calls, key = room.cluster._running(room.cluster.owner(0)).calls, room.cluster.meta.key
         for who in IDENTITIES:
             role = Role.OPERATOR if who == "operator" else Role.CLIENT
-            identity = Identity(key, role, who).uri
+            identity = Identity(key, role, who)
             for name in UNARY:
                 requests = [
                     *full(name, key.bytes, 3000),

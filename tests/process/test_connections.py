@@ -20,8 +20,9 @@ from waltzd.client import loop
 from waltzd.daemon import health_service
 from waltzd.errors import NotPermitted
 from waltzd.protocol.address import Address
-from waltzd.protocol.role import Role, dns_name, roles_at
+from waltzd.protocol.role import Role, dns_name
 from waltzd.wire import listener
+from waltzd.wire.calls import roles_at
 from waltzd.wire.connections import ConnectionShares
 from waltzd.wire.grpc import Channel, error_of
 from waltzd.wire.listener import Listener

@@ -19,8 +19,9 @@ from waltzd.client import loop
 from waltzd.daemon.expiry import DAY_SECONDS
 from waltzd.errors import CannotConnect, NotPermitted
 from waltzd.protocol.address import Address
-from waltzd.protocol.role import RIGHTS, Role
+from waltzd.protocol.role import Role
 from waltzd.wire import listener
+from waltzd.wire.calls import RIGHTS_OF_TOOLS
 from waltzd.wire.grpc import Server, error_of
 from waltzd.wire.listener import Listener
 from waltzd.wire.tls import Tls
@@ -133,8 +134,8 @@ def test_a_call_lasts_as_long_as_its_callers_certificate(tmp_path: Path, monkeyp
     files = authority.issue(KEY, Role.SERVER, "one")
     revoked = authority.revoke()
     tls = Tls(str(files.certificate), str(files.key), str(files.ca), role=Role.SERVER, revoked=str(revoked))
-    monkeypatch.setitem(RIGHTS, "/echo", frozenset({Role.CLIENT}))
-    monkeypatch.setitem(RIGHTS, "/one", frozenset({Role.CLIENT}))
+    monkeypatch.setitem(RIGHTS_OF_TOOLS, "/echo", frozenset({Role.CLIENT}))
+    monkeypatch.setitem(RIGHTS_OF_TOOLS, "/one", frozenset({Role.CLIENT}))
     caller = authority.issue(KEY, Role.CLIENT, "app", days=(2 if how == "ends" else 3600) / DAY_SECONDS)
 
     async def run() -> None:

@@ -48,14 +48,15 @@ from waltzd.protocol.batches import (
 from waltzd.protocol.locks import Mode
 from waltzd.protocol.peers import MountPort
 from waltzd.protocol.role import Role
-from waltzd.server.clients.service import add_log_service
+from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import FIRST_BYTES, StreamPort
 from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.calls import MOUNT
 from waltzd.wire.codec import client_message, server_frames
 from waltzd.wire.frames import Kind, connect
 from waltzd.wire.listener import create_server, listen
 from waltzd.wire.servers import CALL_SECONDS, ServerClient
-from waltzd.wire.wire_pb2_grpc import LogStub
+from waltzd.wire.servicer import add_service
 
 Test = Callable[[Room, str], Awaitable[None]]
 _streams: dict[str, str] = {}
@@ -79,7 +80,7 @@ def reached(address: str, key: UUID | None = None, *, seconds: float = CALL_SECO
 @contextlib.asynccontextmanager
 async def served(room: Room, auditor: Auditor = DEAF) -> AsyncIterator[str]:
     server = create_server(8 << 20, None, auditor)
-    add_log_service(server, room.calls, None, auditor)
+    add_service(server, "Log", LogService(room.calls, auditor))
     port = listen(server, Address("127.0.0.1", 0))
     await server.start()
     address = f"127.0.0.1:{port}"
@@ -465,7 +466,8 @@ def test_nonsense_is_refused_in_one_stream_only(raw: bytes, is_mounted: bool, ca
 def test_the_status_says_the_same_for_who_does_not_read_frames(caplog: pytest.LogCaptureFixture) -> None:
     async def test(room: Room, address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
-            call: Any = LogStub(channel).Mount()
+            mount: Any = channel.stream_stream(MOUNT.path, MOUNT.request.SerializeToString, MOUNT.reply.FromString)
+            call = mount()
             await call.write(client_message([mount_request(generation=9)]))
             await call.done_writing()
             assert (await call.read()).HasField("refused")

@@ -11,13 +11,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from tests.answers import Answers
 from tests.unit.fake_server import KEY, FakeCluster, FakeServer
 from waltzd.client.loop import LoopThread
 from waltzd.protocol.address import Address
-from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import client_frames, server_message, to_message
+from waltzd.protocol.batches import Registration, Topology
+from waltzd.wire.codec import client_frames, server_message
 from waltzd.wire.listener import create_server, listen
-from waltzd.wire.wire_pb2_grpc import LogServicer, add_LogServicer_to_server
+from waltzd.wire.servicer import Origin, add_service
 
 PARTITIONS = 256
 PROGRAM = """
@@ -44,7 +45,7 @@ for writes in (True, False, True):
 """
 
 
-class FakeService(LogServicer):
+class FakeService(Answers):
     """A fake cluster of one server, behind gRPC."""
 
     def __init__(self, fake: FakeCluster) -> None:
@@ -53,13 +54,13 @@ class FakeService(LogServicer):
     def _port(self) -> FakeServer:
         return self._fake.connect(self._fake.addresses[0], KEY)
 
-    async def Locate(self, request: wire.LocateRequest, context: Any) -> wire.Topology:
-        return to_message(wire.Topology, await self._port().locate())
+    async def Locate(self, request: Any, origin: Origin) -> Topology:
+        return await self._port().locate()
 
-    async def Register(self, request: wire.RegisterRequest, context: Any) -> wire.Registration:
-        return to_message(wire.Registration, await self._port().register())
+    async def Register(self, request: Any, origin: Origin) -> Registration:
+        return await self._port().register()
 
-    async def Mount(self, messages: Any, context: Any) -> AsyncIterator[wire.ServerFrame]:
+    async def Mount(self, messages: Any, context: Any) -> AsyncIterator[Any]:
         mount = self._port().mount()
 
         async def up() -> None:
@@ -84,7 +85,7 @@ def address() -> Any:
         where = f"127.0.0.1:{listen(server, Address('127.0.0.1', 0))}"
         fake = FakeCluster(partitions=PARTITIONS, servers=1)
         fake.addresses = [where]
-        add_LogServicer_to_server(FakeService(fake), server)  # type: ignore[abstract]
+        add_service(server, "Log", FakeService(fake))
         await server.start()
         return server, where
 

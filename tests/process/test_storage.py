@@ -39,7 +39,7 @@ from waltzd.errors import (
 )
 from waltzd.format.finding import Code, Finding
 from waltzd.format.record import Run, encode_payloads
-from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.calls import CALLS, Call
 from waltzd.wire.grpc import Caller
 from waltzd.wire.storages import AdminClient, AppendStream, ReplicaClient
 
@@ -595,20 +595,19 @@ def test_every_port_refuses_who_means_another_storage(make_daemon: MakeDaemon) -
         async with AdminClient(daemon.admin_listen, KEY, name="s1") as admin:
             assert (await admin.describe()).name == "s1"
 
-    async def ask(client: Caller, method: Any) -> None:
+    async def ask(client: Caller, call: Call[Any]) -> None:
         """With the cluster's key, and nothing else."""
-        request = method.input_type._concrete_class()
-        if "cluster_key" in method.input_type.fields_by_name:
+        request: Any = call.request()
+        if "cluster_key" in request.DESCRIPTOR.fields_by_name:
             request.cluster_key = KEY.bytes
-        if "target" in method.input_type.fields_by_name:
+        if "target" in request.DESCRIPTOR.fields_by_name:
             request.target.cluster_key = KEY.bytes
             request.target.session = 9
-        call = getattr(client._stub, method.name)
-        if method.server_streaming:
-            async for _ in client._stream(call, request):
+        if call.name in ("Read", "Restore", "Verify"):
+            async for _ in client._each(call, request):
                 pass
         else:
-            await client._call(call, request)
+            await client._ask(call, request)
 
     async def run_again() -> None:
         other = ReplicaClient(daemon.listen, KEY, name="s2", stream_port=int(daemon.stream_listen.rpartition(":")[2]))
@@ -616,10 +615,10 @@ def test_every_port_refuses_who_means_another_storage(make_daemon: MakeDaemon) -
         async with other, tool:
             for stream in (other.append(0, 1).receive(), other.fetch_segment(0, 0, session=1)):
                 assert isinstance(await refused(stream), WrongStorage)
-            for client in (other, tool):
-                for method in wire.DESCRIPTOR.services_by_name[client.service.__name__.removesuffix("Stub")].methods:
-                    error = await refused(ask(client, method))
-                    assert isinstance(error, WrongStorage), (method.name, error)
+            for client, service in ((other, "Replica"), (tool, "StorageAdmin")):
+                for call in [call for call in CALLS.values() if call.service == service]:
+                    error = await refused(ask(client, call))
+                    assert isinstance(error, WrongStorage), (call.name, error)
                     assert "this is the storage s1" in error.message
         async with ReplicaClient(daemon.listen, KEY, instance=UUID(int=3)) as late:
             assert isinstance(await refused(late.segments(0)), WrongStorage), "another process than the one that is meant"

@@ -24,9 +24,9 @@ from waltzd.client import loop
 from waltzd.errors import CannotConnect, NoSuchPartition, NotPermitted, WaltzError, WrongPeer
 from waltzd.protocol.address import Address
 from waltzd.protocol.batches import Credit
-from waltzd.protocol.role import RIGHTS, Identity, Role
+from waltzd.protocol.role import Identity, Role
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire import wire_pb2_grpc as services
+from waltzd.wire.calls import CALLS, DESCRIBE_STORAGE
 from waltzd.wire.codec import unpacked_error
 from waltzd.wire.frames import HEAD, Kind
 from waltzd.wire.grpc import Channel, error_of
@@ -104,7 +104,8 @@ def test_strangers_do_not_get_through_the_handshake(signed: tuple[Authority, Dae
 
     async def knock(channel: grpc.aio.Channel) -> grpc.StatusCode:
         try:
-            await services.StorageAdminStub(channel).Describe(wire.DescribeRequest(), timeout=5)
+            describe: Any = channel.unary_unary(DESCRIBE_STORAGE.path)
+            await describe(b"", timeout=5)
         except grpc.aio.AioRpcError as error:
             return error.code()
         finally:
@@ -260,7 +261,7 @@ def test_every_call_is_tried_by_every_role(authority: Authority) -> None:
         try:
             for role in Role:
                 files = authority.issue(KEY, role, "x")
-                assert await permitted(files, address, server) == {n for n, roles in RIGHTS.items() if role in roles}
+                assert await permitted(files, address, server) == {n for n, call in CALLS.items() if role in call.roles}
                 foreign = authority.issue(OTHER, role, "x", file=f"foreign-{role}")
                 assert await permitted(foreign, address, server) == set(), "a certificate of another cluster"
         finally:

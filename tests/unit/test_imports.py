@@ -90,7 +90,7 @@ WORLD = (
     "secrets", "select", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
 )  # fmt: skip
 SPARK = ("deltalake", "pyarrow", "pyspark")
-GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire.wire_pb2", "waltzd.wire.wire_pb2_grpc")
+GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_status", "waltzd.wire.wire_pb2")
 ONLY_IN = {
     "kazoo": (("waltzd.cluster.zookeeper",), "take a `Coordinator` as an argument"),
     "sqlalchemy": (("waltzd.sql",), "it comes with the sql extra only"),
@@ -333,7 +333,6 @@ def test_the_rules_notice(name: str, source: str) -> None:
         ),
         ("waltz_spark.log.decode", "import pyarrow as pa\nfrom waltzd.format.record import heads"),
         ("pyspark_waltz", "from waltz_spark.source import WaltzDataSource as DefaultSource"),
-        ("waltzd.wire.wire_pb2_grpc", "import grpc"),
         ("waltzd.cluster.zookeeper", "import kazoo.client"),
     ],
 )

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
+from uuid import UUID
 
-import grpc.aio
-
-from waltzd.cluster.groups import GroupMeta
+from waltzd.cluster.groups import GroupList, GroupMeta, MadeGroup
 from waltzd.daemon import logs
 from waltzd.daemon.health_service import add_health, add_reflection
 from waltzd.daemon.process import vitals
 from waltzd.daemon.readiness import Unready
-from waltzd.errors import BadArgument, ForeignCluster, WaltzError
-from waltzd.protocol.descriptions import ServerDescription
-from waltzd.protocol.groups import Change
+from waltzd.errors import BadArgument, ForeignCluster
+from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
+from waltzd.protocol.groups import Change, Changed, ParkedList
 from waltzd.protocol.locks import LockExplanation
 from waltzd.server.clients.registry import Registry
 from waltzd.server.registration import Registration
 from waltzd.server.subscriptions.board import Board
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import key_of, to_message, to_value
-from waltzd.wire.grpc import Server, abort
-from waltzd.wire.wire_pb2_grpc import ServerAdminServicer, add_ServerAdminServicer_to_server
+from waltzd.wire.codec import to_value
+from waltzd.wire.grpc import Server
+from waltzd.wire.servicer import Host, Origin, add_service
 
 SERVICE = wire.DESCRIPTOR.services_by_name["ServerAdmin"].full_name
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Explain: TypeAlias = Callable[[int, int], LockExplanation]
 """Of a partition that is owned here, and the 64 bits of a lock."""
 
 
-class ServerAdminService(ServerAdminServicer):
+class ServerAdminService(Host):
     def __init__(
         self,
         describe: Callable[[], ServerDescription],
@@ -46,96 +44,55 @@ class ServerAdminService(ServerAdminServicer):
         self._registration = registration
         self._explain = explain
 
-    async def Describe(self, request: wire.DescribeServerRequest, context: Context) -> wire.ServerDescription:
-        return to_message(wire.ServerDescription, replace(self._describe(), vitals=vitals()))
+    def admit(self, key: UUID | None, origin: Origin) -> None:
+        if key is not None and key != (ours := self._describe().cluster_key):
+            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
 
-    async def Events(self, request: wire.EventsRequest, context: Context) -> wire.EventsReply:
-        return to_message(wire.EventsReply, logs.RECENT.after(request.after))
+    async def Describe(self, request: wire.DescribeServerRequest, origin: Origin) -> ServerDescription:
+        return replace(self._describe(), vitals=vitals())
 
-    async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainReply:
-        try:
-            self._check_key(request.cluster_key)
-            await self._registration.change(is_draining=request.draining)
-        except WaltzError as error:
-            await abort(context, error)
-        return wire.DrainReply(partitions=[found.partition for found in self._describe().partitions])
+    async def Events(self, request: wire.EventsRequest, origin: Origin) -> Events:
+        return logs.RECENT.after(request.after)
 
-    async def ExplainLock(self, request: wire.ExplainLockRequest, context: Context) -> wire.LockExplanation:
-        try:
-            self._check_key(request.cluster_key)
-            return to_message(wire.LockExplanation, self._explain(request.partition, request.lock))
-        except WaltzError as error:
-            await abort(context, error)
+    async def Drain(self, request: wire.DrainRequest, origin: Origin) -> list[int]:
+        await self._registration.change(is_draining=request.draining)
+        return [found.partition for found in self._describe().partitions]
 
-    async def ListClients(self, request: wire.ListClientsRequest, context: Context) -> wire.ClientList:
-        return to_message(wire.ClientList, self._clients.describe())
+    async def ExplainLock(self, request: wire.ExplainLockRequest, origin: Origin) -> LockExplanation:
+        return self._explain(request.partition, request.lock)
 
-    async def DisconnectClient(self, request: wire.DisconnectRequest, context: Context) -> wire.DisconnectReply:
-        try:
-            self._check_key(request.cluster_key)
-        except WaltzError as error:
-            await abort(context, error)
-        instance = request.instance if request.HasField("instance") else None
-        return wire.DisconnectReply(mounts=self._clients.disconnect(request.name, instance))
+    async def ListClients(self, request: wire.ListClientsRequest, origin: Origin) -> ClientList:
+        return self._clients.describe()
+
+    async def DisconnectClient(self, request: wire.DisconnectRequest, origin: Origin) -> int:
+        return self._clients.disconnect(request.name, request.instance if request.HasField("instance") else None)
 
     # -- durable groups
 
-    async def ListGroups(self, request: wire.ListGroupsRequest, context: Context) -> wire.GroupList:
-        try:
-            found = self._groups.describe(request.name if request.HasField("name") else None)
-            groups = [to_message(wire.GroupDescription, one) for one in found]
-            return wire.GroupList(groups=groups, trouble=self._groups.trouble)
-        except WaltzError as error:
-            await abort(context, error)
+    async def ListGroups(self, request: wire.ListGroupsRequest, origin: Origin) -> GroupList:
+        found = self._groups.describe(request.name if request.HasField("name") else None)
+        return GroupList(tuple(found), self._groups.trouble)
 
-    async def ListParked(self, request: wire.ListParkedRequest, context: Context) -> wire.ParkedList:
-        try:
-            partition = request.partition if request.HasField("partition") else None
-            found, is_more = self._groups.parked(request.name, partition, request.after, request.count)
-            return wire.ParkedList(parked=[to_message(wire.ParkedTransaction, one) for one in found], more=is_more)
-        except WaltzError as error:
-            await abort(context, error)
+    async def ListParked(self, request: wire.ListParkedRequest, origin: Origin) -> ParkedList:
+        partition = request.partition if request.HasField("partition") else None
+        found, is_more = self._groups.parked(request.name, partition, request.after, request.count)
+        return ParkedList(tuple(found), is_more)
 
-    async def SetGroup(self, request: wire.SetGroupRequest, context: Context) -> wire.MadeGroup:
-        try:
-            self._check_key(request.cluster_key)
-            found = await self._groups.set(to_value(GroupMeta, request.meta), request.made_at)
-            return to_message(wire.MadeGroup, found)
-        except WaltzError as error:
-            await abort(context, error)
+    async def SetGroup(self, request: wire.SetGroupRequest, origin: Origin) -> MadeGroup:
+        return await self._groups.set(to_value(GroupMeta, request.meta), request.made_at)
 
-    async def RemoveGroup(self, request: wire.RemoveGroupRequest, context: Context) -> wire.RemoveGroupReply:
-        try:
-            self._check_key(request.cluster_key)
-            await self._groups.remove(request.name, request.made_at)
-            return wire.RemoveGroupReply()
-        except WaltzError as error:
-            await abort(context, error)
+    async def RemoveGroup(self, request: wire.RemoveGroupRequest, origin: Origin) -> None:
+        await self._groups.remove(request.name, request.made_at)
 
-    async def PassEntry(self, request: wire.PassEntryRequest, context: Context) -> wire.PassEntryReply:
-        try:
-            self._check_key(request.cluster_key)
-            await self._groups.pass_over(request.id)
-            return wire.PassEntryReply()
-        except WaltzError as error:
-            await abort(context, error)
+    async def PassEntry(self, request: wire.PassEntryRequest, origin: Origin) -> None:
+        await self._groups.pass_over(request.id)
 
-    async def ChangeGroup(self, request: wire.ChangeGroupRequest, context: Context) -> wire.GroupChanged:
+    async def ChangeGroup(self, request: wire.ChangeGroupRequest, origin: Origin) -> Changed:
         try:
-            self._check_key(request.cluster_key)
-            try:
-                change = Change(request.change)
-            except ValueError:
-                raise BadArgument(f"this version knows no change {request.change} of a group") from None
-            found = await self._groups.change(request.name, request.made_at, request.partition, change, list(request.ids))
-            return to_message(wire.GroupChanged, found)
-        except WaltzError as error:
-            await abort(context, error)
-
-    def _check_key(self, raw: bytes) -> None:
-        key, ours = key_of(raw), self._describe().cluster_key
-        if key != ours:
-            raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
+            change = Change(request.change)
+        except ValueError:
+            raise BadArgument(f"this version knows no change {request.change} of a group") from None
+        return await self._groups.change(request.name, request.made_at, request.partition, change, list(request.ids))
 
 
 def add_admin_service(
@@ -147,6 +104,6 @@ def add_admin_service(
     unready: Unready,
     groups: Board,
 ) -> None:
-    add_ServerAdminServicer_to_server(ServerAdminService(describe, registration, explain, clients, groups), server)
+    add_service(server, "ServerAdmin", ServerAdminService(describe, registration, explain, clients, groups))
     add_health(server, {SERVICE: False}, unready)
     add_reflection(server, [SERVICE])

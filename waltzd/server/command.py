@@ -34,6 +34,7 @@ from waltzd.daemon import alarm, logs, readiness
 from waltzd.daemon.audit import AuditLog, audit_log
 from waltzd.daemon.config import ServerConfig
 from waltzd.daemon.expiry import Expiry
+from waltzd.daemon.health_service import add_health
 from waltzd.daemon.process import Supervisor, allow_open_files, share_arena
 from waltzd.daemon.threads import Threads
 from waltzd.errors import EXIT_BUG, BadConfig, CoordinatorOpen, PartitionsClosed, WaltzError
@@ -42,7 +43,7 @@ from waltzd.protocol.batches import Limits
 from waltzd.protocol.descriptions import OwnedPartition, ServerDescription
 from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import SECRET_BYTES, ReplicaPort
-from waltzd.protocol.role import Role, roles_at
+from waltzd.protocol.role import Role
 from waltzd.server.admin_service import SERVICE as ADMIN
 from waltzd.server.admin_service import add_admin_service
 from waltzd.server.clients.access import Access
@@ -50,7 +51,7 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import Registry
-from waltzd.server.clients.service import LOG, add_log_service
+from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
@@ -67,9 +68,12 @@ from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
 from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
 from waltzd.server.subscriptions.group_log import ClientLog
+from waltzd.wire.calls import roles_at
+from waltzd.wire.grpc import Server
 from waltzd.wire.limits import REQUEST_BYTES_MAX
 from waltzd.wire.listener import Listener
 from waltzd.wire.servers import ServerAdminClient, ServerClient
+from waltzd.wire.servicer import add_service
 from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls, tls_for
 
@@ -123,7 +127,7 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         await check_closed(cluster, config)
         _check_preferred(config, meta)
         tls = tls_for(config, Role.SERVER, meta.key)
-        clients = Listener(config.listen, config.message_bytes_max, tls, audit, roles=roles_at(LOG))
+        clients = Listener(config.listen, config.message_bytes_max, tls, audit, roles=roles_at("waltz.v1.Log"))
         operators = Listener(config.admin_listen, REQUEST_BYTES_MAX, tls, audit, roles=roles_at(ADMIN))
         ends.push_async_callback(_stop, clients, operators)
         streams = await _open_streams(config, tls, audit, ends)
@@ -131,9 +135,12 @@ async def _serve(config: ServerConfig, audit: AuditLog) -> None:
         ends.push_async_callback(daemon.close)
         if streams is not None:
             streams.serve(daemon.calls, on_fatal=end_at_once)
-        await clients.start(
-            lambda server: add_log_service(server, daemon.calls, daemon.unready, audit), on_fatal=end_at_once
-        )
+
+        def add_log_service(server: Server) -> None:
+            add_service(server, "Log", LogService(daemon.calls, audit))
+            add_health(server, {"waltz.v1.Log": True}, daemon.unready)
+
+        await clients.start(add_log_service, on_fatal=end_at_once)
         await operators.start(
             lambda server: add_admin_service(
                 server,

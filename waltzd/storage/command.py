@@ -31,9 +31,9 @@ from waltzd.disk.real import RealDisk
 from waltzd.errors import EXIT_BUG, EXIT_DISK_FAULT, BadArgument, BadConfig, FlushFailed, WaltzError
 from waltzd.protocol.role import Role
 from waltzd.storage.calls import StorageCalls
+from waltzd.storage.listeners import Ports, start_services
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
-from waltzd.storage.service import Ports, start_services
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls, tls_for
 

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias, TypeVar
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -24,9 +24,11 @@ from waltzd.errors import CannotConnect, TlsMismatch, WaltzError, WrongPeer, Wro
 from waltzd.protocol import x509
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.role import Identity, Role, dns_name
+from waltzd.wire.calls import Call, Transport
 from waltzd.wire.codec import packed_error, unpacked_error
 from waltzd.wire.tls import Credentials, Tls, certificate_at, speaks_tls
 
+R = TypeVar("R")
 MESSAGE_BYTES_MAX = 64 << 20
 """Of an answer."""
 ERROR_KEY = "waltz-error-bin"
@@ -248,9 +250,9 @@ async def _pass_through(channel: grpc.aio.Channel) -> None:
             await knock(b"", timeout=ENDING_SECONDS)
 
 
-class Caller:
-    service: ClassVar[Any]
-    """The generated stub."""
+class Caller(Transport):
+    """Calls through gRPC, to one address."""
+
     peer: ClassVar[Role]
     """The role of the other side, when there are certificates."""
 
@@ -263,7 +265,6 @@ class Caller:
         self._who = f"the {self.peer} {name} at {address}" if name is not None else f"the {self.peer} at {address}"
         self._seconds = seconds
         self._channel = Channel(address, tls=tls, peer=self.peer, name=name)
-        self._stub: Any = self.service(self._channel)
         self._may_want_tls = tls is None
         """As long as no answer has come in plain text."""
         self._meant: list[tuple[str, bytes]] = []
@@ -282,15 +283,16 @@ class Caller:
     ) -> None:
         await self.close()
 
-    async def _call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
+    async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
         limit = self._seconds if seconds is None else seconds
         await self._channel.prove(limit)
+        method = self._channel.unary_unary(call.path, call.request.SerializeToString, call.reply.FromString)
         try:
-            answer = await method(request, timeout=limit, metadata=self._meant)
+            reply = await method(request, timeout=limit, metadata=self._meant)
         except grpc.aio.AioRpcError as error:
             raise await self._lost(error, error_of(error, who=self._who, seconds=limit)) from error
         self._may_want_tls = False
-        return answer
+        return call.unpack(reply, request, self.address)
 
     async def _lost(self, cause: grpc.aio.AioRpcError, error: WaltzError) -> WaltzError:
         if isinstance(error, CannotConnect):
@@ -304,16 +306,17 @@ class Caller:
             return WrongStorage(f"{self.address}: {error.message}")
         return error
 
-    async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
-        """A reader that may stop early closes it (`aclosing`): a call that is not read to its end would stay open, and a
-        connection carries a thousand of them."""
+    async def _each(self, call: Call[R], request: Any) -> AsyncGenerator[R, None]:
+        """A call that is not read to its end would stay open, and a connection carries a thousand of them: a reader that
+        may stop early closes it (`aclosing`)."""
         await self._channel.prove(self._seconds)
-        call = method(request, metadata=self._meant)
+        method = self._channel.unary_stream(call.path, call.request.SerializeToString, call.reply.FromString)
+        running = method(request, metadata=self._meant)
         try:
-            async for message in call:
+            async for reply in running:
                 self._may_want_tls = False
-                yield message
+                yield call.unpack(reply, request, self.address)
         except grpc.aio.AioRpcError as error:
             raise await self._lost(error, error_of(error)) from error
         finally:
-            call.cancel()
+            running.cancel()

@@ -25,8 +25,9 @@ from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, TooM
 from waltzd.protocol import x509
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import DEAF, Auditor
-from waltzd.protocol.role import Role, allowed
+from waltzd.protocol.role import Role
 from waltzd.wire.audited import noted
+from waltzd.wire.calls import allowed
 from waltzd.wire.connections import CONNECTIONS_MAX, GrpcConnections
 from waltzd.wire.grpc import Server, abort, caller_of, certificate_of, knocked, options_for
 from waltzd.wire.limits import bounded

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -23,32 +24,30 @@ from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
 from waltzd.protocol.batches import INTRODUCTION, ClientFrame, Introduction, Refused, Registration, ServerFrame, Topology
 from waltzd.protocol.descriptions import ClientList, Events, ServerDescription
-from waltzd.protocol.groups import Change, Changed, DeliveryFrame, Dismissed, MemberFrame, ParkedList
+from waltzd.protocol.groups import Change, Changed, Dismissed, ParkedList
 from waltzd.protocol.locks import LockExplanation
 from waltzd.protocol.peers import AttendPort, MountPort
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
-from waltzd.protocol.timelines import FIRST
+from waltzd.wire import calls
 from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.calls import Call, Transport
 from waltzd.wire.codec import (
-    checked_run,
     client_message,
     packed_client_frames,
     server_frames,
     to_message,
-    to_value,
     unpacked_error,
     unpacked_server_frames,
-    uuid_of,
 )
 from waltzd.wire.frames import Connection, Kind, connect
 from waltzd.wire.groups import delivery_frames, member_message
 from waltzd.wire.grpc import MESSAGE_BYTES_MAX, Caller, error_of
 from waltzd.wire.stranger import port_behind, stranger_at
 from waltzd.wire.tls import Tls
-from waltzd.wire.wire_pb2_grpc import LogStub, ServerAdminStub
 
 T = TypeVar("T")
+R = TypeVar("R")
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 _log = logging.getLogger("waltz.client")
@@ -58,17 +57,98 @@ CALL_SECONDS = 10.0
 """Every call has a deadline, and so has every next message of a stream that is read to its end."""
 
 
-class ServerClient(Caller):
-    service = LogStub
+class Servers(Transport):
+    """One server, for applications, by whichever transport."""
+
+    address: str
+
+    def __init__(self, key: UUID | None) -> None:
+        """Without a key, the cluster that the server belongs to is taken for the right one."""
+        self._key = key
+
+    async def locate(self) -> Topology:
+        topology = await self._ask(calls.LOCATE, wire.LocateRequest())
+        if self._key is None:
+            self._key = topology.cluster_key
+        if self._key != topology.cluster_key:
+            raise ForeignCluster(
+                f"the server at {self.address} belongs to the cluster {topology.cluster_key}, not to {self._key}",
+                key=topology.cluster_key,
+            )
+        return topology
+
+    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
+        """A client id that no other client ever has. It is good with the certificate that we have now."""
+        request = to_message(wire.RegisterRequest, introduction)
+        request.cluster_key = await self._known_key()
+        return await self._ask(calls.REGISTER, request)
+
+    async def make_group(self, meta: GroupMeta) -> MadeGroup:
+        request = wire.MakeGroupRequest(cluster_key=await self._known_key(), meta=to_message(wire.GroupMeta, meta))
+        return await self._ask(calls.MAKE_GROUP, request)
+
+    async def get_group(self, name: str) -> MadeGroup:
+        return await self._ask(calls.GET_GROUP, wire.GetGroupRequest(cluster_key=await self._known_key(), name=name))
+
+    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
+        request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition, confirmed=confirmed)
+        if since is not None:
+            request.position, request.timeline = since, since.timeline.bytes
+        mark, is_confirmed = await self._ask(calls.HIGH_WATER_MARK, request)
+        if confirmed and not is_confirmed:
+            raise BadArgument(
+                f"the server at {self.address} is of an older version, which cannot confirm a mark",
+                next_step="update the servers, or ask with `confirmed=False`",
+            )
+        return mark
+
+    async def find_time(self, partition: int, time: int) -> Position:
+        request = wire.FindTimeRequest(cluster_key=await self._known_key(), partition=partition, time=time)
+        return await self._ask(calls.FIND_TIME, request)
+
+    async def fetch(
+        self,
+        partition: int,
+        first_id: int,
+        last_id: int | None = None,
+        *,
+        with_locks: bool = False,
+        timeline: UUID | None = None,
+    ) -> AsyncGenerator[Run, None]:
+        """Committed records, each id once and in order."""
+        request = wire.FetchRecordsRequest(
+            cluster_key=await self._known_key(),
+            partition=partition,
+            first_id=first_id,
+            last_id=last_id,
+            with_locks=with_locks,
+            timeline=None if timeline is None else timeline.bytes,
+        )
+        next_id = first_id
+        async with aclosing(self._each(calls.FETCH, request)) as runs:
+            async for run in runs:
+                if run.first_id != next_id or len(run) == 0:
+                    raise BadFrame(f"record {next_id} from {self.address} was damaged on the way")
+                next_id = run.last_id + 1
+                yield run
+        if last_id is not None and next_id != last_id + 1:
+            raise BadFrame(f"{self.address} stopped in front of id {next_id}; ids up to {last_id} were asked for")
+
+    async def _known_key(self) -> bytes:
+        return (self._key or (await self.locate()).cluster_key).bytes
+
+
+class ServerClient(Caller, Servers):
+    """One server, through gRPC and, for mounts, through its port for streams."""
+
     peer = Role.SERVER
 
     def __init__(
         self, address: str, key: UUID | None = None, *, seconds: float = CALL_SECONDS, tls: Tls | None = None
     ) -> None:
-        """Without a key, the cluster that the server belongs to is taken for the right one; with `tls` that of our own
-        certificate."""
-        super().__init__(address, seconds=seconds, tls=tls)
-        self._key = tls.identity.key if key is None and tls is not None else key
+        """Without a key, and with `tls`, the cluster is that of our own certificate."""
+        Caller.__init__(self, address, seconds=seconds, tls=tls)
+        Servers.__init__(self, tls.identity.key if key is None and tls is not None else key)
         self._tls = tls
         self._streams = ""
         self._streams_failed = ""
@@ -80,17 +160,9 @@ class ServerClient(Caller):
         self._channel.name = name
         self._streams = streams
 
-    async def locate(self) -> Topology:
-        call = self._call(self._stub.Locate, wire.LocateRequest())
-        topology = to_value(Topology, await (call if self._has_answered else self._first(call)))
-        if self._key is None:
-            self._key = topology.cluster_key
-        if self._key != topology.cluster_key:
-            raise ForeignCluster(
-                f"the server at {self.address} belongs to the cluster {topology.cluster_key}, not to {self._key}",
-                key=topology.cluster_key,
-            )
-        return topology
+    async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
+        asked = super()._ask(call, request, seconds)
+        return await (asked if self._has_answered or call is not calls.LOCATE else self._first(asked))
 
     async def _first(self, call: Coroutine[Any, Any, T]) -> T:
         """The first answer from an address may not come because the address is wrong: then the error says what is there."""
@@ -117,15 +189,9 @@ class ServerClient(Caller):
         self._has_answered = True
         return found
 
-    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
-        """A client id that no other client ever has. It is good with the certificate that we have now."""
-        request = to_message(wire.RegisterRequest, introduction)
-        request.cluster_key = await self._known_key()
-        return to_value(Registration, await self._call(self._stub.Register, request))
-
     def mount(self) -> MountPort:
         """By frames, where the server takes them and they get through to it."""
-        by_grpc = MountStream(self._begin_mount, self.address)
+        by_grpc = MountStream(lambda: self._begin(calls.MOUNT), self.address)
         if not self._streams or self._streams == self._streams_failed:
             return by_grpc
         return FramedMount(self._streams, self._connect_frames, by_grpc, self._no_frames)
@@ -176,96 +242,32 @@ class ServerClient(Caller):
                 streams,
             )
 
-    async def _begin_mount(self) -> Any:
-        await self._channel.prove(self._seconds)
-        return self._stub.Mount()
-
     def attend(self) -> AttendPort:
-        return AttendStream(self._begin_attend, self.address)
-
-    async def _begin_attend(self) -> Any:
-        await self._channel.prove(self._seconds)
-        return self._stub.Attend()
-
-    async def make_group(self, meta: GroupMeta) -> MadeGroup:
-        request = wire.MakeGroupRequest(cluster_key=await self._known_key(), meta=to_message(wire.GroupMeta, meta))
-        return to_value(MadeGroup, await self._call(self._stub.MakeGroup, request))
-
-    async def get_group(self, name: str) -> MadeGroup:
-        request = wire.GetGroupRequest(cluster_key=await self._known_key(), name=name)
-        return to_value(MadeGroup, await self._call(self._stub.GetGroup, request))
-
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
-        request = wire.PartitionRequest(cluster_key=await self._known_key(), partition=partition, confirmed=confirmed)
-        if since is not None:
-            request.position, request.timeline = since, since.timeline.bytes
-        found = await self._call(self._stub.HighWaterMark, request)
-        if confirmed and not found.confirmed:
-            raise BadArgument(
-                f"the server at {self.address} is of an older version, which cannot confirm a mark",
-                next_step="update the servers, or ask with `confirmed=False`",
-            )
-        return position_of(found)
-
-    async def find_time(self, partition: int, time: int) -> Position:
-        request = wire.FindTimeRequest(cluster_key=await self._known_key(), partition=partition, time=time)
-        return position_of(await self._call(self._stub.FindTime, request))
-
-    async def fetch(
-        self,
-        partition: int,
-        first_id: int,
-        last_id: int | None = None,
-        *,
-        with_locks: bool = False,
-        timeline: UUID | None = None,
-    ) -> AsyncGenerator[Run, None]:
-        """Committed records, checked here, too: what the network did to them shows."""
-        request = wire.FetchRecordsRequest(
-            cluster_key=await self._known_key(),
-            partition=partition,
-            first_id=first_id,
-            last_id=last_id,
-            with_locks=with_locks,
-            timeline=None if timeline is None else timeline.bytes,
+        return GrpcStream(
+            lambda: self._begin(calls.ATTEND),
+            self.address,
+            "the stream of a member",
+            pack=member_message,
+            unpack=delivery_frames,
+            ending=lambda frame: frame.error if isinstance(frame, Dismissed) else None,
         )
-        next_id = first_id
-        async for message in self._fetch(request):
-            run = checked_run(message, self.address)
-            if run.first_id != next_id or len(run) == 0:
-                raise BadFrame(f"record {next_id} from {self.address} was damaged on the way")
-            next_id = run.last_id + 1
-            yield run
-        if last_id is not None and next_id != last_id + 1:
-            raise BadFrame(f"{self.address} stopped in front of id {next_id}; ids up to {last_id} were asked for")
 
-    async def _fetch(self, request: wire.FetchRecordsRequest) -> AsyncIterator[wire.RunFrame]:
+    async def _begin(self, call: Call[Any]) -> Any:
         await self._channel.prove(self._seconds)
-        call = self._stub.Fetch(request)
-        try:
+        return self._channel.stream_stream(call.path, call.request.SerializeToString, call.reply.FromString)()
+
+    async def _each(self, call: Call[R], request: Any) -> AsyncGenerator[R, None]:
+        """Each next message has a deadline: the stream is read to its end."""
+        async with aclosing(super()._each(call, request)) as values:
             while True:
-                async with asyncio.timeout(self._seconds):
-                    message = await call.read()
-                if message is grpc.aio.EOF:
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        value = await anext(values)
+                except StopAsyncIteration:
                     return
-                yield message
-        except TimeoutError:
-            raise CannotConnect(f"{self.address} sent nothing for {self._seconds:.0f} seconds") from None
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-        finally:
-            call.cancel()
-
-    async def _known_key(self) -> bytes:
-        if self._key is None:
-            return (await self.locate()).cluster_key.bytes
-        return self._key.bytes
-
-
-def position_of(found: wire.MarkReply) -> Position:
-    if not found.HasField("timeline"):
-        return Position(found.mark, FIRST)
-    return Position(found.mark, uuid_of(found.timeline, "the timeline of a position"))
+                except TimeoutError:
+                    raise CannotConnect(f"{self.address} sent nothing for {self._seconds:.0f} seconds") from None
+                yield value
 
 
 FRAMES_SECONDS = 1.0
@@ -484,87 +486,70 @@ class MountStream(GrpcStream[ClientFrame, ServerFrame]):
         """All frames are received."""
 
 
-class AttendStream(GrpcStream[MemberFrame, DeliveryFrame]):
-    """A member's end of its stream in one partition."""
-
-    def __init__(self, begin: Callable[[], Awaitable[Any]], address: str) -> None:
-        super().__init__(
-            begin,
-            address,
-            "the stream of a member",
-            pack=member_message,
-            unpack=delivery_frames,
-            ending=lambda frame: frame.error if isinstance(frame, Dismissed) else None,
-        )
-
-
 ADMIN_SECONDS = 30.0
 
 
 class ServerAdminClient(Caller):
-    service = ServerAdminStub
     peer = Role.SERVER
 
     def __init__(
         self, address: str, key: UUID, *, seconds: float = ADMIN_SECONDS, tls: Tls | None = None, name: str | None = None
     ) -> None:
         super().__init__(address, seconds=seconds, tls=tls, name=name)
-        self._key = key
+        self._key = key.bytes
 
     async def describe(self) -> ServerDescription:
         """Also of a server of another cluster."""
-        return to_value(ServerDescription, await self._call(self._stub.Describe, wire.DescribeServerRequest()))
+        return await self._ask(calls.DESCRIBE_SERVER, wire.DescribeServerRequest())
 
-    async def drain(self, is_draining: bool) -> list[int]:
+    async def drain(self, is_draining: bool) -> Sequence[int]:
         """Give all partitions away and take no new ones, or take part again; the partitions that it owns now."""
-        request = wire.DrainRequest(cluster_key=self._key.bytes, draining=is_draining)
-        reply: wire.DrainReply = await self._call(self._stub.Drain, request)
-        return list(reply.partitions)
+        return await self._ask(calls.DRAIN, wire.DrainRequest(cluster_key=self._key, draining=is_draining))
 
     async def events(self, after: int = 0) -> Events:
         """What it logged last, with higher numbers than this."""
-        return to_value(Events, await self._call(self._stub.Events, wire.EventsRequest(after=after)))
+        return await self._ask(calls.SERVER_EVENTS, wire.EventsRequest(after=after))
 
     async def clients(self) -> ClientList:
         """Which applications are connected to it, or were lately."""
-        return to_value(ClientList, await self._call(self._stub.ListClients, wire.ListClientsRequest()))
+        return await self._ask(calls.LIST_CLIENTS, wire.ListClientsRequest())
 
     async def disconnect(self, name: str, instance: str | None = None) -> int:
         """End the mounts of a name, or of one of its instances; how many there were."""
-        request = wire.DisconnectRequest(cluster_key=self._key.bytes, name=name, instance=instance)
-        return int((await self._call(self._stub.DisconnectClient, request)).mounts)
+        request = wire.DisconnectRequest(cluster_key=self._key, name=name, instance=instance)
+        return await self._ask(calls.DISCONNECT_CLIENT, request)
 
     async def explain_lock(self, partition: int, lock: int) -> LockExplanation:
         """What its table says of a lock, by its 64 bits; only the owner of the partition knows."""
-        request = wire.ExplainLockRequest(cluster_key=self._key.bytes, partition=partition, lock=lock)
-        return to_value(LockExplanation, await self._call(self._stub.ExplainLock, request))
+        request = wire.ExplainLockRequest(cluster_key=self._key, partition=partition, lock=lock)
+        return await self._ask(calls.EXPLAIN_LOCK, request)
 
     async def groups(self, name: str | None = None) -> GroupList:
         """The durable groups as this server knows them, or the one of this name."""
-        return to_value(GroupList, await self._call(self._stub.ListGroups, wire.ListGroupsRequest(name=name)))
+        return await self._ask(calls.LIST_GROUPS, wire.ListGroupsRequest(name=name))
 
     async def parked(self, name: str, partition: int | None = None, *, after: int = -1, count: int = 1000) -> ParkedList:
         """What a group has put aside. `after`: with a partition, only ids above this one."""
         request = wire.ListParkedRequest(name=name, partition=partition, after=after, count=count)
-        return to_value(ParkedList, await self._call(self._stub.ListParked, request))
+        return await self._ask(calls.LIST_PARKED, request)
 
     async def set_group(self, meta: GroupMeta, made_at: int) -> MadeGroup:
         """Other settings for a group that goes on."""
-        request = wire.SetGroupRequest(cluster_key=self._key.bytes, meta=to_message(wire.GroupMeta, meta), made_at=made_at)
-        return to_value(MadeGroup, await self._call(self._stub.SetGroup, request))
+        request = wire.SetGroupRequest(cluster_key=self._key, meta=to_message(wire.GroupMeta, meta), made_at=made_at)
+        return await self._ask(calls.SET_GROUP, request)
 
     async def remove_group(self, name: str, made_at: int) -> None:
-        request = wire.RemoveGroupRequest(cluster_key=self._key.bytes, name=name, made_at=made_at)
-        await self._call(self._stub.RemoveGroup, request)
+        request = wire.RemoveGroupRequest(cluster_key=self._key, name=name, made_at=made_at)
+        await self._ask(calls.REMOVE_GROUP, request)
 
     async def pass_entry(self, id: int) -> None:
         """Let groups go on without an entry of the group log that cannot be read."""
-        await self._call(self._stub.PassEntry, wire.PassEntryRequest(cluster_key=self._key.bytes, id=id))
+        await self._ask(calls.PASS_ENTRY, wire.PassEntryRequest(cluster_key=self._key, id=id))
 
     async def change_group(self, name: str, made_at: int, partition: int, change: Change, ids: Sequence[int]) -> Changed:
         """What an operator does to a group in a partition that this server owns. `ids`: what it is done to; for a skip and
         a reset the one to which the group goes; none for all that are parked."""
         request = wire.ChangeGroupRequest(
-            cluster_key=self._key.bytes, name=name, made_at=made_at, partition=partition, change=change, ids=ids
+            cluster_key=self._key, name=name, made_at=made_at, partition=partition, change=change, ids=ids
         )
-        return to_value(Changed, await self._call(self._stub.ChangeGroup, request))
+        return await self._ask(calls.CHANGE_GROUP, request)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.format.batch import Piece
-from waltzd.format.digest import HASH_BYTES, Digest
+from waltzd.format.digest import Digest
 from waltzd.format.finding import Finding
 from waltzd.format.record import Run
 from waltzd.protocol.address import parse_address
@@ -32,26 +32,17 @@ from waltzd.protocol.descriptions import (
     StorageDescription,
     VerifySummary,
 )
-from waltzd.protocol.peers import SECRET_BYTES, Contact, Content, LockHistory, secret_of
+from waltzd.protocol.peers import NOBODY, SECRET_BYTES, Contact, Content, LockHistory, secret_of
 from waltzd.protocol.role import Role
 from waltzd.protocol.timelines import NEVER_FORKED, Lineage
-from waltzd.wire import frames
+from waltzd.wire import calls, frames
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.codec import (
-    checked_pieces,
-    checked_run,
-    error_of_detail,
-    lock_history_of,
-    timelines_of,
-    to_message,
-    to_value,
-    unpacked_error,
-)
+from waltzd.wire.calls import Transport
+from waltzd.wire.codec import timelines_of, to_message, to_value, unpacked_error
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.grpc import Caller
 from waltzd.wire.streams import FileSender, Hello, batches_parts, mark_of, received, records_parts
 from waltzd.wire.tls import Tls
-from waltzd.wire.wire_pb2_grpc import ReplicaStub, StorageAdminStub
 
 ANSWER_BYTES_MAX = 1 << 20
 """Of what a storage says on a stream: marks, pieces of files, and why it ends."""
@@ -65,93 +56,64 @@ TRIM_SECONDS = 120.0
 """To look for objects in a store, or to remove files: what was not done in time is asked for again."""
 
 
-class ReplicaClient(Caller):
-    """The replicas on one storage, through its port for servers."""
+class Replicas(Transport):
+    """The replicas on one storage, for owners of partitions and readers, by whichever transport."""
 
-    service = ReplicaStub
-    peer = Role.STORAGE
-
-    def __init__(
-        self,
-        address: str,
-        key: UUID,
-        *,
-        seconds: float = CALL_SECONDS,
-        tls: Tls | None = None,
-        name: str | None = None,
-        stream_port: int = 0,
-        instance: UUID | None = None,
-        owner_key: bytes = b"",
-    ) -> None:
-        """`stream_port`: where append streams connect to; the answer to `open` says it, too. `owner_key`: of the process,
-        for the secrets of its sessions; two names that lead to one storage have the same. Drawn where it is empty."""
-        super().__init__(address, seconds=seconds, tls=tls, name=name, instance=instance)
+    def __init__(self, key: UUID, owner_key: bytes = b"", *, number: int | None = None) -> None:
+        """`owner_key`: of the process, for the secrets of its sessions; two names that lead to one storage have the same.
+        Drawn where it is empty, as is `number`, by which a storage tells callers apart."""
         self._key = key
-        self._tls = tls
-        self._name = name
-        self._host = parse_address(address).host
-        self._stream_port = stream_port
-        self._caller = secrets.randbits(62)
+        self._number = secrets.randbits(62) if number is None else number
         self._owner_key = owner_key or secrets.token_bytes(SECRET_BYTES)
         self._contacts: dict[int, int] = {}
-        """Of each partition that was opened here: what is asked for later belongs to that opening."""
+        """By partition: the opening that later calls belong to."""
+        self._stream_port = 0
+        """Where streams go; 0 until a replica is opened."""
 
-    def _contact(self, partition: int, session: int) -> Contact:
+    def _contact(self, partition: int, session: int | None) -> Contact:
+        if session is None:
+            return NOBODY
         return Contact(self._contacts.get(partition, 0), secret_of(self._owner_key, partition, session))
 
     def _target(self, partition: int, session: int | None) -> wire.Target:
-        target = wire.Target(cluster_key=self._key.bytes, partition=partition, session=session)
-        if session is not None:
-            contact = self._contact(partition, session)
-            target.contact, target.secret = contact.number, contact.secret
-        return target
+        contact = self._contact(partition, session)
+        return wire.Target(
+            cluster_key=self._key.bytes,
+            partition=partition,
+            session=session,
+            contact=contact.number,
+            secret=contact.secret,
+        )
 
     async def status(self, partition: int) -> ReplicaStatus:
         """Where the replica stands: `Open` without a session binds it to nothing."""
-        return to_value(
-            ReplicaStatus, await self._call(self._stub.Open, wire.OpenRequest(target=self._target(partition, None)))
-        )
+        status, _ = await self._ask(calls.OPEN, wire.OpenRequest(target=self._target(partition, None)))
+        return status
 
     async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
         """Those of these partitions that are here and have no append stream at the moment."""
-        request = wire.QuietRequest(cluster_key=self._key.bytes, partitions=partitions)
-        reply: wire.QuietReply = await self._call(self._stub.Quiet, request)
-        return tuple(reply.partitions)
+        return await self._ask(calls.QUIET, wire.QuietRequest(cluster_key=self._key.bytes, partitions=partitions))
 
     async def open(
         self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
     ) -> ReplicaStatus:
         """`create`: an empty replica where the storage holds nothing of the partition."""
-        request = wire.OpenRequest(
-            target=self._target(partition, session), partitions=partitions, create=create, caller=self._caller
-        )
-        reply: wire.ReplicaStatus = await self._call(self._stub.Open, request, seconds)
-        self._stream_port = reply.stream_port
-        self._contacts[partition] = reply.contact
-        return to_value(ReplicaStatus, reply)
+        target = self._target(partition, session)
+        request = wire.OpenRequest(target=target, partitions=partitions, create=create, caller=self._number)
+        status, self._stream_port = await self._ask(calls.OPEN, request, seconds)
+        self._contacts[partition] = status.contact
+        return status
 
     async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
-        return to_value(ReplicaStatus, await self._call(self._stub.SetLowMark, request))
+        return await self._ask(calls.SET_LOW_MARK, wire.MarkRequest(target=self._target(partition, session), mark=mark))
 
     async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        request = wire.MarkRequest(target=self._target(partition, session), mark=mark)
-        return to_value(ReplicaStatus, await self._call(self._stub.Truncate, request))
+        return await self._ask(calls.TRUNCATE, wire.MarkRequest(target=self._target(partition, session), mark=mark))
 
     async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
         timelines = timelines_of(Lineage(one.bare for one in lineage.later))
         request = wire.ForkRequest(target=self._target(partition, session), timelines=timelines)
-        return to_value(ReplicaStatus, await self._call(self._stub.Fork, request, TRIM_SECONDS))
-
-    def _hello(self, partition: int, session: int, first_id: int = 0, file_bytes: int = 0) -> Hello:
-        contact = self._contact(partition, session)
-        return Hello(self._key, partition, session, contact, self._name or "", first_id, file_bytes)
-
-    def append(self, partition: int, session: int) -> AppendStream:
-        """The replica was opened by this client before: the storage said then where its streams go."""
-        assert self._stream_port, "open the replica first"
-        hello = self._hello(partition, session)
-        return AppendStream(self._host, self._stream_port, hello, tls=self._tls, name=self._name)
+        return await self._ask(calls.FORK, request, TRIM_SECONDS)
 
     async def read(
         self,
@@ -163,7 +125,6 @@ class ReplicaClient(Caller):
         frame_bytes: int = 0,
         with_locks: bool = False,
     ) -> AsyncIterator[Run]:
-        """Runs that were checked here, too: what the network did to them shows."""
         request = wire.ReadRequest(
             target=self._target(partition, session),
             first_id=first_id,
@@ -171,14 +132,15 @@ class ReplicaClient(Caller):
             frame_bytes=frame_bytes,
             form=wire.READ_FORM_LOCKS if with_locks else wire.READ_FORM_RECORDS,
         )
-        async with aclosing(self._stream(self._stub.Read, request)) as messages:
-            async for message in messages:
-                yield checked_run(message, self.address)
+        async with aclosing(self._each(calls.READ, request)) as contents:
+            async for run in contents:
+                assert isinstance(run, Run)
+                yield run
 
     async def read_whole(
         self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
     ) -> AsyncIterator[Piece]:
-        """The same for another replica: batches where the log has them."""
+        """Read for another replica: batches where the log has them."""
         request = wire.ReadRequest(
             target=self._target(partition, session),
             first_id=first_id,
@@ -186,34 +148,32 @@ class ReplicaClient(Caller):
             frame_bytes=frame_bytes,
             form=wire.READ_FORM_WHOLE,
         )
-        async with aclosing(self._stream(self._stub.Read, request)) as messages:
-            async for message in messages:
-                for piece in checked_pieces(message, self.address):
+        async with aclosing(self._each(calls.READ, request)) as contents:
+            async for content in contents:
+                for piece in (content,) if isinstance(content, Run) else content:
                     yield piece
 
     async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
         request = wire.LocksRequest(target=self._target(partition, session), last_id=last_id, bytes_max=bytes_max)
-        return lock_history_of(await self._call(self._stub.ReadLocks, request))
+        return await self._ask(calls.READ_LOCKS, request)
 
     async def find_time(self, partition: int, time: int, *, session: int) -> int:
         request = wire.TimeRequest(target=self._target(partition, session), time=time)
-        reply: wire.MarkReply = await self._call(self._stub.FindTime, request)
-        return reply.mark
+        return await self._ask(calls.REPLICA_FIND_TIME, request)
 
     async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
         request = wire.ArchiveRequest(
             target=self._target(partition, session), known=to_message(wire.Archived, known), timelines=timelines_of(lineage)
         )
-        return to_value(Archived, await self._call(self._stub.Archive, request, ARCHIVE_SECONDS))
+        return await self._ask(calls.ARCHIVE, request, ARCHIVE_SECONDS)
 
     async def trim(
         self, partition: int, session: int, floor: int, archived: Archived | None = None, *, needs_none: bool = False
     ) -> ReplicaStatus:
         known = None if archived is None else to_message(wire.Archived, archived)
-        request = wire.MarkRequest(
-            target=self._target(partition, session), mark=floor, archived=known, needs_none=needs_none
-        )
-        return to_value(ReplicaStatus, await self._call(self._stub.Trim, request, TRIM_SECONDS))
+        target = self._target(partition, session)
+        request = wire.MarkRequest(target=target, mark=floor, archived=known, needs_none=needs_none)
+        return await self._ask(calls.TRIM, request, TRIM_SECONDS)
 
     async def back_up(
         self,
@@ -229,26 +189,59 @@ class ReplicaClient(Caller):
             target=self._target(partition, session), known=to_message(wire.Archived, known), committed=committed,
             moment=moment, timelines=timelines_of(lineage),
         )  # fmt: skip
-        return to_value(BackedUp, await self._call(self._stub.BackUp, request, ARCHIVE_SECONDS))
+        return await self._ask(calls.BACK_UP, request, ARCHIVE_SECONDS)
 
     async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
         request = wire.MetadataRequest(
             cluster_key=self._key.bytes, text=zlib.compress(text), archive=None if archive is None else archive.bytes
         )
-        reply: wire.MetadataSaved = await self._call(self._stub.SaveMetadata, request, METADATA_SECONDS)
-        return reply.number
+        return await self._ask(calls.SAVE_METADATA, request, METADATA_SECONDS)
 
     async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
         request = wire.CheckArchiveRequest(
             target=self._target(partition, session), known=to_message(wire.Archived, known), first_id=first_id
         )
-        return to_value(ArchiveCheck, await self._call(self._stub.CheckArchive, request, ARCHIVE_SECONDS))
+        return await self._ask(calls.CHECK_ARCHIVE, request, ARCHIVE_SECONDS)
 
     async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
         """First id, last id and size of each sealed segment."""
-        request = wire.SegmentsRequest(target=self._target(partition, session))
-        reply: wire.SegmentList = await self._call(self._stub.ListSegments, request)
-        return [(found.first_id, found.last_id, found.bytes) for found in reply.segments]
+        return await self._ask(calls.LIST_SEGMENTS, wire.SegmentsRequest(target=self._target(partition, session)))
+
+
+class ReplicaClient(Caller, Replicas):
+    """The replicas on one storage, through its port for servers, and through that for streams."""
+
+    peer = Role.STORAGE
+
+    def __init__(
+        self,
+        address: str,
+        key: UUID,
+        *,
+        seconds: float = CALL_SECONDS,
+        tls: Tls | None = None,
+        name: str | None = None,
+        stream_port: int = 0,
+        instance: UUID | None = None,
+        owner_key: bytes = b"",
+    ) -> None:
+        """`stream_port`: where append streams connect to; the answer to `open` says it, too."""
+        Caller.__init__(self, address, seconds=seconds, tls=tls, name=name, instance=instance)
+        Replicas.__init__(self, key, owner_key)
+        self._tls = tls
+        self._name = name
+        self._host = parse_address(address).host
+        self._stream_port = stream_port
+
+    def _hello(self, partition: int, session: int, first_id: int = 0, file_bytes: int = 0) -> Hello:
+        contact = self._contact(partition, session)
+        return Hello(self._key, partition, session, contact, self._name or "", first_id, file_bytes)
+
+    def append(self, partition: int, session: int) -> AppendStream:
+        """The replica was opened by this client before: the storage said then where its streams go."""
+        assert self._stream_port, "open the replica first"
+        hello = self._hello(partition, session)
+        return AppendStream(self._host, self._stream_port, hello, tls=self._tls, name=self._name)
 
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
         """The bytes of a sealed segment file. The replica was opened by this client before, as for `append`."""
@@ -399,7 +392,6 @@ def _portions(partitions: Sequence[int]) -> list[Sequence[int]]:
 class AdminClient(Caller):
     """One storage, through its port for operators."""
 
-    service = StorageAdminStub
     peer = Role.STORAGE
 
     def __init__(
@@ -409,78 +401,62 @@ class AdminClient(Caller):
         self._key = key
 
     async def describe(self) -> StorageDescription:
-        return to_value(StorageDescription, await self._call(self._stub.Describe, wire.DescribeRequest()))
+        return await self._ask(calls.DESCRIBE_STORAGE, wire.DescribeRequest())
 
     async def events(self, after: int = 0) -> Events:
         """What it logged last, with higher numbers than this."""
-        return to_value(Events, await self._call(self._stub.Events, wire.EventsRequest(after=after)))
+        return await self._ask(calls.STORAGE_EVENTS, wire.EventsRequest(after=after))
 
     async def create_partitions(
         self, partitions: Sequence[int], *, on_progress: Callable[[int], None] = lambda done: None
     ) -> dict[int, WaltzError | None]:
         """Make empty replicas, in portions. `on_progress` is told how many partitions are done."""
-        key, results = self._key.bytes, dict[int, WaltzError | None]()
+        results = dict[int, WaltzError | None]()
         for part in _portions(partitions):
-            request = wire.PartitionsRequest(cluster_key=key, partitions=part)
-            results |= self._results(await self._call(self._stub.CreatePartitions, request))
+            request = wire.PartitionsRequest(cluster_key=self._key.bytes, partitions=part)
+            results |= _errors(await self._ask(calls.CREATE_PARTITIONS, request))
             on_progress(len(results))
         return results
 
     async def remove_partitions(
         self, partitions: Sequence[int], *, delete_files: bool = False
     ) -> dict[int, WaltzError | None]:
-        key, results = self._key.bytes, dict[int, WaltzError | None]()
+        results = dict[int, WaltzError | None]()
         for part in _portions(partitions):
-            request = wire.RemoveRequest(cluster_key=key, partitions=part, delete_files=delete_files)
-            results |= self._results(await self._call(self._stub.RemovePartitions, request))
+            request = wire.RemoveRequest(cluster_key=self._key.bytes, partitions=part, delete_files=delete_files)
+            results |= _errors(await self._ask(calls.REMOVE_PARTITIONS, request))
         return results
 
     async def set_available(self, partitions: Sequence[int], available: bool) -> dict[int, WaltzError | None]:
-        key, results = self._key.bytes, dict[int, WaltzError | None]()
+        results = dict[int, WaltzError | None]()
         for part in _portions(partitions):
-            request = wire.AvailabilityRequest(cluster_key=key, partitions=part, available=available)
-            results |= self._results(await self._call(self._stub.SetAvailable, request))
+            request = wire.AvailabilityRequest(cluster_key=self._key.bytes, partitions=part, available=available)
+            results |= _errors(await self._ask(calls.SET_AVAILABLE, request))
         return results
 
     async def fence(self, partition: int, session: int) -> ReplicaStatus:
         """Let its replica promise itself to this session, also below an earlier promise; where it then stands, proven."""
         request = wire.FenceRequest(cluster_key=self._key.bytes, partition=partition, session=session)
-        return to_value(ReplicaStatus, await self._call(self._stub.Fence, request, FENCE_SECONDS))
+        return await self._ask(calls.FENCE, request, FENCE_SECONDS)
 
-    async def restore(self, order: RestoreOrder) -> AsyncIterator[Restoring]:
+    def restore(self, order: RestoreOrder) -> AsyncGenerator[Restoring, None]:
         """Have it make a replica out of an archive; the last message says where that stands."""
         request = wire.RestoreRequest(cluster_key=self._key.bytes, order=to_message(wire.RestoreOrder, order))
-        async with aclosing(self._stream(self._stub.Restore, request)) as messages:
-            async for message in messages:
-                yield to_value(Restoring, message)
+        return self._each(calls.RESTORE, request)
 
-    async def delete_aside(self, names: Sequence[str]) -> tuple[SetAside, ...]:
+    async def delete_aside(self, names: Sequence[str]) -> Sequence[SetAside]:
         """Directories that were set aside, for good; what was deleted."""
-        reply = await self._call(self._stub.DeleteSetAside, wire.SetAsideRequest(cluster_key=self._key.bytes, names=names))
-        return tuple(to_value(SetAside, one) for one in reply.deleted)
-
-    @staticmethod
-    def _results(reply: wire.PartitionsReply) -> dict[int, WaltzError | None]:
-        return {
-            result.partition: error_of_detail(result.error) if result.HasField("error") else None
-            for result in reply.results
-        }
+        return await self._ask(calls.DELETE_SET_ASIDE, wire.SetAsideRequest(cluster_key=self._key.bytes, names=names))
 
     async def digest(self, partition: int, first_id: int, last_id: int) -> Digest:
         """A hash of what its replica holds there and knows to be committed. It may end earlier than asked."""
         request = wire.DigestRequest(cluster_key=self._key.bytes, partition=partition, first_id=first_id, last_id=last_id)
-        reply: wire.DigestReply = await self._call(self._stub.Digest, request)
-        found = Digest(first_id=first_id, last_id=reply.last_id, hash=reply.hash, bytes=reply.bytes)
-        if not first_id <= found.last_id <= last_id or len(found.hash) != HASH_BYTES or found.records != reply.records:
-            raise BadFrame(f"{self.address} answered with a digest that is none of ids {first_id} to {last_id}")
-        return found
+        return await self._ask(calls.DIGEST, request)
 
-    async def verify(self, partitions: Sequence[int] = ()) -> AsyncIterator[Finding | VerifySummary]:
+    def verify(self, partitions: Sequence[int] = ()) -> AsyncGenerator[Finding | VerifySummary, None]:
         """The findings of each partition, then its summary."""
-        request = wire.VerifyRequest(cluster_key=self._key.bytes, partitions=partitions)
-        async with aclosing(self._stream(self._stub.Verify, request)) as messages:
-            async for message in messages:
-                if message.HasField("finding"):
-                    yield to_value(Finding, message.finding)
-                    continue
-                yield to_value(VerifySummary, message.summary)
+        return self._each(calls.VERIFY, wire.VerifyRequest(cluster_key=self._key.bytes, partitions=partitions))
+
+
+def _errors(results: Mapping[int, WaltzError | str]) -> dict[int, WaltzError | None]:
+    return {number: found if isinstance(found, WaltzError) else None for number, found in results.items()}

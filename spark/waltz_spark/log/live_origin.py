@@ -46,8 +46,8 @@ from waltzd.errors import (
 from waltzd.format.record import Run, join_runs
 from waltzd.protocol.peers import ServerPort
 from waltzd.protocol.positions import Position
-from waltzd.protocol.role import allowed
 from waltzd.protocol.timelines import FIRST
+from waltzd.wire.calls import READ
 from waltzd.wire.servers import ServerClient
 from waltzd.wire.storages import ReplicaClient
 from waltzd.wire.tls import Tls
@@ -68,7 +68,6 @@ FRAME_BYTES = 1 << 20
 """Of records in one message: smaller and larger ones were slower."""
 RECORD_BYTES_LIKELY = 256
 """Where nothing is known about the size of records yet."""
-READ = "/waltz.v1.Replica/Read"
 T = TypeVar("T")
 
 
@@ -462,7 +461,7 @@ class LiveOrigin:
     def _may_read_replicas(self) -> bool:
         """An application may not; its owners give it what it may read."""
         tls = self._identity
-        return tls is None or tls.identity.role in allowed(READ)
+        return tls is None or tls.identity.role in READ.roles
 
     def _server(self, address: str, key: UUID | None) -> ServerClient:
         return ServerClient(address, key, seconds=CALL_SECONDS, tls=self._identity)

@@ -15,18 +15,17 @@ from waltzd.errors import BadFrame, CannotConnect, NotPermitted, PortInUse, Walt
 from waltzd.protocol.address import Address
 from waltzd.protocol.audit import DEAF, Auditor, Deed
 from waltzd.protocol.batches import ClientFrame, Refused, ServerFrame
-from waltzd.protocol.role import allowed
 from waltzd.server.clients import evidence
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.evidence import MountEvidence
 from waltzd.wire.audited import name_of
+from waltzd.wire.calls import MOUNT
 from waltzd.wire.codec import packed_error, packed_server_frames, unpacked_client_frames
 from waltzd.wire.connections import CONNECTIONS_MAX, ConnectionShares
 from waltzd.wire.frames import Connection, Kind
 from waltzd.wire.tasks import tell_failure
 from waltzd.wire.tls import Tls
 
-MOUNT = "/waltz.v1.Log/Mount"
 FIRST_BYTES = 4 << 10
 """Of a request to mount."""
 HANDSHAKE_SECONDS = 5.0
@@ -156,8 +155,8 @@ class StreamPort:
         if caller is None or caller.key != self._tls.identity.key:
             who = "no identity of this cluster" if caller is None else f"the identity {caller.uri}"
             raise NotPermitted(f"the certificate of the caller has {who}")
-        if caller.role not in allowed(MOUNT):
-            raise NotPermitted(f"{caller.name} has the role {caller.role}, which may not call {MOUNT}")
+        if caller.role not in MOUNT.roles:
+            raise NotPermitted(f"{caller.name} has the role {caller.role}, which may not call {MOUNT.path}")
         why = connection.end_with_certificate(self._tls)
         if why is not None:
             raise NotPermitted(f"the certificate of {caller.name} {why}")

@@ -11,9 +11,9 @@ import pytest
 
 from waltzd.errors import NoSuchPartition, NotPermitted, WaltzError
 from waltzd.protocol.audit import Deed
-from waltzd.protocol.role import RIGHTS, RIGHTS_OF_TOOLS
 from waltzd.wire import wire_pb2 as wire
-from waltzd.wire.audited import ARGUMENTS, LOOKING, READING, noted
+from waltzd.wire.audited import noted
+from waltzd.wire.calls import CALLS, Audit
 from waltzd.wire.codec import detail_of
 
 CHANGES = {
@@ -65,12 +65,14 @@ def heard(method: str, request: Any, *, reply: Any = None, error: WaltzError | N
 
 
 def test_every_change_is_noted_and_every_look_is_not() -> None:
-    """A call that is new is noted until somebody says that it only looks."""
-    assert {*LOOKING, *ARGUMENTS} <= {*RIGHTS, *RIGHTS_OF_TOOLS}
-    looks = {method.removeprefix("/waltz.v1.") for method in LOOKING}
+    looks = {path.removeprefix("/waltz.v1.") for path, call in CALLS.items() if call.audit is Audit.LOOK}
     assert not CHANGES & looks
-    assert {method.removeprefix("/waltz.v1.") for method in RIGHTS} - looks >= CHANGES
-    assert ARGUMENTS.keys() >= READING
+    assert {path.removeprefix("/waltz.v1.") for path in CALLS} - looks >= CHANGES
+
+
+def test_a_call_that_is_not_declared_is_noted() -> None:
+    (deed,) = heard("Log/Nothing", None)
+    assert deed.what == "Log/Nothing"
 
 
 def test_a_line_says_who_what_and_where() -> None:

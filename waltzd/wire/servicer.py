@@ -1,0 +1,137 @@
+"""The answering side of gRPC calls: each call of a service goes to the method of its host that has its name.
+
+A method takes the request and who makes it, and returns the plain value of the reply, or yields values. An error becomes
+the status of the call. Within one process a `Transport` asks a host in the same way, without any message made into bytes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
+
+import grpc
+import grpc.aio
+
+from waltzd.errors import CannotConnect, WaltzError
+from waltzd.protocol.role import Identity
+from waltzd.wire import wire_pb2 as wire
+from waltzd.wire.calls import CALLS, Call
+from waltzd.wire.codec import key_of, uuid_of
+from waltzd.wire.grpc import INSTANCE_KEY, STORAGE_KEY, Server, abort, caller_of, peer_of
+
+R = TypeVar("R")
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who makes a call, and which storage they mean."""
+
+    identity: Identity | None = None
+    """In the certificate; None without one."""
+    storage: str = ""
+    """Name of the storage that is meant; empty where the caller does not say."""
+    instance: UUID | None = None
+    """Process of the storage that is meant; None where the caller does not say."""
+
+    @property
+    def uri(self) -> str:
+        return "" if self.identity is None else self.identity.uri
+
+    @staticmethod
+    def of(context: Context) -> Origin:
+        said = dict(context.invocation_metadata() or ())
+        name, instance = said.get(STORAGE_KEY, b""), said.get(INSTANCE_KEY)
+        assert isinstance(name, bytes)
+        assert isinstance(instance, bytes | None)
+        return Origin(
+            caller_of(context),
+            name.decode("utf-8", "replace"),
+            None if instance is None else uuid_of(instance, "an instance"),
+        )
+
+
+class Host:
+    """A service. It has a method for each call, by the call's name."""
+
+    def admit(self, key: UUID | None, origin: Origin) -> None:
+        """Refuse a call that is meant for another cluster or process, before anything of it is looked at. `key`: the
+        cluster that the request names; None where its message names none."""
+
+    def refused(self) -> None:
+        """Count a call that was refused."""
+
+
+def answered(host: Host, call: Call[R], request: Any, origin: Origin) -> Any:
+    """Ask a host: an awaitable of the value, or an asynchronous generator of values. Raises what it refuses a call with."""
+    fields = call.request.DESCRIPTOR.fields_by_name
+    named = request.cluster_key if "cluster_key" in fields else request.target.cluster_key if "target" in fields else None
+    host.admit(None if named is None else key_of(named), origin)
+    return getattr(host, call.name)(request, origin)
+
+
+def add_service(server: Server, name: str, host: Host) -> None:
+    """Serve all calls of a service. A call that is not declared in `calls` is a KeyError, and the daemon does not start."""
+    service = wire.DESCRIPTOR.services_by_name[name]
+    handlers = {}
+    for method in service.methods:
+        call = CALLS[f"/{service.full_name}/{method.name}"]
+        serve = getattr(host, call.name)
+        if method.client_streaming:
+            make, behaviour = grpc.stream_stream_rpc_method_handler, serve
+        elif inspect.isasyncgenfunction(serve):
+            make, behaviour = grpc.unary_stream_rpc_method_handler, _streaming(host, call)
+        else:
+            make, behaviour = grpc.unary_unary_rpc_method_handler, _answering(host, call)
+        handlers[method.name] = make(
+            behaviour,
+            request_deserializer=call.request.FromString,
+            response_serializer=call.reply.SerializeToString,
+        )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def _answering(host: Host, call: Call[R]) -> Any:
+    async def answer(request: Any, context: Context) -> Any:
+        try:
+            return call.pack(await answered(host, call, request, Origin.of(context)))
+        except WaltzError as error:
+            host.refused()
+            await abort(context, error)
+
+    return answer
+
+
+def _streaming(host: Host, call: Call[R]) -> Any:
+    # gRPC takes a coroutine that writes to the context as well as an iterator. A coroutine is ended with the call, whatever
+    # it waits for; an iterator could be left lying about.
+    async def answer(request: Any, context: Context) -> None:
+        try:
+            values: AsyncGenerator[Any, None] = answered(host, call, request, Origin.of(context))
+            async with aclosing(values):
+                async for value in values:
+                    await write(context, call.pack(value))
+        except WaltzError as error:
+            if not context.done():
+                host.refused()
+            await abort_stream(context, error)
+
+    return answer
+
+
+async def write(context: Context, message: Any) -> None:
+    try:
+        await context.write(message)
+    except grpc.aio.BaseError as error:
+        raise CannotConnect(f"{peer_of(context)} has gone") from error
+
+
+async def abort_stream(context: Context, error: WaltzError) -> None:
+    if context.done():  # the caller has gone
+        return
+    with suppress(grpc.aio.InternalError, grpc.aio.UsageError):  # it goes at this moment
+        await abort(context, error)
