@@ -136,8 +136,8 @@ options pages payloads placement plan playground plugin point port process prome
 reach reader reading real records recover reindex relocation removed render renewal repair replay report rescuing
 restoration restore restoring result safety seen selection server service servicer settings shell show signature site
 source spark sql startup status stranger stream support table target tasks terminal testing threads throttle tls top
-totals trimmer txn unsealed up upload verdict verification verify waits waltz waltzctl waltzd watch watching wire
-workers writer x509 zookeeper
+totals transport trimmer txn unsealed up upload verdict verification verify waits waltz waltzctl waltzd watch watching
+wire workers writer x509 zookeeper
 """
 """Parts of names of modules that mean in code what they mean everywhere."""
 

@@ -50,7 +50,6 @@ from waltzd.server.session.settings import SessionSettings
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.site import PartitionSettings
-from waltzd.testing.loop_port import LoopPort
 from waltzd.testing.server import LIMITS, LocalServer
 from waltzd.testing.server_port import Luck, ServerDoor, ServerPort
 from waltzd.testing.storage_port import StorageDoor, StoragePort
@@ -280,9 +279,8 @@ class LocalCluster:
         """What a `Client` takes as its `connect`, on whichever event loop the client lives."""
         return self._port(address, key)
 
-    def _port(self, address: str, key: UUID | None = None, identity: str = "") -> GroupPort:
-        port = ServerPort(lambda: self._door(address), key, identity)
-        return port if self.loop is asyncio.get_running_loop() else LoopPort(port, self.loop)
+    def _port(self, address: str, key: UUID | None = None, identity: Identity | None = None) -> GroupPort:
+        return ServerPort(lambda: self._door(address), key, address, identity, self.loop)
 
     def _door(self, address: str) -> ServerDoor:
         for server in self._living():
@@ -304,7 +302,7 @@ class LocalCluster:
 
     def connect_as(self, name: str | None) -> Connect:
         """As `connect`, with the name that a certificate would have."""
-        identity = Identity(self.meta.key, Role.CLIENT, name).uri if name is not None else ""
+        identity = Identity(self.meta.key, Role.CLIENT, name) if name is not None else None
         return lambda address, key: self._port(address, key, identity)
 
     def set_policy(self, grants: Sequence[Mapping[str, Any]] | None) -> None:
@@ -592,7 +590,7 @@ class _Server(LocalServer):
             ),
             on_fatal=local._on_fatal,
             pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
-            reach=lambda address, key: local._port(address, key, Identity(local.meta.key, Role.SERVER, name).uri),
+            reach=lambda address, key: local._port(address, key, Identity(local.meta.key, Role.SERVER, name)),
         )
         self.access.adopt(local._policy, local._channels)
         self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)

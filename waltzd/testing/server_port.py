@@ -9,36 +9,36 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import numpy as np
 
-from waltzd.cluster.groups import GroupMeta, MadeGroup
-from waltzd.errors import CannotConnect, ForeignCluster, WaltzError
-from waltzd.format.record import Run
+from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.batches import (
-    INTRODUCTION,
     AppendBatch,
     ClientFrame,
     Committals,
     Feed,
     HeadFeed,
-    Introduction,
     MountRequest,
     Refusals,
-    Registration,
     ServerFrame,
-    Topology,
 )
 from waltzd.protocol.groups import DeliveryFrame, JoinRequest, MemberFrame
 from waltzd.protocol.locks import Mode, Reason
-from waltzd.protocol.positions import Position
+from waltzd.protocol.role import Identity
 from waltzd.server.clients.calls import ServerCalls
+from waltzd.server.clients.service import LogService
 from waltzd.server.session.wake import Bell
+from waltzd.testing.transport import LocalTransport
+from waltzd.wire.calls import Call
+from waltzd.wire.servers import Servers
+from waltzd.wire.servicer import Host, Origin
+from waltzd.wire.tasks import on_loop
 
+R = TypeVar("R")
 Up = TypeVar("Up")
 Down = TypeVar("Down")
 MESSAGES_MAX = 4
@@ -115,77 +115,74 @@ class ServerDoor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class ServerPort:
-    """What `waltzd.wire.servers.ServerClient` is over gRPC. The door is looked up at each call: the server may have
-    restarted."""
+class ServerPort(LocalTransport, Servers):
+    """A server, for a client on any event loop: calls go to the loop of the cluster and back. The door is looked up at each
+    call: the server may have restarted."""
 
-    def __init__(self, find: Callable[[], ServerDoor], key: UUID | None, identity: str = "") -> None:
-        """`identity`: what a certificate would say of the caller."""
+    def __init__(
+        self,
+        find: Callable[[], ServerDoor],
+        key: UUID | None,
+        address: str,
+        identity: Identity | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """`identity`: what a certificate would say of the caller. `loop`: of the cluster; None for that of the caller."""
+        LocalTransport.__init__(self, Origin(identity))
+        Servers.__init__(self, key)
+        self.address = address
         self._find = find
-        self._key = key
-        self._identity = identity
+        self._loop = loop
 
-    def _known_key(self) -> UUID:
-        return self._key or self._find().calls.locate(self._identity).cluster_key
-
-    async def locate(self) -> Topology:
+    async def _reach(self) -> Host:
         await asyncio.sleep(0)
-        topology = self._find().calls.locate(self._identity)
-        if self._key is not None and self._key != topology.cluster_key:
-            raise ForeignCluster(f"this server belongs to the cluster {topology.cluster_key}, not to {self._key}")
-        return topology
+        return LogService(self._find().calls)
+
+    async def _pass(self) -> None:
+        """Answers always come back; what was committed is lost by streams only."""
+
+    async def _ask(self, call: Call[R], request: Any, seconds: float | None = None) -> R:
+        return await on_loop(self._loop, super()._ask(call, request))
+
+    async def _each(self, call: Call[R], request: Any) -> AsyncGenerator[R, None]:
+        values = super()._each(call, request)
+
+        async def next_value() -> R | None:
+            return await anext(values, None)
+
+        try:
+            while (value := await on_loop(self._loop, next_value())) is not None:
+                yield value
+        finally:
+            await on_loop(self._loop, _close(values))
 
     def expect(self, name: str | None, streams: str = "") -> None:
         """There are no certificates here."""
 
-    async def register(self, introduction: Introduction = INTRODUCTION) -> Registration:
-        return await self._find().calls.register(self._known_key(), self._identity, introduction)
-
     def mount(self) -> DirectMount:
-        return DirectMount(self._find, self._identity)
+        return DirectMount(self._find, self._origin.uri, self._loop)
 
     def attend(self) -> DirectAttend:
-        return DirectAttend(self._find, self._identity)
-
-    async def make_group(self, meta: GroupMeta) -> MadeGroup:
-        return await self._find().calls.make_group(self._known_key(), meta, self._identity)
-
-    async def get_group(self, name: str) -> MadeGroup:
-        return await self._find().calls.get_group(self._known_key(), name, self._identity)
-
-    async def high_water_mark(self, partition: int, *, confirmed: bool = False, since: Position | None = None) -> Position:
-        await asyncio.sleep(0)
-        calls, key = self._find().calls, self._known_key()
-        return await calls.high_water_mark(key, partition, confirmed=confirmed, since=since, identity=self._identity)
-
-    async def find_time(self, partition: int, time: int) -> Position:
-        return await self._find().calls.find_time(self._known_key(), partition, time, identity=self._identity)
-
-    async def fetch(
-        self,
-        partition: int,
-        first_id: int,
-        last_id: int | None = None,
-        *,
-        with_locks: bool = False,
-        timeline: UUID | None = None,
-    ) -> AsyncGenerator[Run, None]:
-        calls, key, who = self._find().calls, self._known_key(), self._identity
-        found = calls.fetch(key, partition, first_id, last_id, with_locks=with_locks, timeline=timeline, identity=who)
-        async with aclosing(found) as runs:
-            async for run in runs:
-                yield run
+        return DirectAttend(self._find, self._origin.uri, self._loop)
 
     async def close(self) -> None:
         await asyncio.sleep(0)
 
 
+async def _close(values: AsyncGenerator[Any, None]) -> None:
+    await values.aclose()
+
+
 class DirectStream(Generic[Up, Down]):
-    """One stream, as the client holds it. `link` is the server's end."""
+    """One stream, as the client holds it, on any event loop. `link` is the server's end."""
 
     what = "a stream"
 
-    def __init__(self, find: Callable[[], ServerDoor], identity: str = "") -> None:
+    def __init__(
+        self, find: Callable[[], ServerDoor], identity: str = "", loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """`loop`: of the server; None for that of the client."""
+        self._loop = loop
         self.partition = -1
         self.link: _Link[Up, Down] = _Link(identity)
         self._find = find
@@ -199,6 +196,18 @@ class DirectStream(Generic[Up, Down]):
     # -- as the client uses it
 
     async def send(self, frames: Sequence[Up]) -> None:
+        await on_loop(self._loop, self._send(frames))
+
+    async def receive(self) -> Sequence[Down] | None:
+        return await on_loop(self._loop, self._receive())
+
+    def cancel(self) -> None:
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            self._give_up()
+        else:
+            self._loop.call_soon_threadsafe(self._give_up)
+
+    async def _send(self, frames: Sequence[Up]) -> None:
         if self._broken is not None:
             raise self._broken
         if self._door is None:
@@ -215,7 +224,7 @@ class DirectStream(Generic[Up, Down]):
         self._door = door
         door.serve(self)
 
-    async def receive(self) -> Sequence[Down] | None:
+    async def _receive(self) -> Sequence[Down] | None:
         while True:
             if self._broken is not None:
                 raise self._broken
@@ -232,7 +241,7 @@ class DirectStream(Generic[Up, Down]):
             if frames:
                 return frames
 
-    def cancel(self) -> None:
+    def _give_up(self) -> None:
         self._broken = self._broken or CannotConnect(f"{self.what} was given up here")
         self.link.end()
         if self._door is not None:
@@ -273,8 +282,10 @@ class DirectMount(DirectStream[ClientFrame, ServerFrame]):
 
     what = "the mount"
 
-    def __init__(self, find: Callable[[], ServerDoor], identity: str = "") -> None:
-        super().__init__(find, identity)
+    def __init__(
+        self, find: Callable[[], ServerDoor], identity: str = "", loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__(find, identity, loop)
         self._held: deque[ServerFrame] = deque()
         """Feed that is held back; the credit of the client bounds it."""
 

@@ -8,21 +8,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
 from uuid import UUID
 
 from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.format.batch import Piece
-from waltzd.format.record import Run
-from waltzd.protocol.descriptions import ArchiveCheck, Archived, BackedUp, ReplicaStatus
-from waltzd.protocol.peers import NOBODY, Contact, Content, LockHistory, RecordsFrame, secret_of
-from waltzd.protocol.timelines import NEVER_FORKED, Lineage
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.peers import Contact, Content, RecordsFrame
 from waltzd.server.session.wake import Bell
 from waltzd.storage.calls import StorageCalls
+from waltzd.storage.service import ReplicaService
+from waltzd.testing.transport import LocalTransport
+from waltzd.wire.servicer import Host
+from waltzd.wire.storages import Replicas
 
-T = TypeVar("T")
 _numbers = itertools.count(1)
 FRAMES_MAX = 4
 """Frames on their way before the sender waits."""
@@ -34,6 +35,7 @@ class StorageDoor:
     def __init__(self, name: str, calls: StorageCalls, on_fatal: Callable[[BaseException], None]) -> None:
         self.name = name
         self.calls = calls
+        self.service = ReplicaService(calls, clock=lambda: 0)
         self.on_fatal = on_fatal
         self._open = asyncio.Event()
         self._open.set()
@@ -73,158 +75,49 @@ class StorageDoor:
         await self.calls.close()
 
 
-class StoragePort:
-    """What `waltzd.wire.storages.ReplicaClient` is over gRPC. `cut` breaks the connection for good."""
+class StoragePort(LocalTransport, Replicas):
+    """The replicas of one storage. `cut` breaks the connection for good."""
 
     def __init__(self, door: StorageDoor, key: UUID, owner_key: bytes) -> None:
+        LocalTransport.__init__(self)
+        Replicas.__init__(self, key, owner_key, number=next(_numbers))
         self._door = door
-        self._key = key
-        self._owner_key = owner_key
         self._is_cut = False
         self._streams: list[DirectStream] = []
-        self._number = next(_numbers)
-        self._contacts: dict[int, int] = {}
 
-    def _contact(self, partition: int, session: int | None) -> Contact:
-        if session is None:
-            return NOBODY
-        return Contact(self._contacts.get(partition, 0), secret_of(self._owner_key, partition, session))
+    async def _reach(self) -> Host:
+        await self._pass()
+        return self._door.service
+
+    async def _pass(self) -> None:
+        await self._door.passed()
+        if self._is_cut:
+            raise CannotConnect(f"the connection to {self._door.name} is gone")
 
     async def _calls(self) -> StorageCalls:
-        await self._door.passed()
-        if self._is_cut:
-            raise CannotConnect(f"the connection to {self._door.name} is gone")
+        await self._pass()
         self._door.calls.check_key(self._key)
         return self._door.calls
-
-    async def _answer(self, answer: T) -> T:
-        await self._door.passed()
-        if self._is_cut:
-            raise CannotConnect(f"the connection to {self._door.name} is gone")
-        return answer
-
-    async def status(self, partition: int) -> ReplicaStatus:
-        return await self._answer((await self._calls()).status(partition))
-
-    async def quiet(self, partitions: Sequence[int]) -> Sequence[int]:
-        return await self._answer((await self._calls()).quiet(partitions))
-
-    async def open(
-        self, partition: int, session: int, *, partitions: int, create: bool = False, seconds: float | None = None
-    ) -> ReplicaStatus:
-        status = await (await self._calls()).open_session(
-            partition,
-            session,
-            partitions,
-            create=create,
-            caller=self._number,
-            secret=secret_of(self._owner_key, partition, session),
-        )
-        await self._answer(None)
-        self._contacts[partition] = status.contact
-        return status
-
-    async def set_low_mark(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        contact = self._contact(partition, session)
-        return await self._answer(await (await self._calls()).set_low_mark(partition, session, mark, contact=contact))
-
-    async def truncate(self, partition: int, session: int, mark: int) -> ReplicaStatus:
-        contact = self._contact(partition, session)
-        return await self._answer(await (await self._calls()).truncate(partition, session, mark, contact=contact))
-
-    async def fork(self, partition: int, session: int, lineage: Lineage) -> ReplicaStatus:
-        contact = self._contact(partition, session)
-        return await self._answer(await (await self._calls()).fork(partition, session, lineage, contact=contact))
 
     def append(self, partition: int, session: int) -> DirectStream:
         stream = DirectStream(self._door, self._calls, partition, session, self._contact(partition, session))
         self._streams = [known for known in self._streams if not known.is_over] + [stream]
         return stream
 
-    async def read(
-        self,
-        partition: int,
-        first_id: int,
-        last_id: int | None = None,
-        *,
-        session: int | None = None,
-        frame_bytes: int = 0,
-        with_locks: bool = False,
-    ) -> AsyncIterator[Run]:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        runs = calls.read(partition, session, first_id, last_id, frame_bytes, contact=contact, with_locks=with_locks)
-        async for run in runs:
-            yield await self._answer(run)
-
-    async def read_whole(
-        self, partition: int, first_id: int, last_id: int, *, session: int, frame_bytes: int = 0
-    ) -> AsyncIterator[Piece]:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        async for content in calls.read_whole(partition, session, first_id, last_id, frame_bytes, contact=contact):
-            for piece in (content,) if isinstance(content, Run) else content:
-                yield await self._answer(piece)
-
-    async def read_locks(self, partition: int, last_id: int, *, session: int, bytes_max: int) -> LockHistory | None:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(await calls.read_locks(partition, session, last_id, bytes_max, contact=contact))
-
-    async def find_time(self, partition: int, time: int, *, session: int) -> int:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(await calls.find_time(partition, session, time, contact=contact))
-
-    async def archive(self, partition: int, known: Archived, *, session: int, lineage: Lineage = NEVER_FORKED) -> Archived:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(await calls.archiver.add(partition, session, known, lineage, contact=contact))
-
-    async def trim(
-        self, partition: int, session: int, floor: int, archived: Archived | None = None, *, needs_none: bool = False
-    ) -> ReplicaStatus:
-        contact = self._contact(partition, session)
-        calls = await self._calls()
-        return await self._answer(
-            await calls.trim(partition, session, floor, archived, needs_none=needs_none, contact=contact)
-        )
-
-    async def back_up(
-        self,
-        partition: int,
-        known: Archived,
-        *,
-        session: int,
-        committed: int,
-        moment: int,
-        lineage: Lineage = NEVER_FORKED,
-    ) -> BackedUp:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(
-            await calls.archiver.back_up(partition, session, known, committed, moment, lineage, contact=contact)
-        )
-
-    async def save_metadata(self, text: bytes, archive: UUID | None) -> int:
-        calls = await self._calls()
-        return await self._answer(await calls.archiver.save_metadata(text, archive))
-
-    async def check_archive(self, partition: int, known: Archived, first_id: int, *, session: int) -> ArchiveCheck:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(await calls.archiver.check(partition, session, known, first_id, contact=contact))
-
-    async def segments(self, partition: int, *, session: int | None = None) -> list[tuple[int, int, int]]:
-        calls, contact = await self._calls(), self._contact(partition, session)
-        return await self._answer(calls.segments(partition, session, contact=contact))
-
     async def fetch_segment(self, partition: int, first_id: int, *, session: int) -> AsyncIterator[Buffer]:
         calls, contact = await self._calls(), self._contact(partition, session)
-        async for piece in calls.fetch_segment(partition, session, first_id, contact=contact):
-            yield await self._answer(piece)
+        async with aclosing(calls.fetch_segment(partition, session, first_id, contact=contact)) as pieces:
+            async for piece in pieces:
+                await self._pass()
+                yield piece
 
     async def install_segment(
         self, partition: int, session: int, first_id: int, file_bytes: int, pieces: AsyncIterator[Buffer]
     ) -> ReplicaStatus:
-        contact = self._contact(partition, session)
-        calls = await self._calls()
-        return await self._answer(
-            await calls.install_segment(partition, session, first_id, file_bytes, pieces, contact=contact)
-        )
+        calls, contact = await self._calls(), self._contact(partition, session)
+        status = await calls.install_segment(partition, session, first_id, file_bytes, pieces, contact=contact)
+        await self._pass()
+        return status
 
     async def close(self) -> None:
         for stream in self._streams:

@@ -58,7 +58,7 @@ class Entries:
 
 
 def as_server(cluster: LocalCluster, **settings: Any) -> GroupLogClient[bytes]:
-    identity = Identity(cluster.meta.key, Role.SERVER, "server-1").uri
+    identity = Identity(cluster.meta.key, Role.SERVER, "server-1")
     return GroupLogClient(cluster.servers, connect=lambda at, key: cluster._port(at, key, identity), **settings)
 
 
@@ -134,7 +134,7 @@ async def test_a_server_is_a_client_of_the_group_log_alone(cluster: LocalCluster
     async with as_server(cluster) as client:
         with pytest.raises(BadArgument, match="for the group log, 2"):
             await client.append(b"", partition=1)
-        identity = Identity(cluster.meta.key, Role.SERVER, "server-1").uri
+        identity = Identity(cluster.meta.key, Role.SERVER, "server-1")
         other: Client[bytes] = Client(cluster.servers, connect=lambda at, key: cluster._port(at, key, identity))
         async with other:
             with pytest.raises(GroupLogClosed):
