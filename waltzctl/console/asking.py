@@ -9,7 +9,7 @@ from waltzctl.console.pages import Asked, Page, Part, actions, cut, grids, of_pa
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
 from waltzctl.picture import attendance
 from waltzctl.picture.attendance import UseAt
-from waltzctl.picture.picture import silence
+from waltzctl.picture.picture import silent_servers
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell.merged_log import Line
@@ -31,11 +31,8 @@ async def clients(asked: Asked) -> Page:
     with_gone = asked.query.get("show") == "all"
     found = await attendance.attendance(await asked.cluster(), asked.reach.tls, needs_answer=True)
     told = client.clients(found, with_gone=with_gone)
-    silent = [
-        f"server {name} {silence(one)}, and may know more: {one.code} {one.message}" for name, one in found.silent.items()
-    ]
     look = Look(tones={"state": tone_of}, wide={"version", "role", "servers"})
-    chosen, pager = cut(asked, told.things.rows, {"show": "all"} if with_gone else {})
+    chosen, pager = cut(asked, told.rows, {"show": "all"} if with_gone else {})
     names = sorted({one.name for one in chosen if one.state != "gone"})
     uses = [one for one in found.uses if one.use.name in {one.name for one in chosen}] if pager["last"] else found.uses
     ends = [(f"end the mounts of {name}", ("client", "disconnect", name)) for name in names]
@@ -56,9 +53,9 @@ async def clients(asked: Asked) -> Page:
             ),
             grids(
                 "clients",
-                listed("Instances of applications", told.things, look, chosen),
+                listed("Instances of applications", told, look, chosen),
                 grid("What names use, at each server", (NAME, *client.USES), uses, nothing="Nothing is used."),
-                notes=silent,
+                notes=silent_servers(found.silent),
                 pager=pager | {"path": "/clients"},
             ),
             *actions(asked, ends),

@@ -35,7 +35,7 @@ def tone_of_standing(state: str) -> Tone:
 async def groups(asked: Asked) -> Page:
     found = await asked_for(await asked.cluster(), asked.reach.tls)
     told = show.groups(found)
-    chosen, pager = cut(asked, told.things.rows, {})
+    chosen, pager = cut(asked, told.rows, {})
     look = Look(links={"name": lambda view: f"/groups/{view.name}"}, tones={"state": tone_of_standing})
     return Page(
         title="Groups",
@@ -46,7 +46,7 @@ async def groups(asked: Asked) -> Page:
                 name="groups",
                 template="group.html",
                 given={
-                    "grid": listed("Durable groups", told.things, look, chosen),
+                    "grid": listed("Durable groups", told, look, chosen),
                     "pager": pager,
                     "path": "/groups",
                     "state": "",

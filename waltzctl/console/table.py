@@ -116,7 +116,7 @@ def grid(caption: str, columns: Columns[Any], rows: Sequence[Any], look: Look = 
     ]
     return Grid(
         caption=caption,
-        heads=tuple(Head(name=one.name, key=one.key, is_right=one.is_right) for one in shown),
+        heads=tuple(Head(name=one.name, key=one.key, is_right=one.is_of_numbers(rows)) for one in shown),
         rows=tuple(tuple(_cell(one, row, look) for one in shown) for row in rows),
         nothing=nothing,
     )

@@ -26,6 +26,24 @@ def silence(error: WaltzError) -> str:
     return "does not answer" if isinstance(error, CannotConnect) else "refuses to answer"
 
 
+def silent_servers(found: Mapping[str, WaltzError]) -> list[str]:
+    """Return a sentence for each server that was asked and did not answer."""
+    return [
+        f"server {name} {silence(error)}, and may know more: {error.code} {error.message}" for name, error in found.items()
+    ]
+
+
+def timeline_sentence(one: Timeline) -> str:
+    """Describe who ended the log of the timeline before, when, and where."""
+    how = f" by {one.cause}" if one.cause else ""
+    when = f" at {one.began}" if one.began else ""
+    by = f" ({one.who})" if one.who else ""
+    return (
+        f"timeline {one.number}: begun{how}{when}{by} in session {one.session:,}; it shares timeline {one.parent} up to id "
+        f"{one.fork:,}, and what that had above was given up"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """When a process was asked, and how long its answer took, with the time to connect where no connection was open."""

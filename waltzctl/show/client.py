@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from waltzctl.picture.attendance import Attendance, Attendant, UseAt
-from waltzctl.picture.picture import silence
-from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
-from waltzctl.show.terminal import paragraph
+from waltzctl.picture.picture import silent_servers
+from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, attributes, objects, warnings
+from waltzctl.show.terminal import duration, size
 from waltzd.cluster.assignment import spell_numbers
-from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from waltzd.cluster.documents import ClientMeta
-
-
-def _duration(milliseconds: int) -> str:
-    seconds = milliseconds // 1000
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
 
 
 def _state(one: Attendant) -> str:
@@ -34,83 +22,61 @@ def _state(one: Attendant) -> str:
 
 
 ATTENDANTS: Columns[Attendant] = (
-    Column("name", lambda one: one.name),
-    Column("instance", lambda one: one.instance),
+    *attributes("name instance"),
     Column("state", _state, json=""),
-    Column("", lambda one: one.state, json="state"),
-    Column("", lambda one: one.is_slowed, json="is_slowed"),
-    Column("since", lambda one: one.age_ms, is_right=True, cell=_duration, json="age_milliseconds"),
-    Column("heard", lambda one: one.quiet_ms, is_right=True, cell=_duration, json="quiet_milliseconds"),
-    Column("partitions", lambda one: list(one.partitions), cell=spell_numbers),
-    Column("appended", lambda one: one.appended, is_right=True),
-    Column("fed", lambda one: one.fed, is_right=True),
-    Column("address", lambda one: one.peer),
-    Column("version", lambda one: one.version, is_wide=True),
-    Column("waiting", lambda one: one.waiting, is_wide=True),
-    Column("role", lambda one: one.role, is_wide=True),
-    Column("epoch", lambda one: one.epoch, is_right=True, is_wide=True, cell=lambda epoch: str(epoch or "")),
-    Column("servers", lambda one: list(one.servers), is_wide=True),
-    Column("appended bytes", lambda one: one.appended_bytes, is_right=True, is_size=True, is_wide=True),
-    Column("fed bytes", lambda one: one.fed_bytes, is_right=True, is_size=True, is_wide=True),
+    *(Column("", json=name) for name in ("state", "is_slowed")),
+    Column("since", "age_ms", cell=duration, json="age_milliseconds"),
+    Column("heard", "quiet_ms", cell=duration, json="quiet_milliseconds"),
+    Column("partitions", cell=spell_numbers),
+    *attributes("appended fed"),
+    Column("address", "peer"),
+    *attributes("version waiting role", is_wide=True),
+    Column("epoch", is_wide=True, cell=lambda epoch: str(epoch or "")),
+    Column("servers", is_wide=True),
+    *attributes("appended_bytes fed_bytes", is_wide=True, cell=size),
 )
 USES: Columns[UseAt] = (
-    Column("server", lambda one: one.server),
-    Column("mounts", lambda one: one.use.mounts, is_right=True),
-    Column("in flight", lambda one: one.use.inflight_bytes, is_right=True, is_size=True, json="inflight_bytes"),
-    Column("slowed", lambda one: one.use.slowed_ms, is_right=True, cell=_duration, json="slowed_milliseconds"),
-    Column("last", lambda one: one.use.slowed_ago_ms, is_right=True, json="slowed_ago_milliseconds",
-           cell=lambda ago: "" if ago is None else f"{_duration(ago)} ago"),
-    Column("refused mounts", lambda one: one.use.refused_mounts, is_right=True),
-)  # fmt: skip
+    Column("server"),
+    Column("mounts", "use.mounts"),
+    Column("in flight", "use.inflight_bytes", cell=size, json="inflight_bytes"),
+    Column("slowed", "use.slowed_ms", cell=duration, json="slowed_milliseconds"),
+    Column("last", "use.slowed_ago_ms", json="slowed_ago_milliseconds", cell=lambda ago: f"{duration(ago)} ago"),
+    Column("refused mounts", "use.refused_mounts"),
+)
 
 
-def _silent(found: Attendance) -> Mapping[str, Any]:
-    return {"silent_servers": {name: plain(error) for name, error in found.silent.items()}}
-
-
-def _say_silent(out: Console, silent: Mapping[str, WaltzError]) -> None:
-    for name, error in silent.items():
-        paragraph(out, f"server {name} {silence(error)}, and may know more: {error.code} {error.message}", "yellow")
-
-
-def clients(found: Attendance, *, with_gone: bool) -> Page:
-    rows = [one for one in found.attendants if with_gone or one.state != "gone"]
-    things = Listing(
-        kind="clients", columns=ATTENDANTS, rows=rows, nothing="No application is connected.", more=_silent(found)
+def clients(found: Attendance, *, with_gone: bool) -> Listing[Attendant]:
+    return Listing(
+        kind="clients",
+        columns=ATTENDANTS,
+        rows=[one for one in found.attendants if with_gone or one.state != "gone"],
+        nothing="No application is connected.",
+        notes=warnings(silent_servers(found.silent)),
+        more={"silent_servers": dict(found.silent)},
     )
 
-    def draw(out: Console) -> None:
-        things.draw(out)
-        _say_silent(out, found.silent)
 
-    return Page(draw=draw, things=things)
-
-
-def client(name: str, found: Attendance, kept: ClientMeta | None) -> Page:
+def client(name: str, found: Attendance, kept: ClientMeta | None) -> Listing[Attendant]:
     rows = [one for one in found.attendants if one.name == name]
     uses = [one for one in found.uses if one.use.name == name]
-
-    def draw(out: Console) -> None:
-        out.print(f"application {name}", style="bold")
-        if kept is not None:
-            epoch = f", newest epoch {kept.epoch}" if kept.epoch else ""
-            out.print(f"first seen {_moment(kept.first_seen)}, last seen {_moment(kept.last_seen)}{epoch}", soft_wrap=True)
-        grid(out, ATTENDANTS, rows)
-        if not rows:
-            out.print("No instance of it is connected, or was lately.")
-        grid(out, USES, uses)
-        _say_silent(out, found.silent)
-
+    seen = {} if kept is None else {"first_seen": _moment(kept.first_seen), "last_seen": _moment(kept.last_seen)}
+    epoch = 0 if kept is None else kept.epoch
+    page: list[Part] = [Line(f"application {name}", "bold")]
+    if seen:
+        moments = f"first seen {seen['first_seen']}, last seen {seen['last_seen']}"
+        page.append(moments + (f", newest epoch {epoch}" if epoch else ""))
+    page.append(Table(ATTENDANTS, rows) if rows else "No instance of it is connected, or was lately.")
+    page += [Table(USES, uses), *warnings(silent_servers(found.silent))]
     told = {
         "name": name,
-        "first_seen": None if kept is None else _moment(kept.first_seen),
-        "last_seen": None if kept is None else _moment(kept.last_seen),
-        "epoch": 0 if kept is None else kept.epoch,
+        "first_seen": seen.get("first_seen"),
+        "last_seen": seen.get("last_seen"),
+        "epoch": epoch,
         "instances": objects(ATTENDANTS, rows),
         "uses": objects(USES, uses),
-        **_silent(found),
+        "silent_servers": dict(found.silent),
     }
-    return Page(draw=draw, told=told, things=Listing(kind="instances", columns=ATTENDANTS, rows=rows))
+    return Listing(kind="instances", columns=ATTENDANTS, rows=rows, page=page, told=told)
 
 
 def _moment(seconds: int) -> str:

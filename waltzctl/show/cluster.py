@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
+from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView, timeline_sentence
 from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
-from waltzctl.show.terminal import ROWS_MAX, count, paragraph, put_next, size, table
-from waltzctl.show.timeline import timeline_sentence
+from waltzctl.show.terminal import ROWS_MAX, count, duration, paragraph, put_next, size, table
 from waltzctl.watching.facts import Health, Reason, Sighting
 from waltzctl.watching.troubles import SLOW_MS
 from waltzd.cluster.assignment import spell_numbers
@@ -446,7 +445,7 @@ def _scrubbed(found: Picture) -> str:
     pace = f"scrub: {size(sum(scrub.bytes_per_second for scrub in scrubs))}/s{off}, "
     known = [age for age in ages if age is not None]
     if len(known) == len(ages):
-        return f"{pace}every sealed segment was read in the last {group.duration(max(known))}"
+        return f"{pace}every sealed segment was read in the last {duration(max(known))}"
     total = sum(scrub.total_bytes for scrub in scrubs)
     return f"{pace}{sum(scrub.done_bytes for scrub in scrubs) / total:.0%} of the first round is done" if total else ""
 

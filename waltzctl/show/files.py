@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, whole_error
-from waltzctl.show.group import duration
-from waltzctl.show.terminal import ROWS_MAX, count, printable, rate, size
+from waltzctl.show.terminal import ROWS_MAX, count, duration, printable, rate, size
 from waltzd.errors import WaltzError
 from waltzd.format.finding import Finding
 from waltzd.protocol.descriptions import PartitionDescription, ReplicaStatus, ScrubStatus, StorageDescription, VerifySummary

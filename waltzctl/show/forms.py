@@ -1,8 +1,9 @@
 """One result in every form: tables for people, JSON and YAML for programs, CSV for spreadsheets, names for shells.
 
-The columns of a thing are declared once: a column has a head for people, a key for programs, and a way to its value. A list
-is shown by its columns alone; a page says more, and one list stands for it as CSV and as names. Things that come one by one
-are printed as they come. JSON and YAML carry a version and only grow; tables may change.
+The columns of a result are declared once, from the fields of what a command returns: each has a heading for people, a key
+for programs, and a way to its value. A result is a list of such rows, with lines and other tables around it for people and
+more keys beside it for programs. Rows that come one by one are printed as they come. JSON and YAML carry a version and only
+grow; tables may change.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import csv
 import enum
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args
-from uuid import UUID
 
 import typer
 import yaml
 from typer import Option
 
 from waltzctl.shell.options import OUTPUT
-from waltzctl.show.terminal import console, printable, size, table
+from waltzctl.show.terminal import console, count, paragraph, printable, size, table
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -32,112 +32,205 @@ Form = Literal["table", "wide", "json", "yaml", "csv", "name"]
 FORMS = get_args(Form)
 AnyForm = Annotated[Form, Option("-o", "--output", rich_help_panel=OUTPUT, help="For people, or for scripts.")]
 """Of every command that reads; `Output` is that of commands that change something."""
+NAMING = frozenset({"partition", "id", "pid"})
+"""Columns whose numbers are names: they have no separators between thousands."""
 T = TypeVar("T")
+
+# -- what a result is made of ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
     name: str
-    """Its head, and with underscores its key in JSON; empty for programs only."""
-    of: Callable[[T], Any] | None = None
-    """The value; without it a thing is a mapping, and has it by the key."""
-    is_right: bool = False
+    """Its heading, and with underscores its key in JSON; empty for programs only."""
+    of: str | Callable[[T], Any] = ""
+    """The attributes that lead to the value, with dots between them, or a function of the row. Empty: the attribute that has
+    the name of the column. In a row that is a mapping, the key."""
+    cell: Callable[[Any], str] | None = None
+    """How people read the value, where that is special; it is not asked about None."""
+    none: str = ""
+    """What people read in place of None."""
+    label: Callable[[T], str] | None = None
+    """How people read the row in this column, where that takes more than the value."""
+    json: str | None = None
+    """The key in JSON, where that is not the heading; empty for people only."""
     is_wide: bool = False
     """Only shown in the form `wide`."""
+    is_right: bool | None = None
+    """None: on the right where all values are numbers."""
     is_size: bool = False
-    """A number of bytes, which people read as MB."""
-    cell: Callable[[Any], str] | None = None
-    """How people read the value, where that is special."""
-    label: Callable[[T], str] | None = None
-    """How people read the thing in this column, where that takes more than the value."""
-    json: str | None = None
-    """What programs call it, where that is not its head; empty for people only."""
+    """A number of bytes."""
 
     @property
     def key(self) -> str:
         return self.name.replace(" ", "_") if self.json is None else self.json
 
-    def value(self, thing: Any) -> Any:
-        return thing[self.key] if self.of is None else self.of(thing)
+    def value(self, row: Any) -> Any:
+        if callable(self.of):
+            return self.of(row)
+        if isinstance(row, Mapping):
+            return row[self.of or self.key]
+        for name in (self.of or self.name.replace(" ", "_") or self.key).split("."):
+            row = None if row is None else getattr(row, name)
+        return row
 
-    def shown(self, thing: Any) -> str:
+    def shown(self, row: Any) -> str:
         if self.label is not None:
-            return self.label(thing)
-        value = self.value(thing)
-        if self.cell is not None:
-            return self.cell(value)
-        return size(value) if self.is_size and value is not None else _shown(value)
+            return self.label(row)
+        value = self.value(row)
+        if value is None:
+            return self.none
+        if self.is_size:
+            return size(value)
+        return _shown(value, is_name=self.key in NAMING) if self.cell is None else self.cell(value)
+
+    def is_of_numbers(self, rows: Iterable[Any]) -> bool:
+        """Whether its cells stand on the right."""
+        if self.is_right is not None:
+            return self.is_right
+        kinds = {type(value) for row in rows if (value := self.value(row)) is not None}
+        return bool(kinds) and kinds <= {int, float}
 
 
 Columns = tuple[Column[T], ...]
 
 
+def attributes(names: str, of: str = "", **given: Any) -> Columns[Any]:
+    """Columns named like the attributes that they show, which are all found at `of`."""
+    at = f"{of}." if of else ""
+    return tuple(Column(name.replace("_", " "), f"{at}{name}", **given) for name in names.split())
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+    style: str = ""
+    fit: Literal["whole", "wrap", "cut"] = "whole"
+    """`whole`: never broken, so that a command in it can be copied. `wrap`: wrapped under its own beginning. `cut`: it ends
+    where the screen ends."""
+
+
+@dataclass(frozen=True)
+class Table(Generic[T]):
+    columns: Columns[T]
+    rows: Sequence[T]
+
+
+Part = Line | Table[Any] | str
+"""What people read, one below the other. Text is a line without a style."""
+
+
+def verdict(text: str, *, is_good: bool) -> Line:
+    return Line(text, "bold green" if is_good else "bold red")
+
+
+def warnings(texts: Iterable[str]) -> list[Line]:
+    return [Line(text, "yellow", "wrap") for text in texts]
+
+
+def capped(columns: Columns[T], shown: Sequence[T], total: int, noun: str, way: str) -> list[Part]:
+    """A table of some of so many rows, and what `way` there is to the others."""
+    rest = [f"{count(total - len(shown), f'more {noun}')}: {way}"] if len(shown) < total else []
+    return [Table(columns, shown), *rest]
+
+
+def next_step(step: str) -> Line:
+    return Line(f"  Next: {step}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listing(Generic[T]):
-    kind: str
-    """What they are, in the plural: the key in JSON."""
-    columns: Columns[T]
+    """What a command returns, in every form."""
+
+    kind: str = ""
+    """What the rows are, in the plural: their key in JSON."""
+    columns: Columns[T] = ()
     """The first one is the name."""
-    rows: Sequence[T]
+    rows: Sequence[T] = ()
     nothing: str = ""
-    """What to say to a person when there are none."""
+    """What to say to a person when there are no rows."""
+    notes: Sequence[Part] = ()
+    """What people read below the table."""
+    page: Sequence[Part] | None = None
+    """What people read in place of the table and its notes."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What JSON and YAML say beside the list."""
+    """What JSON and YAML have beside the rows."""
+    told: Mapping[str, Any] | None = None
+    """What JSON and YAML have in place of the rows."""
 
     @property
     def document(self) -> Mapping[str, Any]:
-        return {**self.more, self.kind: objects(self.columns, self.rows)}
+        return {**self.more, self.kind: objects(self.columns, self.rows)} if self.told is None else self.told
 
     def draw(self, out: Console, *, is_wide: bool = False) -> None:
-        grid(out, self.columns, self.rows, is_wide=is_wide)
+        if self.page is not None and not is_wide:
+            return draw(out, self.page)
         if not self.rows and self.nothing:
-            out.print(self.nothing, soft_wrap=True)
+            draw(out, [self.nothing])
+        draw(out, [Table(self.columns, self.rows), *(() if is_wide else self.notes)], is_wide=is_wide)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
+    """A result that draws itself."""
+
     draw: Callable[[Console], None]
-    """For people, on the console that it is given."""
     things: Listing[Any]
-    """What it is about most."""
     told: Mapping[str, Any] | None = None
-    """For programs, where that is more than these things."""
 
     @property
     def document(self) -> Mapping[str, Any]:
         return self.things.document if self.told is None else self.told
 
 
-def objects(columns: Columns[T], things: Sequence[T]) -> list[dict[str, Any]]:
-    """A mapping may have more than its columns."""
-    return [
-        dict(thing) if isinstance(thing, Mapping) else {one.key: one.value(thing) for one in columns if one.key}
-        for thing in things
-    ]
+def grid(out: Console, columns: Columns[T], things: Sequence[T]) -> None:
+    draw(out, [Table(columns, things)])
 
 
-def grid(out: Console, columns: Columns[T], things: Sequence[T], *, is_wide: bool = False) -> None:
-    """A table."""
-    shown = [one for one in columns if one.name and (is_wide or not one.is_wide)]
-    rows = [tuple(one.shown(thing) for one in shown) for thing in things]
-    table(out, tuple(one.name for one in shown), rows, right=tuple(one.name for one in shown if one.is_right))
+# -- the forms ---------------------------------------------------------------------------------------------------------
+
+
+def draw(out: Console, parts: Iterable[Part], *, is_wide: bool = False) -> None:
+    """Print what people read."""
+    for part in parts:
+        if isinstance(part, Table):
+            shown = [one for one in part.columns if one.name and (is_wide or not one.is_wide)]
+            cells = [tuple(one.shown(row) for one in shown) for row in part.rows]
+            right = tuple(one.name for one in shown if one.is_of_numbers(part.rows))
+            table(out, tuple(one.name for one in shown), cells, right=right)
+        elif isinstance(part, str):
+            out.print(part, soft_wrap=True)
+        elif part.fit == "wrap":
+            paragraph(out, part.text, part.style)
+        elif part.fit == "cut":
+            out.print(part.text, style=part.style, no_wrap=True, overflow="ellipsis")
+        else:
+            out.print(part.text, style=part.style, soft_wrap=True)
 
 
 def put(found: Listing[Any] | Page, output: str) -> None:
-    things = found if isinstance(found, Listing) else found.things
+    if isinstance(found, Page):
+        if output == "table":
+            return found.draw(console())
+        found = replace(found.things, told=found.document)
     if output == "json":
         put_json(found.document)
     elif output == "yaml":
         _put_yaml(found.document)
     elif output == "name":
-        for row in things.rows:
-            typer.echo(printable(str(things.columns[0].value(row))))
+        for row in found.rows:
+            typer.echo(printable(str(found.columns[0].value(row))))
     elif output == "csv":
-        put_csv(things.columns, things.rows)
-    elif output == "wide":
-        things.draw(console(), is_wide=True)
+        put_csv(found.columns, found.rows)
     else:
-        found.draw(console())
+        found.draw(console(), is_wide=output == "wide")
+
+
+def objects(columns: Columns[T], rows: Iterable[T]) -> list[dict[str, Any]]:
+    """A mapping may have more than its columns."""
+    return [
+        dict(row) if isinstance(row, Mapping) else {one.key: one.value(row) for one in columns if one.key} for row in rows
+    ]
 
 
 Lines = Annotated[
@@ -148,49 +241,43 @@ Lines = Annotated[
 
 
 def stream(columns: Columns[T], output: str, put_one: Callable[[T], None] | None = None) -> Callable[[T], None]:
-    """A sink for things that come one after the other: `put_one` prints one of them for people, where that is a form."""
+    """A sink for rows that come one after the other: `put_one` prints one of them for people, where that is a form."""
     if output == "json":
-        return lambda thing: typer.echo(json.dumps(objects(columns, [thing])[0], default=_plain))
+        return lambda row: typer.echo(json.dumps(objects(columns, [row])[0], default=plain))
     if output != "csv":
         assert put_one is not None, output
         return put_one
     is_begun = False
 
-    def put_row(thing: T) -> None:
+    def put_row(row: T) -> None:
         nonlocal is_begun
-        put_csv(columns, [thing], with_heads=not is_begun)
+        put_csv(columns, [row], with_heads=not is_begun)
         is_begun = True
 
     return put_row
 
 
-def put_csv(columns: Columns[T], things: Sequence[T], *, with_heads: bool = True) -> None:
+def put_csv(columns: Columns[T], rows: Iterable[T], *, with_heads: bool = True) -> None:
     """A structure has its keys in JSON and YAML only; a cell holds one value, or several with blanks between them."""
     shown = [one for one in columns if one.name and one.key]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if with_heads:
         writer.writerow([one.key for one in shown])
-    writer.writerows([[printable(_plain_text(one.value(thing))) for one in shown] for thing in things])
+    writer.writerows([[printable(_plain_text(one.value(row))) for one in shown] for row in rows])
     typer.echo(text.getvalue(), nl=False)
 
 
 def put_json(value: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2, default=_plain))
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(f"{value!r} is nothing that JSON has")
+    typer.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2, default=plain))
 
 
 def _put_yaml(value: Mapping[str, Any]) -> None:
     """By way of JSON, so that both say the same and an enumeration is its text."""
-    plain = json.loads(json.dumps({"version": JSON_VERSION, **value}, default=_plain))
-    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    whole = json.loads(json.dumps({"version": JSON_VERSION, **value}, default=plain))
+    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
     if printable(text) != text:  # escaped as YAML does it, so that it is still what it was
-        text = yaml.safe_dump(plain, sort_keys=False)
+        text = yaml.safe_dump(whole, sort_keys=False)
     typer.echo(text.rstrip("\n"))
 
 
@@ -200,18 +287,16 @@ def _plain_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
     if isinstance(value, Mapping):
-        return json.dumps(value, default=_plain)
+        return json.dumps(value, default=plain)
     return "" if value is None else str(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, *, is_name: bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
+    if isinstance(value, int) and not is_name:
         return f"{value:,}"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "" if value is None else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 # -- values as JSON ----------------------------------------------------------------------------------------------------

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from waltzctl.picture.groups import GroupAt, Groups, GroupView, Standing
-from waltzctl.picture.picture import silence
+from waltzctl.picture.picture import silent_servers, timeline_sentence
 from waltzctl.records.decode import decoded
-from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects, plain
-from waltzctl.show.terminal import ROWS_MAX, count, paragraph
-from waltzctl.show.timeline import timeline_sentence
+from waltzctl.show.forms import Column, Columns, Line, Listing, attributes, capped, objects, plain, warnings
+from waltzctl.show.terminal import ROWS_MAX, count, duration
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupMember, GroupTotals, Mode, ParkedTransaction
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from waltzd.client.view import Transaction
 
 NONE = "There are no durable groups: `waltzctl group create NAME` makes one."
@@ -33,53 +30,33 @@ STYLES = {
 }
 
 
-def duration(milliseconds: int) -> str:
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
-        if milliseconds >= size and (milliseconds % size == 0 or milliseconds >= 2 * size):
-            return f"{milliseconds // size} {unit}"
-    return f"{milliseconds} ms"
-
-
-def _lag(lag: int | None) -> str:
-    return "?" if lag is None else f"{lag:,}"
-
-
 GROUPS: Columns[GroupView] = (
-    Column("name", lambda view: view.name),
-    Column("mode", lambda view: str(view.meta.mode)),
+    Column("name", "meta.name"),
+    Column("mode", "meta.mode"),
     Column("partitions", lambda view: [one.partition for one in view.partitions], cell=spell_numbers),
-    Column("state", lambda view: str(view.standing)),
-    Column("members", lambda view: len(view.members), is_right=True),
-    Column("lag", lambda view: view.lag, is_right=True, cell=_lag),
-    Column("in flight", lambda view: view.in_flight, is_right=True),
-    Column("parked", lambda view: view.parked, is_right=True),
-    Column("ack wait", lambda view: view.meta.ack_wait_ms, is_right=True, is_wide=True, cell=duration,
-           json="ack_wait_milliseconds"),
-    Column("tries", lambda view: view.meta.deliver_max, is_right=True, is_wide=True),
-    Column("then", lambda view: str(view.meta.exhausted), is_wide=True, json="exhausted"),
-    Column("made at", lambda view: view.made_at, is_right=True, is_wide=True),
-)  # fmt: skip
+    Column("state", "standing"),
+    Column("members", lambda view: len(view.members)),
+    Column("lag", none="?", is_right=True),
+    *attributes("in_flight parked"),
+    Column("ack wait", "meta.ack_wait_ms", is_wide=True, cell=duration, json="ack_wait_milliseconds"),
+    Column("tries", "meta.deliver_max", is_wide=True),
+    Column("then", "meta.exhausted", is_wide=True, json="exhausted"),
+    Column("made at", is_wide=True),
+)
 PLACES: Columns[GroupAt] = (
-    Column("partition", lambda one: one.partition, is_right=True, cell=str),
-    Column("owner", lambda one: one.owner, cell=lambda owner: owner or "nobody"),
-    Column("state", lambda one: str(one.standing)),
-    Column("members", lambda one: len(one.place.members), is_right=True),
-    Column("lag", lambda one: one.lag, is_right=True, cell=_lag),
-    Column("floor", lambda one: one.place.floor, is_right=True),
-    Column("committed", lambda one: one.committed, is_right=True),
-    Column("in flight", lambda one: one.place.in_flight, is_right=True),
-    Column("oldest", lambda one: one.place.oldest_ms, is_right=True, json="oldest_milliseconds",
-           cell=lambda age: duration(age) if age else ""),
-    Column("parked", lambda one: one.place.parked, is_right=True),
-    Column("why", lambda one: one.why),
-    Column("open", lambda one: one.place.open, is_right=True, is_wide=True),
-    Column("reach", lambda one: one.place.reach, is_right=True, is_wide=True),
-    Column("epoch", lambda one: one.place.epoch, is_right=True, is_wide=True),
-    Column("delivered", lambda one: one.place.delivered, is_right=True, is_wide=True),
-    Column("acknowledged", lambda one: one.place.acknowledged, is_right=True, is_wide=True),
-    Column("failed", lambda one: one.place.failed, is_right=True, is_wide=True),
-    Column("unwritten", lambda one: one.place.unwritten, is_right=True, is_wide=True),
-)  # fmt: skip
+    Column("partition"),
+    Column("owner", none="nobody"),
+    Column("state", "standing"),
+    Column("members", lambda one: len(one.place.members)),
+    Column("lag", none="?", is_right=True),
+    Column("floor", "place.floor"),
+    Column("committed"),
+    Column("in flight", "place.in_flight"),
+    Column("oldest", "place.oldest_ms", json="oldest_milliseconds", cell=lambda age: duration(age) if age else ""),
+    Column("parked", "place.parked"),
+    Column("why"),
+    *attributes("open reach epoch delivered acknowledged failed unwritten", of="place", is_wide=True),
+)
 
 
 @dataclass(frozen=True)
@@ -91,16 +68,12 @@ class MemberAt:
 
 
 MEMBERS: Columns[MemberAt] = (
-    Column("member", lambda one: one.member.name),
-    Column("partition", lambda one: one.partition, is_right=True, cell=str),
-    Column("in flight", lambda one: one.member.in_flight, is_right=True),
-    Column("room", lambda one: one.member.room, is_right=True),
-    Column("delivered", lambda one: one.member.delivered, is_right=True),
-    Column("acknowledged", lambda one: one.member.acknowledged, is_right=True),
-    Column("failed", lambda one: one.member.failed, is_right=True),
-    Column("since", lambda one: one.member.age_ms, is_right=True, cell=duration, json="age_milliseconds"),
-    Column("who", lambda one: one.member.who),
-    Column("address", lambda one: one.member.peer),
+    Column("member", "member.name"),
+    Column("partition"),
+    *attributes("in_flight room delivered acknowledged failed", of="member"),
+    Column("since", "member.age_ms", cell=duration, json="age_milliseconds"),
+    Column("who", "member.who"),
+    Column("address", "member.peer"),
 )
 
 
@@ -114,74 +87,53 @@ def members_of(found: GroupView) -> list[MemberAt]:
 
 def remarks(found: Groups) -> list[str]:
     """What may be missing."""
-    silent = [
-        f"server {name} {silence(error)}, and may know more: {error.code} {error.message}"
-        for name, error in found.silent.items()
+    return [
+        *silent_servers(found.silent),
+        *(f"server {name} may not know the newest: {why}" for name, why in found.behind.items()),
     ]
-    return silent + [f"server {name} may not know the newest: {why}" for name, why in found.behind.items()]
 
 
 def _told(found: Groups) -> Mapping[str, Any]:
-    return {
-        "silent_servers": {name: plain(error) for name, error in found.silent.items()},
-        "servers_behind": dict(found.behind),
-    }
+    return {"silent_servers": dict(found.silent), "servers_behind": dict(found.behind)}
 
 
-def _with_remarks(things: Listing[Any], found: Groups) -> Page:
-    def draw(out: Console) -> None:
-        things.draw(out)
-        for remark in remarks(found):
-            paragraph(out, remark, "yellow")
-
-    return Page(draw=draw, things=things)
+def groups(found: Groups) -> Listing[GroupView]:
+    notes = warnings(remarks(found))
+    return Listing(kind="groups", columns=GROUPS, rows=found.groups, nothing=NONE, notes=notes, more=_told(found))
 
 
-def groups(found: Groups) -> Page:
-    things = Listing(kind="groups", columns=GROUPS, rows=found.groups, nothing=NONE, more=_told(found))
-
-    return _with_remarks(things, found)
-
-
-def group(view: GroupView, found: Groups) -> Page:
-    places = Listing(kind="partitions", columns=PLACES, rows=view.partitions, nothing="It has no partitions.")
+def group(view: GroupView, found: Groups) -> Listing[GroupAt]:
+    wanted = [one for one in view.partitions if one.standing is not Standing.IDLE or one.place.parked]
+    shown = view.partitions if len(view.partitions) <= ROWS_MAX else wanted[:ROWS_MAX]
     members = members_of(view)
-
-    def draw(out: Console) -> None:
-        out.print(str(view.standing), style=STYLES[view.standing])
-        out.print(f"durable group {view.name}: {', '.join(settings(view.meta))}", soft_wrap=True)
-        wanted = [one for one in view.partitions if one.standing is not Standing.IDLE or one.place.parked]
-        shown = view.partitions if len(view.partitions) <= ROWS_MAX else wanted[:ROWS_MAX]
-        for one in view.partitions:
-            for timeline in one.timelines:
-                paragraph(out, f"partition {one.partition}, {timeline_sentence(timeline)}", "yellow")
-        grid(out, PLACES, shown)
-        if len(shown) < len(view.partitions):
-            out.print(f"{count(len(view.partitions) - len(shown), 'more partition')}: -o wide shows all")
-        if members:
-            grid(out, MEMBERS, members[:ROWS_MAX])
-            if len(members) > ROWS_MAX:
-                out.print(f"{count(len(members) - ROWS_MAX, 'more')}: -o json has all")
-        else:
-            out.print("No member is connected.")
-        for remark in remarks(found):
-            paragraph(out, remark, "yellow")
-
+    page = [
+        Line(str(view.standing), STYLES[view.standing]),
+        f"durable group {view.name}: {', '.join(settings(view.meta))}",
+        *(
+            Line(f"partition {one.partition}, {timeline_sentence(timeline)}", "yellow", "wrap")
+            for one in view.partitions
+            for timeline in one.timelines
+        ),
+        *capped(PLACES, shown, len(view.partitions), "partition", "-o wide shows all"),
+        *capped(MEMBERS, members[:ROWS_MAX], len(members), "member", "-o json has all"),
+        *(["No member is connected."] if not members else []),
+        *warnings(remarks(found)),
+    ]
     told = {
         "name": view.name,
         "state": str(view.standing),
         "lag": view.lag,
         "parked": view.parked,
         "made_at": view.made_at,
-        "settings": plain(asdict(view.meta)),
+        "settings": plain(view.meta),
         "partitions": objects(PLACES, view.partitions),
         "members": objects(MEMBERS, members),
-        "timelines": {
-            one.partition: [plain(asdict(each)) for each in one.timelines] for one in view.partitions if one.timelines
-        },
+        "timelines": {one.partition: plain(one.timelines) for one in view.partitions if one.timelines},
         **_told(found),
     }
-    return Page(draw=draw, told=told, things=places)
+    return Listing(
+        kind="partitions", columns=PLACES, rows=view.partitions, nothing="It has no partitions.", page=page, told=told
+    )
 
 
 def settings(meta: GroupMeta) -> list[str]:
@@ -240,34 +192,27 @@ class ParkedOne:
 
 
 PARKED: Columns[ParkedOne] = (
-    Column("partition", lambda row: row.one.partition, is_right=True, cell=str),
-    Column("id", lambda row: row.one.id, is_right=True, cell=str),
-    Column("tries", lambda row: row.one.failures, is_right=True),
-    Column("member", lambda row: row.one.member),
-    Column("reason", lambda row: row.one.reason),
+    Column("partition", "one.partition"),
+    Column("id", "one.id"),
+    Column("tries", "one.failures"),
+    Column("member", "one.member"),
+    Column("reason", "one.reason"),
 )
 WITH_PAYLOADS: Columns[ParkedOne] = (
     *PARKED,
-    Column("header", lambda row: None if row.transaction is None else row.transaction.header, is_right=True),
-    Column("size", lambda row: None if row.transaction is None else row.transaction.length, is_right=True),
-    Column("", lambda row: None if row.transaction is None else decoded(row.transaction.payload).encoding,
-           json="payload_encoding"),
-    Column("payload", lambda row: None if row.transaction is None else decoded(row.transaction.payload).value, cell=_begin),
-)  # fmt: skip
+    Column("header", "transaction.header"),
+    Column("size", "transaction.length"),
+    Column("", lambda row: row.transaction and decoded(row.transaction.payload).encoding, json="payload_encoding"),
+    Column("payload", lambda row: row.transaction and decoded(row.transaction.payload).value, cell=_begin),
+)
 
 
-def parked(name: str, rows: Sequence[ParkedOne], *, with_payloads: bool, is_more: bool) -> Page:
-    things = Listing(
+def parked(name: str, rows: Sequence[ParkedOne], *, with_payloads: bool, is_more: bool) -> Listing[ParkedOne]:
+    return Listing(
         kind="parked",
         columns=WITH_PAYLOADS if with_payloads else PARKED,
         rows=rows,
         nothing=f"Nothing is parked in {name}.",
+        notes=["There are more: -n shows them."] if is_more else [],
         more={"group": name, "is_more": is_more},
     )
-
-    def draw(out: Console) -> None:
-        things.draw(out)
-        if is_more:
-            out.print("There are more: -n shows them.")
-
-    return Page(draw=draw, things=things)

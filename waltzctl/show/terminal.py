@@ -66,6 +66,13 @@ def size(bytes_: int) -> str:
     return f"{bytes_} B"
 
 
+def duration(milliseconds: int) -> str:
+    for unit, scale in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if milliseconds >= scale and (milliseconds % scale == 0 or milliseconds >= 2 * scale):
+            return f"{milliseconds // scale} {unit}"
+    return f"{milliseconds} ms"
+
+
 def rate(bytes_: int, seconds: float) -> float:
     """MB/s."""
     return round(bytes_ / max(seconds, 1e-6) / 1e6, 1)
