@@ -13,8 +13,8 @@ from waltzctl.picture.picture import silent_servers
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell.merged_log import Line
+from waltzctl.show import activity, change, client
 from waltzctl.show import archive as shown_archive
-from waltzctl.show import change, client, watching
 from waltzctl.show.forms import Column
 from waltzctl.watching.events import LEVELS, duration, heard
 from waltzd.errors import BadArgument
@@ -131,7 +131,7 @@ async def events(asked: Asked) -> Page:
             ),
             grids(
                 "events",
-                grid("The newest first", watching.EVENTS, newest, look, nothing="Nothing was said in this time."),
+                grid("The newest first", activity.EVENTS, newest, look, nothing="Nothing was said in this time."),
                 notes=[f"{name} does not answer: {one.code} {one.message}" for name, one in sorted(silent.items())],
                 remarks=remarks,
             ),

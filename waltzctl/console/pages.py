@@ -17,7 +17,7 @@ from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed,
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
 from waltzctl.picture.picture import PartitionView, Picture, silence
 from waltzctl.shell.reach import MEANT, Reach, option, unknown
-from waltzctl.show import cluster, watching
+from waltzctl.show import activity, cluster
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
 from waltzctl.watching.facts import Check, Grade, Health, Sighting
@@ -128,7 +128,7 @@ def lifted(columns: Columns[T], at: int) -> Columns[Any]:
 
 
 async def now(asked: Asked) -> Page:
-    checks = sorted(asked.seen.checks, key=lambda check: list(watching.GRADES).index(check.grade))
+    checks = sorted(asked.seen.checks, key=lambda check: list(cluster.GRADES).index(check.grade))
     return Page(
         title="Now",
         commands=(asked.command("status"), asked.command("top"), asked.command("doctor")),
@@ -161,7 +161,7 @@ def figures(seen: Seen) -> dict[str, Any]:
     total = seen.rates.total if seen.rates is not None else None
     names = {"tx/s", "MB/s", "p50 ms", "p99 ms", "refused", "lag", "mounts"}
     tiles: list[Cell] = []
-    for column in watching.PARTITION_RATES:
+    for column in activity.PARTITION_RATES:
         if column.name in names:
             value = column.value(total) if total is not None else None
             text = column.shown(total) if total is not None else "-"
@@ -225,7 +225,7 @@ RATES_SHOWN = ("tx/s", "MB/s", "p99 ms", "refused", "lag", "mounts")
 
 
 def partition_columns(*, has_group_log: bool = False) -> Columns[Any]:
-    rates = tuple(column for column in watching.PARTITION_RATES if column.name in RATES_SHOWN)
+    rates = tuple(column for column in activity.PARTITION_RATES if column.name in RATES_SHOWN)
     number, state, *rest, waiting = lifted(cluster.PARTITIONS, 0)
     holds = lifted((cluster.HOLDS,), 0) if has_group_log else ()
     return (number, state, waiting, *holds, *rest, *lifted(rates, 1))
@@ -334,12 +334,12 @@ async def partition(asked: Asked) -> Page:
                     ),
                     "rates": grid(
                         "In the last seconds",
-                        watching.PARTITION_RATES,
+                        activity.PARTITION_RATES,
                         [] if rates is None else [rates],
                         Look(without={"partition", "owner", "state"}),
                         nothing="Not known yet.",
                     ),
-                    "replicas": listed("Replicas", told.things, Look(tones={"state": tone_of})),
+                    "replicas": listed("Replicas", told, Look(tones={"state": tone_of})),
                     "track": track(view),
                     "recorded": (told.told or {}).get("recorded"),
                     "trouble": trouble,
@@ -363,7 +363,7 @@ async def storages(asked: Asked) -> Page:
             grids(
                 "storages",
                 listed("Storages", cluster.storages(asked.picture), look),
-                grid("In the last seconds", watching.STORAGE_RATES, rates, nothing="Not known yet."),
+                grid("In the last seconds", activity.STORAGE_RATES, rates, nothing="Not known yet."),
             ),
         ),
     )

@@ -44,7 +44,7 @@ class Column(Generic[T]):
     name: str
     """Its heading, and with underscores its key in JSON; empty for programs only."""
     of: str | Callable[[T], Any] = ""
-    """The attributes that lead to the value, with dots between them, or a function of the row. Empty: the attribute that has
+    """The attributes that lead to the value, with dots between them, or a function of the row. Empty: the attribute with
     the name of the column. In a row that is a mapping, the key."""
     cell: Callable[[Any], str] | None = None
     """How people read the value, where that is special; it is not asked about None."""
@@ -99,6 +99,12 @@ def attributes(names: str, of: str = "", **given: Any) -> Columns[Any]:
     """Columns named like the attributes that they show, which are all found at `of`."""
     at = f"{of}." if of else ""
     return tuple(Column(name.replace("_", " "), f"{at}{name}", **given) for name in names.split())
+
+
+def pick(columns: Columns[T], *names: str) -> Columns[T]:
+    """The columns with these headings, in this order, also those that only `wide` shows elsewhere."""
+    found = {one.name: replace(one, is_wide=False) for one in columns}
+    return tuple(found[name] for name in names)
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,16 @@ from waltzctl.shell.blueprint import (
 )
 from waltzctl.shell.merged_log import Line
 from waltzctl.shell.reach import LOCAL_DIRECTORY, variable
+from waltzctl.show.activity import EVENTS
 from waltzctl.show.cluster import sentence
-from waltzctl.show.forms import Column, Columns, grid, objects, put_json, stream
+from waltzctl.show.forms import Column, Columns, Part, Table, draw, objects, put_json, stream
 from waltzctl.show.terminal import console, count, printable
-from waltzctl.show.watching import EVENTS
 from waltzd.cluster.access import Verify
 from waltzd.errors import BROUGHT, WaltzError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
     from rich.live import Live
-    from rich.table import Table
 
     from waltzctl.picture.picture import Picture
 
@@ -109,8 +108,8 @@ class Board(Reporter):
         if self._live is not None:  # or a state shorter than a refresh would never be seen
             self._live.refresh()
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
+    def __rich__(self) -> RenderableType:
+        from rich.table import Table as Grid
         from rich.text import Text
 
         is_plain = not (sys.stderr.encoding or "").lower().startswith("utf")
@@ -118,7 +117,7 @@ class Board(Reporter):
         now = self._clock()
         frame = frames[int(now * REFRESHES_PER_SECOND) % len(frames)]
         marks = {State.READY: "+" if is_plain else "✓", State.ENDED: "x" if is_plain else "✗"}
-        board = Table.grid(padding=(0, 2, 0, 0))
+        board = Grid.grid(padding=(0, 2, 0, 0))
         board.add_column(width=1)
         board.add_column(no_wrap=True)
         board.add_column(no_wrap=True, min_width=8)
@@ -129,7 +128,7 @@ class Board(Reporter):
             seconds = (row.until if row.until is not None else now) - row.since
             shown = f"{seconds:.1f} s" if row.state.is_passing or seconds >= 0.05 else ""
             board.add_row(Text(mark, style), name, Text(row.state.value, style), shown)
-        whole = Table.grid()
+        whole = Grid.grid()
         whole.add_column(no_wrap=True, overflow="ellipsis")
         if self._rows:
             whole.add_row(board)
@@ -165,16 +164,15 @@ PROCESSES: Columns[Process] = (
     Column("process", lambda one: one.name, json="name"),
     Column("address", lambda one: one.addresses[0], json=""),
     Column("admin", lambda one: "".join(one.addresses[1:]), json=""),
-    Column("pid", lambda one: one.pid, is_right=True, cell=lambda pid: "" if pid is None else str(pid)),
+    Column("pid"),
     Column("state", lambda one: one.pid is not None, cell=lambda runs: "runs" if runs else "down", json="is_running"),
     Column("", lambda one: list(one.addresses), json="addresses"),
     Column("", lambda one: str(one.log), json="log"),
 )
 
 
-def processes(out: Console, found: Sequence[Process], key: UUID, directory: Path) -> None:
-    grid(out, PROCESSES, found)
-    out.print(f"key {key}; logs: {directory}/log", soft_wrap=True)
+def processes(found: Sequence[Process], key: UUID, directory: Path) -> list[Part]:
+    return [Table(PROCESSES, found), f"key {key}; logs: {directory}/log"]
 
 
 def ready(
@@ -209,7 +207,7 @@ def ready(
     out = console()
     style = "bold green" if found.is_healthy else "bold yellow"
     out.print(f"ready after {seconds:.1f} s: {sentence(found)}", style=style, soft_wrap=True)
-    processes(out, running, found.meta.key, directory)
+    draw(out, processes(running, found.meta.key, directory))
     if archive is not None:
         out.print(f"archive: {archive}", soft_wrap=True)
         signing = directory.absolute() / ARCHIVE_KEY

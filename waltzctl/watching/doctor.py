@@ -18,8 +18,8 @@ from importlib.metadata import version
 from waltzctl.picture.picture import ServerView
 from waltzctl.shell.options import Timeout
 from waltzctl.shell.reach import Meant, Reach
+from waltzctl.show.cluster import checks
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.watching import checks
 from waltzctl.watching.facts import Check, Facts, Grade, Sighting, ZooKeeperServer
 from waltzctl.watching.poll import CALL_SECONDS, Poll, should_be_closed
 from waltzctl.watching.rules import diagnose

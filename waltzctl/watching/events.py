@@ -20,7 +20,7 @@ from waltzctl.picture.picture import Picture
 from waltzctl.shell import moment
 from waltzctl.shell.merged_log import Line, merged
 from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
-from waltzctl.show import watching
+from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import CALL_SECONDS, Poll
@@ -75,8 +75,8 @@ def events(
     """
     since_ms = int((time.time() - duration(since)) * 1000)
     found, silent = loop.run(_once(reach, since_ms, names, level))
-    put(watching.events(found), output)
-    watching.silent(silent)
+    put(activity.events(found), output)
+    activity.silent(silent)
     return EXIT_PARTIAL if silent else EXIT_OK
 
 

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.reach import Meant, Reach, check_operator
-from waltzctl.show import watching
+from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.watching.poll import Poll
 from waltzctl.watching.probe import Probing, connecting, probe_all
@@ -44,7 +44,7 @@ def health(
         check_operator(reach.tls, "commit a probe; --no-write does not need to")
     wanted = [number for text in partitions for number in chosen(reach, text)]
     probing, contact_ms, contact_error = loop.run(_probe(reach, wanted, seconds=seconds, is_writing=not no_write))
-    put(watching.probing(probing, contact_ms, contact_error, is_writing=not no_write), output)
+    put(activity.probing(probing, contact_ms, contact_error, is_writing=not no_write), output)
     return EXIT_OK if probing.is_well and contact_error is None else EXIT_UNHEALTHY
 
 

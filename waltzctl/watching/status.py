@@ -6,11 +6,12 @@ from contextlib import suppress
 
 import typer
 
+from waltzctl.picture.picture import PartitionView
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.options import Timeout, Watch
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
-from waltzctl.show.forms import AnyForm, Page, objects, put
+from waltzctl.show.forms import AnyForm, Listing, objects, put
 from waltzctl.show.local import PROCESSES, processes
 from waltzctl.show.terminal import Screen, printable
 from waltzctl.watching.facts import Sighting
@@ -48,14 +49,14 @@ async def _look(reach: Reach, seconds: float) -> Sighting:
         return await poll.look()
 
 
-def page(reach: Reach, sighting: Sighting) -> Page:
+def page(reach: Reach, sighting: Sighting) -> Listing[PartitionView]:
     """With the processes of a cluster on this machine."""
     if reach.directory is None:
         return cluster.status(sighting)
     found = LocalCluster.find(reach.directory)
-    key, running = found.blueprint.key, found.processes
+    running = found.processes
     told = {"directory": str(found.directory), "daemons": objects(PROCESSES, running)}
-    return cluster.status(sighting, (lambda out: processes(out, running, key, found.directory), told))
+    return cluster.status(sighting, Listing(page=processes(running, found.blueprint.key, found.directory), told=told))
 
 
 def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:

@@ -30,9 +30,9 @@ from typer import Option
 from waltzctl.picture.picture import Picture
 from waltzctl.shell.options import Output, Timeout
 from waltzctl.shell.reach import Meant, Reach
-from waltzctl.show.cluster import status
+from waltzctl.show.activity import events
+from waltzctl.show.cluster import checks, status
 from waltzctl.show.forms import JSON_VERSION, plain, put_json
-from waltzctl.show.watching import checks, events
 from waltzctl.watching.doctor import examined
 from waltzctl.watching.events import Listening, history_of, told_lines
 from waltzctl.watching.poll import Poll

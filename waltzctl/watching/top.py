@@ -6,13 +6,12 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Literal
 
 from typer import Option
 
 from waltzctl.shell.reach import Meant, Reach
-from waltzctl.show import watching
+from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import Screen
 from waltzctl.watching.facts import Sighting
@@ -52,7 +51,7 @@ def top(
     """
     if once or output != "table":
         found, sighting = loop.run(_twice(reach, every))
-        put(watching.top(found, sighting, sort=sort, rows_max=rows_max), output)
+        put(activity.top(found, sighting, sort=sort, rows_max=rows_max), output)
         return EXIT_OK
     with Screen() as screen, suppress(KeyboardInterrupt):
         loop.run(_live(reach, every, screen, sort, rows_max))
@@ -83,5 +82,5 @@ async def _live(reach: Reach, every: float, screen: Screen, sort: str, rows_max:
             before = now, at
             rows = rows_max
             if rows is None and screen.out.is_terminal:
-                rows = watching.rows_for(screen.out.height, len(found.storages))
-            screen.put(partial(watching.draw_top, found=found, sighting=now, sort=sort, rows_max=rows), every)
+                rows = activity.rows_for(screen.out.height, len(found.storages))
+            screen.put(activity.top(found, now, sort=sort, rows_max=rows).draw, every)

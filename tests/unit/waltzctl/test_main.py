@@ -14,7 +14,7 @@ from waltzctl.main import run
 from waltzctl.placement.creation import storage_of
 from waltzctl.shell import change
 from waltzctl.shell.merged_log import Line
-from waltzctl.show import watching
+from waltzctl.show import activity
 from waltzctl.show.change import history
 from waltzctl.show.cluster import picture
 from waltzctl.show.forms import Column, Columns, Listing, put
@@ -53,8 +53,8 @@ def test_history_and_lists_and_events(capsys: pytest.CaptureFixture[str]) -> Non
     for form in ("table", "wide", "json", "yaml", "csv", "name"):
         put(Listing(kind="storages", columns=columns, rows=rows, nothing=""), form)
     line = Line(time_ms=NOW_MS, who=NASTY, kind="operator", level="info", text=f"a {NASTY} b", code=None)
-    put(watching.events([line]), "table")
-    watching.silent({"s1": CannotConnect(NASTY)})
+    put(activity.events([line]), "table")
+    activity.silent({"s1": CannotConnect(NASTY)})
     said = capsys.readouterr()
     check(said.out)
     check(said.err)
