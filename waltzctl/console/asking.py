@@ -67,17 +67,17 @@ async def archive(asked: Asked) -> Page:
     told = shown_archive.reaching(await reached(await asked.cluster(), asked.picture))
     backups = backed_up(asked.picture)
     look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
-    backup = backups.page().things
-    reach, pager = cut(asked, told.things.rows, {})
+    backup = backups.page()
+    reach, pager = cut(asked, told.rows, {})
     saved, _ = cut(asked, backup.rows, {})
-    is_used = any(one.archive for one in told.things.rows)
+    is_used = any(one.archive for one in told.rows)
     remarks = [] if is_used else ["Nothing is archived: the setting archive of the storages says where to."]
     return Page(
         title="Archive and backup",
         commands=(asked.command("archive", "status"), asked.command("backup", "status")),
         looks=3,
         parts=(
-            grids("archive", listed("How far archives reach", told.things, look, reach), remarks=remarks, has_titles=True),
+            grids("archive", listed("How far archives reach", told, look, reach), remarks=remarks, has_titles=True),
             grids(
                 "backup",
                 listed("What would be lost with all storages", backup, look, saved),

@@ -97,14 +97,14 @@ def status(
 
 def _marks(store: str, end: End, output: str) -> int:
     from waltzctl.placement.backup import moment_of, source_at, told
-    from waltzctl.show import restore
+    from waltzctl.show import archive
 
     if not end.is_said:
         end = replace(end, latest=True)
     end.check()
     source = source_at(store, end.chosen)
     cut = source.within_newest(end.cut(source.logs, datetime.now(UTC)))
-    put(restore.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
+    put(archive.marks(source.store.place, cut, moment_of(cut), told(cut, source.logs)), output)
     return EXIT_OK
 
 

@@ -17,7 +17,7 @@ from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
 if TYPE_CHECKING:
     from waltzctl.picture.picture import Picture
-    from waltzctl.show.backup import Backups
+    from waltzctl.show.archive import Backups
     from waltzd.cluster.cluster import Cluster
 
 LATE_SECONDS = 60.0
@@ -108,7 +108,7 @@ async def _said(cluster: Cluster, reach: Reach) -> Backups:
 
 def backed_up(picture: Picture) -> Backups:
     """As owners and the leader say."""
-    from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
+    from waltzctl.show.archive import BackedUpPartition, Backups, SavedMetadata
 
     rows = []
     for view in picture.partitions:
@@ -136,7 +136,7 @@ def backed_up(picture: Picture) -> Backups:
 
 def _in_store(place: str) -> Backups:
     """As the store says, and nobody else."""
-    from waltzctl.show.backup import BackedUpPartition, Backups, SavedMetadata
+    from waltzctl.show.archive import BackedUpPartition, Backups, SavedMetadata
     from waltzd.archive.metadata import newest_metadata
     from waltzd.archive.place import open_archive
     from waltzd.archive.unsealed import tail_at

@@ -17,8 +17,8 @@ from typer import Argument, Option
 
 from waltzctl.placement.backup import Ending, bytes_up_to, moment_of, source_at, told
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
+from waltzctl.show.archive import Drill, drilled
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.restore import Drill, drilled
 from waltzctl.show.terminal import size
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, DiskFull, PathMissing
 

@@ -1,4 +1,4 @@
-"""How far archives reach, and what was found wrong in a store."""
+"""What lies in an archive or a backup: how far it reaches, what is wrong in a store, and where a restore would end."""
 
 from __future__ import annotations
 
@@ -6,15 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from waltzctl.shell.moment import shown
 from waltzctl.shell.numbers import spell
-from waltzctl.show.forms import Column, Columns, Listing, Page, grid, objects
-from waltzctl.show.terminal import console, count, paragraph, size
+from waltzctl.show.forms import (
+    Column,
+    Columns,
+    Line,
+    Listing,
+    Part,
+    Table,
+    attributes,
+    draw,
+    objects,
+    plain,
+    verdict,
+    warnings,
+)
+from waltzctl.show.terminal import console, count, rate, size
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from waltzd.archive.cut_point import ArchivedLog, Cut
     from waltzd.archive.manifest import Manifest
     from waltzd.archive.verification import Flaw, Survey
+    from waltzd.format.finding import Finding
+
+# -- how far archives reach --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,51 +68,13 @@ class Reaching:
 
 
 REACHING: Columns[Reaching] = (
-    Column("partition", lambda one: one.partition, is_right=True, cell=str),
-    Column("archived", lambda one: one.archived, is_right=True, json="archived_to"),
-    Column("committed", lambda one: one.committed, is_right=True),
-    Column("behind", lambda one: one.behind, is_right=True),
-    Column("floor", lambda one: one.floor, is_right=True),
-    Column("manifest", lambda one: one.manifest, is_right=True),
-    Column("checked", lambda one: one.checked, json=""),
-    Column("", lambda one: one.checked_ms, json="checked_ms_ago"),
-    Column("archive", lambda one: one.archive, is_wide=True),
-    Column("sha256", lambda one: one.sha256, is_wide=True),
-    Column("trouble", lambda one: one.trouble, is_wide=True),
-    Column("missing", lambda one: one.missing, is_wide=True),
+    Column("partition"),
+    Column("archived", json="archived_to"),
+    *attributes("committed behind floor manifest"),
+    Column("checked", json=""),
+    Column("", "checked_ms", json="checked_ms_ago"),
+    *attributes("archive sha256 trouble missing", is_wide=True),
 )
-FLAWS: Columns[Flaw] = (
-    Column("object", lambda one: one.name),
-    Column(
-        "partition", lambda one: one.partition, is_right=True, cell=lambda number: "" if number is None else str(number)
-    ),
-    Column("first", lambda one: one.first, is_right=True),
-    Column("last", lambda one: one.last, is_right=True),
-    Column("detail", lambda one: one.detail),
-)
-
-
-BRANCHES: Columns[Manifest] = (
-    Column("partition", lambda one: one.partition, is_right=True, cell=str),
-    Column("timeline", lambda one: one.lineage.number, is_right=True),
-    Column("fork", lambda one: one.lineage.fork if one.lineage.later else None, is_right=True),
-    Column("archived", lambda one: one.last, is_right=True, json="archived_to"),
-    Column("segments", lambda one: one.total.segments, is_right=True),
-    Column("shared", lambda one: one.shared, is_right=True, json="shared_segments"),
-    Column("began", lambda one: one.lineage.later[-1].began if one.lineage.later else None),
-    Column("cause", lambda one: one.lineage.later[-1].cause if one.lineage.later else None),
-    Column("identity", lambda one: str(one.timeline), is_wide=True),
-)
-
-
-def branches(found: Sequence[Manifest]) -> Page:
-    """Timelines in a store, those of one partition in their order."""
-
-    def draw(out: Console) -> None:
-        grid(out, BRANCHES, found)
-
-    listing = Listing(kind="timelines", columns=BRANCHES, rows=found)
-    return Page(draw=draw, things=listing, told={"timelines": objects(BRANCHES, found)})
 
 
 def troubles(found: Sequence[Reaching]) -> list[str]:
@@ -109,16 +87,116 @@ def troubles(found: Sequence[Reaching]) -> list[str]:
     return [f"{spell(numbers)}: the archive {sentence}" for sentence, numbers in said.items()]
 
 
-def reaching(found: Sequence[Reaching]) -> Page:
-    def draw(out: Console) -> None:
-        grid(out, REACHING, found)
-        for sentence in troubles(found):
-            paragraph(out, sentence, "yellow")
-        if not any(one.archive for one in found):
-            out.print("Nothing is archived: set `archive` in the configuration of the storages.", soft_wrap=True)
+def reaching(found: Sequence[Reaching]) -> Listing[Reaching]:
+    unused = "Nothing is archived: set `archive` in the configuration of the storages."
+    notes: list[Part] = [*warnings(troubles(found)), *([] if any(one.archive for one in found) else [unused])]
+    return Listing(kind="partitions", columns=REACHING, rows=found, notes=notes)
 
-    told = {"partitions": objects(REACHING, found)}
-    return Page(draw=draw, things=Listing(kind="partitions", columns=REACHING, rows=found), told=told)
+
+# -- how far a cluster is backed up ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackedUpPartition:
+    partition: int
+    committed: int | None
+    """As its owner says; None where none was asked or answers."""
+    backed_up: int | None
+    """The last id in the store, of a segment or of the tail."""
+    transactions: int | None
+    """Committed, and not in the store."""
+    seconds: float | None
+    """For how long something that is committed is not in the store, as its owner says; of a store alone: since then."""
+    moment: int
+    """All that was committed then is in the store: microseconds since 1970; 0: nobody says."""
+    trouble: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedMetadata:
+    """The documents of the cluster in the store."""
+
+    number: int
+    seconds: float | None
+    """Since they were last seen there as they are, as the leader says."""
+    moment: str
+    """When they were read, as the newest ones in the store say."""
+    trouble: str
+
+
+PARTITIONS: Columns[BackedUpPartition] = (
+    Column("partition"),
+    Column("committed"),
+    Column("backed up", json="backed_up_to"),
+    Column("lost now", "transactions", json="lost_transactions"),
+    Column("seconds", lambda one: None if one.seconds is None else round(one.seconds, 1), json="lost_seconds"),
+    Column("complete to", lambda one: shown(one.moment) if one.moment else None),
+    Column("trouble"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backups:
+    place: str
+    """The store that was asked; empty where owners were."""
+    partitions: Sequence[BackedUpPartition]
+    metadata: SavedMetadata | None
+
+    def is_behind(self, seconds: float) -> bool:
+        """Whether it does not go on, or owners say that it is so much behind."""
+        is_late = not self.place and any((one.seconds or 0) > seconds for one in self.partitions)
+        return is_late or any(one.trouble for one in self.partitions) or bool(self.metadata and self.metadata.trouble)
+
+    def page(self) -> Listing[BackedUpPartition]:
+        unused = "Nothing is backed up: set `archive` in the configuration of the storages."
+        return Listing(
+            kind="partitions",
+            columns=PARTITIONS,
+            rows=self.partitions,
+            notes=[
+                *([unused] if all(one.backed_up is None for one in self.partitions) else []),
+                f"Documents of the cluster: {self.documents()}",
+            ],
+            told={
+                "store": self.place or None,
+                "partitions": objects(PARTITIONS, self.partitions),
+                "metadata": self.metadata and {**plain(self.metadata), "moment": self.metadata.moment or None},
+            },
+        )
+
+    def documents(self) -> str:
+        """How those of the cluster are saved, in words."""
+        saved = self.metadata
+        if saved is None:
+            return "none are saved" if self.place else "no leader says that they are saved"
+        if saved.trouble:
+            return saved.trouble
+        if saved.moment:
+            return f"number {saved.number}, as at {saved.moment}"
+        if saved.seconds is None:
+            return "not saved yet"
+        return f"number {saved.number}, seen as they are {saved.seconds:.0f} seconds ago"
+
+
+# -- what is in a store ------------------------------------------------------------------------------------------------
+
+FLAWS: Columns[Flaw] = (Column("object", "name"), *attributes("partition first last detail"))
+BRANCHES: Columns[Manifest] = (
+    Column("partition"),
+    Column("timeline", "lineage.number"),
+    Column("fork", lambda one: one.lineage.fork if one.lineage.later else None),
+    Column("archived", "last", json="archived_to"),
+    Column("segments", "total.segments"),
+    Column("shared", json="shared_segments"),
+    Column("began", lambda one: one.lineage.later[-1].began if one.lineage.later else None),
+    Column("cause", lambda one: one.lineage.later[-1].cause if one.lineage.later else None),
+    Column("identity", lambda one: str(one.timeline), is_wide=True),
+)
+
+
+def branches(found: Sequence[Manifest]) -> Listing[Manifest]:
+    """Timelines in a store, those of one partition in their order."""
+    return Listing(kind="timelines", columns=BRANCHES, rows=found)
 
 
 SIGNATURES = {
@@ -130,28 +208,18 @@ SIGNATURES = {
 
 def verified(
     place: str, found: Survey, flaws: Sequence[Flaw], seconds: float, *, is_quick: bool, signatures: Mapping[str, int]
-) -> Page:
+) -> Listing[Flaw]:
     totals = [manifest.total for manifest in found.manifests.values()]
     segments, stored = sum(total.segments for total in totals), sum(total.stored_bytes for total in totals)
-
-    def draw(out: Console) -> None:
-        out.print(count(len(flaws), "finding") if flaws else "clean", style="bold red" if flaws else "bold green")
-        for flaw in flaws:
-            out.print()
-            _draw_flaw(out, flaw)
-        how = "sizes of" if is_quick else "all bytes of"
-        out.print(
-            f"{how} {count(segments, 'segment')} of {count(len(totals), 'partition')}, {size(stored)}, in {seconds:.1f} s",
-            soft_wrap=True,
-        )
-        for kind, words in SIGNATURES.items():
-            if signatures.get(kind):
-                out.print(words.format(count(signatures[kind], "object")), soft_wrap=True)
-        if found.orphans:
-            out.print(
-                f"{count(len(found.orphans), 'orphan')}: `waltzctl archive heal --clean` removes them", soft_wrap=True
-            )
-
+    how = "sizes of" if is_quick else "all bytes of"
+    of = f"{count(segments, 'segment')} of {count(len(totals), 'partition')}, {size(stored)}"
+    page: list[Part] = [
+        verdict(count(len(flaws), "finding") if flaws else "clean", is_good=not flaws),
+        *(part for flaw in flaws for part in ("", *flaw_lines(flaw))),
+        f"{how} {of}, in {seconds:.1f} s",
+        *(words.format(count(signatures[kind], "object")) for kind, words in SIGNATURES.items() if signatures.get(kind)),
+        *([f"{count(len(found.orphans), 'orphan')}: `waltzctl archive heal --clean` removes them"] * bool(found.orphans)),
+    ]
     told = {
         "result": "findings" if flaws else "clean", "store": place, "archive": str(found.label.archive),
         "cluster": str(found.label.cluster), "is_quick": is_quick, "seconds": round(seconds, 3),
@@ -160,7 +228,7 @@ def verified(
         "orphans": len(found.orphans), "pending": len(found.pending), "strange": [one.name for one in found.strange],
         "findings": objects(FLAWS, flaws),
     }  # fmt: skip
-    return Page(draw=draw, things=Listing(kind="findings", columns=FLAWS, rows=flaws), told=told)
+    return Listing(kind="findings", columns=FLAWS, rows=flaws, page=page, told=told)
 
 
 def _partition(number: int, found: Survey) -> dict[str, Any]:
@@ -172,22 +240,76 @@ def _partition(number: int, found: Survey) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _draw_flaw(out: Console, flaw: Flaw) -> None:
-    out.print(flaw.name, style="bold", soft_wrap=True)
-    if flaw.first is not None:
-        out.print(f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}", soft_wrap=True)
-    out.print(f"  {flaw.detail}", soft_wrap=True)
+def flaw_lines(flaw: Flaw) -> list[Part]:
+    ids = [] if flaw.first is None else [f"  partition {flaw.partition}, ids {flaw.first:,} to {flaw.last:,}"]
+    return [Line(flaw.name, "bold"), *ids, f"  {flaw.detail}"]
 
 
 def told_flaw(flaw: Flaw, why: str) -> None:
     """One that stays."""
-    out = console(to_stderr=True)
-    _draw_flaw(out, flaw)
-    out.print(f"  {why}", soft_wrap=True)
+    draw(console(to_stderr=True), [*flaw_lines(flaw), f"  {why}"])
 
 
 def told_strange(found: Survey) -> None:
     """Nothing is done with objects that no archive has."""
     if found.strange:
         text = f"{count(len(found.strange), 'object')} that no archive has: {found.strange[0].name}"
-        console(to_stderr=True).print(text if len(found.strange) == 1 else f"{text} and others", soft_wrap=True)
+        draw(console(to_stderr=True), [text if len(found.strange) == 1 else f"{text} and others"])
+
+
+# -- where a restore would end, and what came of a drill ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drill:
+    """What came of a restore that nobody needed."""
+
+    place: str
+    cut: Cut
+    logs: Mapping[int, ArchivedLog]
+    bytes: int
+    restored_seconds: float
+    verified_seconds: float
+    records: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.findings and self.records == sum(point.mark + 1 for point in self.cut.points.values())
+
+
+ENDS: Columns[Mapping[str, Any]] = tuple(map(Column, ("partition", "last id", "time", "stored to", "given up")))
+
+
+def marks(place: str, cut: Cut, moment: str | None, rows: Sequence[Mapping[str, Any]]) -> Listing[Mapping[str, Any]]:
+    """In JSON it is what `--to-marks` takes."""
+    told = {
+        "store": place, "moment": moment, "marks": {str(row["partition"]): row["last_id"] for row in rows},
+        "partitions": rows,
+    }  # fmt: skip
+    return Listing(kind="partitions", columns=ENDS, rows=rows, page=_ends(moment, rows), told=told)
+
+
+def _ends(moment: str | None, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
+    return [
+        Line(f"all partitions at {moment}" if moment is not None else "each partition by itself", "bold"),
+        Table(ENDS, rows),
+    ]
+
+
+def drilled(found: Drill, moment: str | None, rows: Sequence[Mapping[str, Any]]) -> Listing[Mapping[str, Any]]:
+    took = f"restored in {found.restored_seconds:.1f} s ({rate(found.bytes, found.restored_seconds)} MB/s)"
+    page = [
+        verdict("restored and whole" if found.is_right else "NOT whole", is_good=found.is_right),
+        *(f"  {finding.sentence()}" for finding in found.findings),
+        *_ends(moment, rows),
+        f"{count(found.records, 'record')}, {size(found.bytes)}: {took}, every record checked in "
+        f"{found.verified_seconds:.1f} s",
+    ]
+    told = {
+        "result": "whole" if found.is_right else "findings", "store": found.place, "moment": moment,
+        "bytes": found.bytes, "records": found.records, "restored_seconds": round(found.restored_seconds, 3),
+        "verified_seconds": round(found.verified_seconds, 3), "partitions": rows,
+        "findings": [finding.sentence() for finding in found.findings],
+    }  # fmt: skip
+    return Listing(kind="partitions", columns=ENDS, rows=rows, page=page, told=told)
