@@ -31,7 +31,7 @@ from waltzctl.shell.options import From, Key, Misused, Output
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import ClusterOptions, Meant, StorageName, check_operator, first_contact, unknown, using
 from waltzctl.shell.safety import Danger, Effect, Plan, danger, needed, without
-from waltzctl.show import files
+from waltzctl.show import storage as shown_storage
 from waltzctl.show.cluster import storages
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
@@ -138,7 +138,7 @@ def describe(*, place: Placed, output: AnyForm = "table") -> int:
       waltzctl storage describe storage-1
       waltzctl storage describe 127.0.0.1:55281 -o json
     """
-    put(files.description(place.ask(_itself)), output)
+    put(shown_storage.description(place.ask(_itself)), output)
     return EXIT_OK
 
 
@@ -167,7 +167,7 @@ def verify(
         )
 
     findings, summaries = place.ask(ask)
-    put(files.verification(findings, summaries), output)
+    put(shown_storage.verification(findings, summaries), output)
     return EXIT_FINDINGS if findings else EXIT_OK
 
 
@@ -264,7 +264,7 @@ class Hand(Place):
                 async with admin_of(now, name, reach.tls) as admin:
                     results = await act(admin)
                 _check_all(results, done)
-                return files.results(results, done).document
+                return shown_storage.results(results, done).document
 
             return Change(plan=plan(now), do=do, is_planned_again=True)
 
@@ -281,7 +281,9 @@ class Hand(Place):
             )
         with interruptible(LEFT):
             results = self.ask(lambda admin, _: act(admin))
-        put(files.results(results, done), self.output)
+        put(shown_storage.results(results, done), self.output)
+        if self.output == "table":
+            shown_storage.told_refusals(results)
         errors = [error for error in results.values() if error is not None]
         if not errors:
             return EXIT_OK

@@ -22,7 +22,7 @@ from waltzctl.shell.interruption import silence_stdout
 from waltzctl.shell.options import OUTPUT
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show import dump as shown
-from waltzctl.show import files
+from waltzctl.show import storage
 from waltzctl.show.forms import AnyForm, put
 from waltzd.disk.real import GuestDisk, RealDisk, translate
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NothingHere, NotRegularFile, Unsafe
@@ -75,7 +75,7 @@ def verify_segments(
     with Progress("verify", progress) as course:
         report = verify(RealDisk(), targets, options, course.update)
     try:
-        put(files.report(report, seconds=time.monotonic() - started), output)
+        put(storage.report(report, seconds=time.monotonic() - started), output)
         sys.stdout.flush()
     except BrokenPipeError:  # the exit code still tells the result
         silence_stdout()
@@ -121,7 +121,7 @@ def rebuild_index(
     started = time.monotonic()
     with Progress("rebuild", progress) as course:
         done = rebuild(GuestDisk(), targets, jobs=jobs or processors(), left_out=ranges, key=key, on_progress=course.update)
-    put(files.rebuilding(done, seconds=time.monotonic() - started), output)
+    put(storage.rebuilding(done, seconds=time.monotonic() - started), output)
     refused = done.of(State.REFUSED)
     if refused:
         first = refused[0].findings[0]
