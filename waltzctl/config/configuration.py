@@ -12,10 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import typer
 from typer import Argument, Option
 
-from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Part, attributes, put
 from waltzctl.show.terminal import count
 from waltzd.daemon import config_file
 from waltzd.daemon.config import ServerConfig, StorageConfig, check_files
@@ -38,8 +37,7 @@ class Verdict:
 
 
 VERDICTS: Columns[Verdict] = (
-    Column("path", lambda verdict: verdict.path),
-    Column("kind", lambda verdict: verdict.kind),
+    *attributes("path kind"),
     Column("problems", lambda verdict: [problem._asdict() for problem in verdict.problems]),
 )
 
@@ -97,13 +95,11 @@ def validate(
     verdicts = [verdict_of(path, kind, with_files=not elsewhere) for path in files]
     is_sound = all(not verdict.problems for verdict in verdicts)
 
-    def draw(_out: Any) -> None:
-        for path, kind, problems in ((one.path, one.kind, one.problems) for one in verdicts):
-            whose = f"settings of {_LABELS[kind]}" if kind else "a file"
-            typer.echo(f"{path}: {whose} with {count(len(problems), 'problem')}" if problems else f"{path}: sound, {whose}")
-            for problem in problems:
-                typer.echo(textwrap.indent(str(problem), "  "))
-
+    page: list[Part] = []
+    for path, daemon, problems in ((one.path, one.kind, one.problems) for one in verdicts):
+        whose = f"settings of {_LABELS[daemon]}" if daemon else "a file"
+        page.append(f"{path}: {whose} with {count(len(problems), 'problem')}" if problems else f"{path}: sound, {whose}")
+        page += [textwrap.indent(str(problem), "  ") for problem in problems]
     more = {"result": "sound" if is_sound else "problems"}
-    put(Page(draw=draw, things=Listing(kind="files", columns=VERDICTS, rows=verdicts, more=more)), output)
+    put(Listing(kind="files", columns=VERDICTS, rows=verdicts, page=page, more=more), output)
     return EXIT_OK if is_sound else EXIT_USAGE

@@ -23,8 +23,8 @@ from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import ClusterOptions, Meant, check_name, using
 from waltzctl.shell.safety import Danger, Plan
+from waltzctl.show.client import NO_POLICY, grants, rights, spelled
 from waltzctl.show.forms import AnyForm, Column, Listing, put
-from waltzctl.show.policy import NO_POLICY, grants, rights, spelled
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument

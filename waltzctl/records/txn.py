@@ -18,6 +18,7 @@ from waltzctl.shell import moment
 from waltzctl.shell.options import OUTPUT, From, Misused, Output
 from waltzctl.shell.reach import Meant
 from waltzctl.show import records
+from waltzctl.show.forms import put
 from waltzd.client.view import HEADER_MAX, HEADER_MIN
 from waltzd.errors import EXIT_OK, BadArgument, BeyondLog
 from waltzd.format.layout import ID_MAX
@@ -367,7 +368,7 @@ def append(
         typed=partition,
         is_appending=True,
     )
-    records.submitted(done, output)
+    put(records.submitted(done), output)
     if done.error is not None:
         raise done.error
     return EXIT_OK

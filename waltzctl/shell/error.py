@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument
 
 from waltzctl.shell.interruption import EXIT_INTERRUPTED
-from waltzctl.show.forms import AnyForm, Column, Columns, Listing, Page, put
+from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put
 from waltzd.errors import EXIT_MEANING, EXIT_NOT_FOUND, EXIT_OK, WaltzError, explain, tree
 
 ERRORS: Columns[type[WaltzError]] = (
-    Column("code", lambda cls: cls.code),
-    Column("name", lambda cls: cls.__name__),
-    Column("exit code", lambda cls: cls.exit_code, is_right=True),
-    Column("retry", lambda cls: cls.retry.value),
+    Column("code"),
+    Column("name", "__name__"),
+    Column("exit code"),
+    Column("retry", "retry.value"),
     Column("not done", lambda cls: explain(cls)[1]),
     Column("next step", lambda cls: explain(cls)[2], is_wide=True),
     Column("", lambda cls: explain(cls)[0], json="explanation"),
@@ -42,26 +42,24 @@ def lookup(*, code: Annotated[str | None, Argument(metavar="[CODE]")] = None, ou
         typer.echo(f"There is no error {code}. `waltzctl errors lookup` lists them all.", err=True)
         return EXIT_NOT_FOUND
 
-    def draw(_out: Any) -> None:
-        text, not_done, next_step = explain(found)
-        typer.echo(f"{found.code} {found.__name__}\n\n{textwrap.fill(text, 80)}\n")
-        typer.echo(f"Not done:  {not_done}\nNext:      {next_step}")
-        typer.echo(f"Retry:     {found.retry.value}\nExit code: {found.exit_code}")
-
-    put(Page(draw=draw, things=Listing(kind="errors", columns=ERRORS, rows=[found])), output)
+    text, not_done, next_step = explain(found)
+    facts = {"Not done": not_done, "Next": next_step, "Retry": found.retry.value, "Exit code": found.exit_code}
+    page = [
+        f"{found.code} {found.__name__}\n\n{textwrap.fill(text, 80)}\n",
+        *(f"{head + ':':<10} {fact}" for head, fact in facts.items() if fact != ""),
+    ]
+    put(Listing(kind="errors", columns=ERRORS, rows=[found], page=page), output)
     return EXIT_OK
 
 
 def _list_all(output: str) -> int:
     errors = list(tree().values())
 
-    def draw(_out: Any) -> None:
-        for cls in errors:
-            typer.echo(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {explain(cls)[1]}")
-        typer.echo("\nExit codes:")
-        for number, meaning in EXIT_CODES.items():
-            typer.echo(f"{number:>5}  {meaning}")
-
+    page = [
+        *(f"{cls.code}  {cls.__name__:<18}  exit {cls.exit_code:>2}  {explain(cls)[1]}".rstrip() for cls in errors),
+        "\nExit codes:",
+        *(f"{number:>5}  {meaning}" for number, meaning in EXIT_CODES.items()),
+    ]
     more = {"exit_codes": [{"code": number, "meaning": meaning} for number, meaning in EXIT_CODES.items()]}
-    put(Page(draw=draw, things=Listing(kind="errors", columns=ERRORS, rows=errors, more=more)), output)
+    put(Listing(kind="errors", columns=ERRORS, rows=errors, page=page, more=more), output)
     return EXIT_OK

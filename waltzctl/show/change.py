@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from waltzctl.shell.safety import Effect, Margin, Plan
-from waltzctl.show.forms import Column, Columns, Listing, grid, plain, put_json
+from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, draw, plain, put
 from waltzctl.show.terminal import ROWS_MAX, console
 from waltzd.cluster.documents import HistoryEntry
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 HEADS = {
     "dry-run": ("would do", "bold"),
@@ -21,40 +18,32 @@ HEADS = {
     "done": ("done", "bold green"),
 }
 MARGINS: Columns[Effect] = (
-    Column("partition", lambda step: step.partition, is_right=True, cell=str),
-    Column("can lose now", lambda step: step.before, cell=lambda margin: _spell(margin)),
-    Column("can lose then", lambda step: step.after, cell=lambda margin: _spell(margin)),
+    Column("partition"),
+    Column("can lose now", "before", cell=lambda margin: _spell(margin)),
+    Column("can lose then", "after", cell=lambda margin: _spell(margin)),
 )
 
 
 def put_plan(found: Plan, output: str, *, result: str, **more: Any) -> None:
     """What would be done, or was. `more` is for JSON."""
-    if output == "json":
-        put_json({"result": result, **_document(found), **more})
-        return
-    out = console()
     head, style = HEADS[result]
-    out.print(f"{head}: {found.verb} {found.subject}", style=style, soft_wrap=True)
-    _draw(out, found)
-    if result == "dry-run":
-        out.print("Nothing was changed.")
+    page = [Line(f"{head}: {found.verb} {found.subject}", style), *_parts(found)]
+    page += ["Nothing was changed."] if result == "dry-run" else []
+    put(Listing(page=page, told={"result": result, **_document(found), **more}), output)
 
 
 def put_question(found: Plan) -> None:
     """On standard error, beside the question."""
-    out = console(to_stderr=True)
-    out.print(f"{found.verb} {found.subject}", style="bold", soft_wrap=True)
-    _draw(out, found)
+    draw(console(to_stderr=True), [Line(f"{found.verb} {found.subject}", "bold"), *_parts(found)])
 
 
-def _draw(out: Console, found: Plan) -> None:
-    for step in found.steps[:ROWS_MAX]:
-        out.print(f"  {step}", soft_wrap=True)
-    if len(found.steps) > ROWS_MAX:
-        out.print(f"  and {len(found.steps) - ROWS_MAX:,} more")
-    grid(out, MARGINS, [step for step in found.margins if step.is_worse][:ROWS_MAX])
-    for refusal in found.refusals:
-        out.print(refusal, style="red", soft_wrap=True)
+def _parts(found: Plan) -> list[Part]:
+    return [
+        *(f"  {step}" for step in found.steps[:ROWS_MAX]),
+        *([f"  and {len(found.steps) - ROWS_MAX:,} more"] if len(found.steps) > ROWS_MAX else []),
+        Table(MARGINS, [step for step in found.margins if step.is_worse][:ROWS_MAX]),
+        *(Line(refusal, "red") for refusal in found.refusals),
+    ]
 
 
 def _spell(margin: Margin) -> str:
@@ -83,7 +72,7 @@ Numbered = tuple[int, HistoryEntry]
 
 def history(entries: Sequence[Numbered]) -> Listing[dict[str, Any]]:
     columns: Columns[dict[str, Any]] = (
-        Column("number", is_right=True),
+        Column("number"),
         Column("began", cell=_moment),
         Column("who"),
         Column("what", lambda entry: f"{entry['verb']} {entry['subject']}"),

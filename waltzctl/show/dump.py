@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from waltzctl.shell import moment
-from waltzctl.show.forms import JSON_VERSION, Column, Columns, stream
+from waltzctl.show.forms import JSON_VERSION, Columns, attributes, stream
 from waltzctl.show.terminal import count
 from waltzd.format.batch import HEAD_BYTES as BATCH_HEAD_BYTES
 from waltzd.format.explain import BadRecord, describe
@@ -175,14 +175,10 @@ def _lines(item: BatchStart | FooterBytes | DamagedBytes | Slot) -> Iterator[str
     return _damage_lines(item) if isinstance(item, DamagedBytes) else _slot_lines(item)
 
 
-ENTRIES: Columns[dict[str, Any]] = tuple(
-    Column(name)
-    for name in (
-        "kind", "offset", "id", "client", "generation", "partition", "sequence", "header", "length", "data_crc", "crc",
-        "payload_base64", "payload_is_whole", "points_to", "first_byte", "last_byte", "first_id", "last_id", "name",
-        "is_sound", "note", "time", "time_us", "group", "session", "committed", "batch_at",
-    )
-)  # fmt: skip
+ENTRIES: Columns[dict[str, Any]] = attributes(
+    "kind offset id client generation partition sequence header length data_crc crc payload_base64 payload_is_whole "
+    "points_to first_byte last_byte first_id last_id name is_sound note time time_us group session committed batch_at"
+)
 """Of CSV: one table for batches, records, footers, entries of an index, slots and damage. JSON also tells the fields of
 files."""
 
@@ -195,7 +191,7 @@ def _rows(output: str, payload_bytes: int | None) -> Sink:
         if output == "json":
             put(found)
         elif not isinstance(item, FileStart):
-            put({column.name: found.get(column.name) for column in ENTRIES})
+            put({column.key: found.get(column.key) for column in ENTRIES})
 
     return put_item
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,14 +17,24 @@ import typer
 from waltzctl.records.comparison import Compared, Comparison, Verdict
 from waltzctl.records.decode import decoded, line
 from waltzctl.shell import moment
-from waltzctl.show.forms import JSON_VERSION, Column, Columns, Listing, Page, grid, objects, plain, put_json, stream
-from waltzctl.show.terminal import console, count, size
+from waltzctl.show.forms import (
+    JSON_VERSION,
+    Column,
+    Columns,
+    Line,
+    Listing,
+    Part,
+    Table,
+    attributes,
+    objects,
+    stream,
+    verdict,
+)
+from waltzctl.show.terminal import count, size
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Mode, Reason
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from waltzctl.records.append import Submitted
     from waltzd.client.view import Transaction
     from waltzd.format.record import Record
@@ -33,18 +43,16 @@ if TYPE_CHECKING:
 Sink: TypeAlias = "Callable[[Transaction, int], None]"
 """Takes a transaction, and the first id of its group."""
 Form = Literal["table", "json", "csv", "raw"]
-TRANSACTIONS: Columns[dict[str, Any]] = tuple(
-    Column(name)
-    for name in (
-        "partition", "id", "time", "time_us", "group", "header", "client", "generation", "sequence", "size",
-        "payload_encoding", "payload",
-    )
-)  # fmt: skip
+TRANSACTIONS: Columns[dict[str, Any]] = attributes(
+    "partition id time time_us group header client generation sequence size payload_encoding payload"
+)
 LOCKS: Columns[dict[str, Any]] = (
     Column("locks", lambda row: [f"{one['mode']}:{one['lock']}" for one in row["locks"] or ()]),
 )
 NARROW = 100
 """Below so many columns payloads need the room that milliseconds would take."""
+PAYLOAD_CHARACTERS = 400
+"""Of a payload that ends where the screen ends."""
 LEAD_BYTES = 16
 """So much of a payload is shown in front of what differs."""
 
@@ -124,20 +132,14 @@ def fitting(payload: bytes, decode: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def submitted(found: Submitted, output: str) -> None:
-    if output == "json":
-        put_json(
-            {
-                "result": found.result, "partition": found.partition, "id": found.id, "count": found.count,
-                "size": found.size,
-                "client": found.client, "mark": found.mark, "reason": found.reason, "conflict_id": found.conflict_id,
-                "lock": found.lock, "milliseconds": round(1000 * found.seconds, 1),
-            }
-        )  # fmt: skip
-    elif found.id is not None and found.count is not None:
+def submitted(found: Submitted) -> Listing[Any]:
+    page: list[Part] = []
+    if found.id is not None and found.count is not None:
         ids = f"id {found.id}" if found.count == 1 else f"ids {found.id} to {found.id + found.count - 1}"
-        said = f"committed: partition {found.partition}, {ids}"
-        console().print(f"{said}  ({size(found.size)}, {1000 * found.seconds:.1f} ms)", soft_wrap=True)
+        page.append(f"committed: partition {found.partition}, {ids}  ({size(found.size)}, {1000 * found.seconds:.1f} ms)")
+    names = ("result", "partition", "id", "count", "size", "client", "mark", "reason", "conflict_id", "lock")
+    told = {name: getattr(found, name) for name in names}
+    return Listing(page=page, told=told | {"milliseconds": round(1000 * found.seconds, 1)})
 
 
 # -- locks -------------------------------------------------------------------------------------------------------------
@@ -180,7 +182,10 @@ class Explained:
         return self.found.accepts(self.lock.mode, self.seen)
 
 
-def lock(told: Explained) -> Page:
+LOCK: Columns[dict[str, Any]] = attributes("lock partition owner mark would_be_accepted reason wait_for lock_mark is_exact")
+
+
+def lock(told: Explained) -> Listing[dict[str, Any]]:
     """The verdict first, then what it rests on."""
     found, accepted, looked = told.found, told.is_accepted, told.looked
     marker, group = looked.marker, looked.group
@@ -194,34 +199,31 @@ def lock(told: Explained) -> Page:
         "floor": found.floor, "locks": found.locks, "locks_max": found.locks_max,
         "marked_by": None if marker is None or group is None else transaction_json(marker, group, with_locks=True),
         "searched": {"first_id": looked.first_id, "last_id": looked.last_id} if looked.has_read else None,
-        "error": plain(told.trouble),
+        "error": told.trouble,
     }  # fmt: skip
+    floor = "since the log began" if found.floor < 0 else f"above id {found.floor:,}"
+    page: list[Part] = [
+        verdict(lock_verdict(told), is_good=accepted),
+        lock_basis(told),
+        *([lock_search(looked)] if looked.has_read else []),
+        _fact("lock", f"{document['mode']}:{told.lock.name}:{told.lock.id} = {found.lock:016x}"),
+        _fact("asked", f"{told.owner}, which owns partition {told.partition} in session {found.session:,}"),
+        _fact("high-water mark", f"{found.committed:,}; the last id that was given out is {found.last_id:,}"),
+        _fact("lock table", f"{found.locks:,} of {found.locks_max:,} locks; knows every mark {floor}"),
+    ]
+    if marker is not None:
+        when = "" if marker.time_us is None else f"{moment.shown(marker.time_us)}, "
+        said = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.header}, {marker.length:,} bytes"
+        payload = line(marker.payload, "auto", PAYLOAD_CHARACTERS)
+        encoding = decoded(marker.payload).encoding
+        page += [_fact("marked by", said), Line(_fact(f"payload ({encoding})", payload), fit="cut")]
+    if (trouble := told.trouble) is not None:
+        page.append(_fact("the log", f"cannot be read at id {found.mark:,}: {trouble.code} {trouble.message}"))
+    return Listing(kind="locks", columns=LOCK, rows=[document], page=page, told=document)
 
-    def draw(out: Console) -> None:
-        out.print(lock_verdict(told), style="bold green" if accepted else "bold red", soft_wrap=True)
-        out.print(lock_basis(told), soft_wrap=True)
-        if looked.has_read:
-            out.print(lock_search(looked), soft_wrap=True)
-        floor = "since the log began" if found.floor < 0 else f"above id {found.floor:,}"
-        rows = [
-            ("lock", f"{told.lock.mode.name.lower()}:{told.lock.name}:{told.lock.id} = {found.lock:016x}"),
-            ("asked", f"{told.owner}, which owns partition {told.partition} in session {found.session:,}"),
-            ("high-water mark", f"{found.committed:,}; the last id that was given out is {found.last_id:,}"),
-            ("lock table", f"{found.locks:,} of {found.locks_max:,} locks; knows every mark {floor}"),
-        ]
-        if marker is not None:
-            when = "" if marker.time_us is None else f"{moment.shown(marker.time_us)}, "
-            said = f"{when}id {marker.id:,}: client {marker.request[0]}, header {marker.header}, {marker.length:,} bytes"
-            payload = fitting(marker.payload, "auto", out.width - 24)
-            rows += [("marked by", said), (f"payload ({decoded(marker.payload).encoding})", payload)]
-        if (trouble := told.trouble) is not None:
-            rows.append(("the log", f"cannot be read at id {found.mark:,}: {trouble.code} {trouble.message}"))
-        for name, value in rows:
-            out.print(f"  {name:<16} {value}", soft_wrap=True)
 
-    names = ("lock", "partition", "owner", "mark", "would_be_accepted", "reason", "wait_for", "lock_mark", "is_exact")
-    columns: Columns[dict[str, Any]] = tuple(Column(name) for name in names)
-    return Page(told=document, draw=draw, things=Listing(kind="locks", columns=columns, rows=[document]))
+def _fact(name: str, value: str) -> str:
+    return f"  {name:<16} {value}"
 
 
 def lock_verdict(told: Explained) -> str:
@@ -274,54 +276,28 @@ def _difference(replica: Compared) -> str:
 
 
 COMPARED: Columns[Compared] = (
-    Column("storage", lambda replica: replica.storage),
-    Column("role", lambda replica: None if replica.role is None else str(replica.role)),
-    Column("records", lambda replica: replica.standing.verdict.value, json="verdict"),
-    Column("compared up to", lambda replica: replica.standing.compared, is_right=True,
-           cell=lambda end: f"{end:,}" if end >= 0 else "nothing"),
-    Column("", lambda replica: replica.last_id, json="last_id"),
-    Column("", lambda replica: replica.behind, json="behind"),
+    Column("storage"),
+    Column("role"),
+    Column("records", "standing.verdict", json="verdict"),
+    Column("compared up to", "standing.compared", cell=lambda end: f"{end:,}" if end >= 0 else "nothing"),
+    *(Column("", json=name) for name in ("last_id", "behind")),
     Column("first difference", _difference, json=""),
-    Column("", lambda replica: None if replica.standing.difference is None else
+    Column("", lambda replica: replica.standing.difference and
            dict(zip(("first_id", "last_id"), replica.standing.difference, strict=True)), json="first_difference"),
-    Column("", lambda replica: plain(replica.standing.error), json="error"),
+    Column("", "standing.error", json="error"),
 )  # fmt: skip
 HEADS: Columns[tuple[str, Record]] = (
     Column("storage", lambda head: head[0]),
     Column("request", lambda head: str(head[1].request)),
-    Column("header", lambda head: head[1].header, is_right=True, cell=str),
-    Column("size", lambda head: head[1].length, is_right=True),
+    Column("header", lambda head: head[1].header),
+    Column("size", lambda head: head[1].length),
     Column("data CRC", lambda head: f"{head[1].data_crc:08x}"),
     Column("CRC", lambda head: f"{head[1].crc:08x}"),
 )
 
 
-def comparison(found: Comparison) -> Page:
+def comparison(found: Comparison) -> Listing[Compared]:
     """The verdict, a line for each replica, and the records that differ, side by side."""
-
-    def draw(out: Console) -> None:
-        said, style = _comparison_verdict(found)
-        out.print(said, style=style, soft_wrap=True)
-        grid(out, COMPARED, found.replicas)
-        for replica in found.replicas:
-            for sentence in _sentences(replica, found.committed):
-                out.print(f"{replica.storage}: {sentence}", soft_wrap=True)
-        for id_, records in found.differing.items():
-            out.print(f"Record {id_}, as the replicas hold it:", style="bold", soft_wrap=True)
-            held = {name: record for name, record in records.items() if not isinstance(record, WaltzError)}
-            grid(out, HEADS, list(held.items()))
-            at = differing_byte([record.payload for record in held.values()])
-            if at is not None:
-                start = max(0, at - LEAD_BYTES)
-                out.print(f"Byte {at:,} is the first of the payload that differs; from byte {start:,} on:")
-                for name, record in held.items():
-                    part = fitting(record.payload[start:], "text", out.width - 4 - len(name))
-                    out.print(f"  {name}: {part}", soft_wrap=True)
-            for name, error in records.items():
-                if isinstance(error, WaltzError):
-                    out.print(f"{name}: {error.code} {error.message}", style="red", soft_wrap=True)
-        out.print(f"{count(found.exchanges, 'exchange')}, {size(found.hashed_bytes)} hashed", soft_wrap=True)
-
     verdicts = {replica.standing.verdict for replica in found.replicas}
     alone = len(found.replicas) < 2 or Verdict.UNKNOWN in verdicts
     document = {
@@ -336,7 +312,30 @@ def comparison(found: Comparison) -> Page:
         "exchanges": found.exchanges,
         "hashed_bytes": found.hashed_bytes,
     }
-    return Page(told=document, draw=draw, things=Listing(kind="replicas", columns=COMPARED, rows=found.replicas))
+    page = [
+        Line(*_comparison_verdict(found)),
+        Table(COMPARED, found.replicas),
+        *(f"{one.storage}: {sentence}" for one in found.replicas for sentence in _sentences(one, found.committed)),
+        *(part for id_, records in found.differing.items() for part in _differing(id_, records)),
+        f"{count(found.exchanges, 'exchange')}, {size(found.hashed_bytes)} hashed",
+    ]
+    return Listing(kind="replicas", columns=COMPARED, rows=found.replicas, page=page, told=document)
+
+
+def _differing(id_: int, records: Mapping[str, Record | WaltzError]) -> Iterator[Part]:
+    """A record, as each of the replicas holds it."""
+    held = {name: record for name, record in records.items() if not isinstance(record, WaltzError)}
+    yield Line(f"Record {id_}, as the replicas hold it:", "bold")
+    yield Table(HEADS, list(held.items()))
+    at = differing_byte([record.payload for record in held.values()])
+    if at is not None:
+        start = max(0, at - LEAD_BYTES)
+        yield f"Byte {at:,} is the first of the payload that differs; from byte {start:,} on:"
+        for name, record in held.items():
+            yield Line(f"  {name}: {line(record.payload[start:], 'text', PAYLOAD_CHARACTERS)}", fit="cut")
+    for name, error in records.items():
+        if isinstance(error, WaltzError):
+            yield Line(f"{name}: {error.code} {error.message}", "red")
 
 
 def _comparison_verdict(found: Comparison) -> tuple[str, str]:
@@ -389,7 +388,7 @@ def differing_byte(payloads: Sequence[bytes]) -> int | None:
 
 def _record_json(record: Record | WaltzError) -> dict[str, Any]:
     if isinstance(record, WaltzError):
-        return {"error": plain(record)}
+        return {"error": record}
     payload = decoded(record.payload)
     return {
         "client": record.request.client, "generation": record.request.generation, "sequence": record.request.sequence,
