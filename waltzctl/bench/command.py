@@ -31,8 +31,8 @@ from waltzctl.shell.interruption import ending_in_order, left_to_the_loop
 from waltzctl.shell.options import From, Output, confirmed, positive
 from waltzctl.shell.progress import Waiting
 from waltzctl.shell.reach import first_contact, tls_alone
-from waltzctl.show.forms import put_json
-from waltzctl.show.terminal import console, count, table
+from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, put
+from waltzctl.show.terminal import count
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.client.view import Transaction
@@ -343,39 +343,42 @@ def _run(
         counters, series = loop.run(run(), fast=True)
     settings = {field: value for field, value in asdict(load).items() if value is not None and field != "partitions"}
     rows = [one.as_dict() for one in series]
-    if output == "json":
-        put_json(
-            {
-                "bench": name, "settings": settings, "place": facts | {"durability": _durability(facts)}, "series": rows,
-                "refused": counters.refused, "unknown": counters.unknown, "attempts": counters.attempts,
-            }
-        )  # fmt: skip
-        return EXIT_OK
-    out = console()
-    out.print(f"waltzctl bench {name}", style="bold")
-    out.print(", ".join(f"{field} {value}" for field, value in settings.items()), soft_wrap=True)
-    out.print(f"{_durability(facts)}; {count(facts['cores'], 'core')}, load {facts['load']} before the run", soft_wrap=True)
-    heads = ("series", "number", "a second", "MB/s", "seconds", *(f"p{percent:g} ms" for percent in PERCENTILES), "max ms")
-    cells = []
-    for row in rows:
-        took = row["latency_ms"]
-        times = [f"{took[f'p{percent:g}']:,.2f}" if took else "" for percent in PERCENTILES]
-        cells.append(
-            (row["name"], f"{row['count']:,}", f"{row['per_second']:,.0f}", f"{row['megabytes_per_second']:,.1f}",
-             f"{row['seconds']:.2f}", *times, f"{took['max']:,.2f}" if took else "")
-        )  # fmt: skip
-    table(out, heads, cells, right=heads[1:])
+    told = {
+        "bench": name, "settings": settings, "place": facts | {"durability": _durability(facts)}, "series": rows,
+        "refused": counters.refused, "unknown": counters.unknown, "attempts": counters.attempts,
+    }  # fmt: skip
+    page: list[Part] = [
+        Line(f"waltzctl bench {name}", "bold"),
+        ", ".join(f"{field} {value}" for field, value in settings.items()),
+        f"{_durability(facts)}; {count(facts['cores'], 'core')}, load {facts['load']} before the run",
+        Table(SERIES, rows),
+    ]
     if counters.refused or counters.unknown:
         reasons = ", ".join(f"{reason} {number:,}" for reason, number in sorted(counters.refused.items()))
-        out.print(
+        page.append(
             f"of {count(counters.attempts, 'attempt')}, {counters.refused.total():,} were refused ({reasons or 'none'}), "
-            f"{counters.unknown:,} are unknown",
-            soft_wrap=True,
+            f"{counters.unknown:,} are unknown"
         )
     if facts.get("filesystem") in IN_MEMORY:
         note = f"Note: the storages keep their files in memory ({facts['filesystem']}): a flush keeps nothing there"
-        out.print(note, style="yellow", soft_wrap=True)
+        page.append(Line(note, "yellow"))
+    put(Listing(page=page, told=told), output)
     return EXIT_OK
+
+
+def _took(name: str) -> Column[Mapping[str, Any]]:
+    return Column(f"{name} ms", lambda row: (row["latency_ms"] or {}).get(name), cell="{:,.2f}".format)
+
+
+SERIES: Columns[Mapping[str, Any]] = (
+    Column("series", "name"),
+    Column("number", "count"),
+    Column("a second", "per_second", cell="{:,.0f}".format),
+    Column("MB/s", "megabytes_per_second", cell="{:,.1f}".format),
+    Column("seconds", cell="{:.2f}".format),
+    *(_took(f"p{percent:g}") for percent in PERCENTILES),
+    _took("max"),
+)
 
 
 def _durability(facts: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ import yaml
 from typer import Option
 
 from waltzctl.shell.options import OUTPUT
-from waltzctl.show.terminal import console, count, paragraph, printable, size, table
+from waltzctl.show.terminal import console, count, paragraph, printable, table
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ class Column(Generic[T]):
     """Only shown in the form `wide`."""
     is_right: bool | None = None
     """None: on the right where all values are numbers."""
-    is_size: bool = False
-    """A number of bytes."""
 
     @property
     def key(self) -> str:
@@ -80,8 +78,6 @@ class Column(Generic[T]):
         value = self.value(row)
         if value is None:
             return self.none
-        if self.is_size:
-            return size(value)
         return _shown(value, is_name=self.key in NAMING) if self.cell is None else self.cell(value)
 
     def is_of_numbers(self, rows: Iterable[Any]) -> bool:
@@ -176,23 +172,6 @@ class Listing(Generic[T]):
         draw(out, [Table(self.columns, self.rows), *(() if is_wide else self.notes)], is_wide=is_wide)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """A result that draws itself."""
-
-    draw: Callable[[Console], None]
-    things: Listing[Any]
-    told: Mapping[str, Any] | None = None
-
-    @property
-    def document(self) -> Mapping[str, Any]:
-        return self.things.document if self.told is None else self.told
-
-
-def grid(out: Console, columns: Columns[T], things: Sequence[T]) -> None:
-    draw(out, [Table(columns, things)])
-
-
 # -- the forms ---------------------------------------------------------------------------------------------------------
 
 
@@ -214,11 +193,7 @@ def draw(out: Console, parts: Iterable[Part], *, is_wide: bool = False) -> None:
             out.print(part.text, style=part.style, soft_wrap=True)
 
 
-def put(found: Listing[Any] | Page, output: str) -> None:
-    if isinstance(found, Page):
-        if output == "table":
-            return found.draw(console())
-        found = replace(found.things, told=found.document)
+def put(found: Listing[Any], output: str) -> None:
     if output == "json":
         put_json(found.document)
     elif output == "yaml":

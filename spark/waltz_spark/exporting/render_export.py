@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,12 @@ from waltz_spark.exporting.manifest import Manifest, total_json
 from waltz_spark.exporting.tasks import Assignment
 from waltz_spark.log.origin import Span
 from waltzctl.shell.progress import Amount, Course, Shown, duration, event
-from waltzctl.show.forms import Column, Columns, Listing, Page, grid, put, put_json
+from waltzctl.show.forms import Column, Columns, Line, Listing, Table, attributes, put, verdict
+from waltzctl.show.forms import Part as PagePart
 from waltzctl.show.terminal import console, count, rate, size
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from waltz_spark.exporting.delta import TableState
     from waltz_spark.exporting.export import Run
     from waltz_spark.exporting.verification import Finding
@@ -42,17 +41,16 @@ def _ids(row: Row) -> str:
 
 
 PARTITION: Columns[Row] = (
-    Column("partition", is_right=True),
+    Column("partition"),
     Column("ids", _ids, json=""),
-    Column("first", is_right=True, is_wide=True),
-    Column("last", is_right=True, is_wide=True),
+    *attributes("first last", is_wide=True),
 )
 PLANNED: Columns[Row] = (
     *PARTITION,
-    Column("records", is_right=True),
-    Column("log", is_right=True, is_size=True, json="data_bytes"),
-    Column("files", is_right=True),
-    Column("about", is_right=True, is_size=True, json="bytes_guessed"),
+    Column("records"),
+    Column("log", cell=size, json="data_bytes"),
+    Column("files"),
+    Column("about", cell=size, json="bytes_guessed"),
 )
 FINDING: Columns[Row] = (Column("path"), *PARTITION, Column("detail"))
 
@@ -65,11 +63,11 @@ def totals_of(manifest: Manifest | None) -> list[Row]:
 def partitions(manifest: Manifest | None) -> Listing[Row]:
     columns: Columns[Row] = (
         *PARTITION,
-        Column("records", is_right=True),
-        Column("log", is_right=True, is_size=True, json="data_bytes"),
+        Column("records"),
+        Column("log", cell=size, json="data_bytes"),
         Column("crc", is_right=True, is_wide=True),
-        Column("files", is_right=True),
-        Column("size", is_right=True, is_size=True, json="bytes"),
+        Column("files"),
+        Column("size", cell=size, json="bytes"),
     )
     return Listing(kind="partitions", columns=columns, rows=totals_of(manifest))
 
@@ -89,19 +87,17 @@ def planned(run: Run, spans: Mapping[int, Span], java: Java | WaltzError | None,
          "files": files[number], "bytes_guessed": form.guess(sizes[number])}
         for number, span in spans.items()
     ]  # fmt: skip
-    if output == "json":
-        put_json({"result": "planned" if assignments else "nothing new", "output": place, "source": source,
-                  "format": form.format, "compression": form.compression, "partitions": rows,
-                  "runs_on": None if java is None else _described(java)})  # fmt: skip
-        return
-    out = console()
-    if not assignments:
-        _say(out, f"{place} is up to date with {source}: nothing would be exported.")
-        return
-    grid(out, PLANNED, [row for row in rows if row["records"]])
-    _say(out, f"Would be written to {place} as {form.format} ({form.compression}), from {source}. Nothing was written.")
-    for line in () if java is None else _java_lines(java):
-        _say(out, line)
+    told = {"result": "planned" if assignments else "nothing new", "output": place, "source": source,
+            "format": form.format, "compression": form.compression, "partitions": rows,
+            "runs_on": None if java is None else _described(java)}  # fmt: skip
+    page: list[PagePart] = [f"{place} is up to date with {source}: nothing would be exported."]
+    if assignments:
+        page = [
+            Table(PLANNED, [row for row in rows if row["records"]]),
+            f"Would be written to {place} as {form.format} ({form.compression}), from {source}. Nothing was written.",
+            *([] if java is None else _java_lines(java)),
+        ]
+    put(Listing(page=page, told=told), output)
 
 
 def _described(java: Java | WaltzError) -> dict[str, Any]:
@@ -121,38 +117,32 @@ def exported(run: Run, newest: Manifest | None, seconds: float, output: str, tab
     before, now = _sums(run.before), _sums(newest)
     added = {name: now[name] - before[name] for name in now}
     first, last = run.task_seconds
-    if output == "json":
-        put_json({
-            "result": "exported" if added["files"] else "nothing new",
-            "output": place,
-            "source": source,
-            "exported": {**added, "seconds": round(seconds, 3),
-                         "megabytes_per_second": rate(added["data_bytes"], seconds),
-                         "task_seconds": round(max(0.0, last - first), 3)},
-            **described_state(newest, table),
-        })  # fmt: skip
-        return
-    out = console()
-    if not added["files"]:
-        _say(out, f"{place} is up to date with {source}: nothing was exported.")
-    else:
+    told = {
+        "result": "exported" if added["files"] else "nothing new",
+        "output": place,
+        "source": source,
+        "exported": {**added, "seconds": round(seconds, 3),
+                     "megabytes_per_second": rate(added["data_bytes"], seconds),
+                     "task_seconds": round(max(0.0, last - first), 3)},
+        **described_state(newest, table),
+    }  # fmt: skip
+    page: list[PagePart] = [f"{place} is up to date with {source}: nothing was exported."]
+    if added["files"]:
         assert newest is not None
-        partitions(newest).draw(out)
-        _say(out, f"Exported {count(added['records'], 'record')}, {size(added['data_bytes'])} of log, as "
-                  f"{size(added['bytes'])} in {count(added['files'], 'file')}, in {seconds:.1f} s "
-                  f"({rate(added['data_bytes'], seconds)} MB/s).")  # fmt: skip
-        _say(out, f"{place} is complete up to these ids: manifest {newest.number}.")
-    _say_table(out, newest, table)
+        things = partitions(newest)
+        page = [
+            Table(things.columns, things.rows),
+            f"Exported {count(added['records'], 'record')}, {size(added['data_bytes'])} of log, as "
+            f"{size(added['bytes'])} in {count(added['files'], 'file')}, in {seconds:.1f} s "
+            f"({rate(added['data_bytes'], seconds)} MB/s).",
+            f"{place} is complete up to these ids: manifest {newest.number}.",
+        ]
+    put(Listing(page=[*page, *_table_lines(newest, table)], told=told), output)
 
 
 def _sums(manifest: Manifest | None) -> dict[str, int]:
     rows = totals_of(manifest)
     return {name: sum(row[name] for row in rows) for name in ("records", "data_bytes", "files", "bytes")}
-
-
-def _say(out: Console, sentence: str) -> None:
-    """Not wrapped: a path in it can be copied."""
-    out.print(sentence, soft_wrap=True)
 
 
 # -- export status -----------------------------------------------------------------------------------------------------
@@ -177,34 +167,28 @@ def described_state(manifest: Manifest | None, table: TableState | None) -> dict
 
 
 def state(place: str, manifest: Manifest, table: TableState | None, *, is_unfinished: bool, output: str) -> None:
-    shape, things = manifest.shape, partitions(manifest)
-
-    def draw(out: Console) -> None:
-        things.draw(out)
-        made = [f"{shape.format} ({shape.compression})"]
-        made += [f"decoded by {shape.decoder}"] * bool(shape.decoder)
-        _say(out, f"Manifest {manifest.number} of {manifest.written}: {', '.join(made)}.")
-        _say(out, f"Cluster {manifest.cluster}, last read from {manifest.source}.")
-        _say_table(out, manifest, table)
-        if is_unfinished:
-            _say(
-                out,
-                "A run is at work, or ended before it was done: what it left does not count, and the next one removes it.",
-            )
-
+    shape = manifest.shape
+    made = [f"{shape.format} ({shape.compression})", *[f"decoded by {shape.decoder}"] * bool(shape.decoder)]
+    left = "A run is at work, or ended before it was done: what it left does not count, and the next one removes it."
+    notes = [
+        f"Manifest {manifest.number} of {manifest.written}: {', '.join(made)}.",
+        f"Cluster {manifest.cluster}, last read from {manifest.source}.",
+        *_table_lines(manifest, table),
+        *[left] * is_unfinished,
+    ]
     told = {"output": place, "source": manifest.source, "unfinished": is_unfinished, **described_state(manifest, table)}
-    put(Page(draw=draw, things=things, told=told), output)
+    put(replace(partitions(manifest), notes=notes, told=told), output)
 
 
-def _say_table(out: Console, manifest: Manifest | None, there: TableState | None) -> None:
+def _table_lines(manifest: Manifest | None, there: TableState | None) -> list[str]:
     if manifest is None or manifest.shape.format != "delta":
-        return
+        return []
     if there is None:
         said = "not there yet: the next run makes it"
     else:
         is_behind = there.manifest < manifest.number
         said = f"version {there.version}, up to manifest {there.manifest}" + "; the next run adds what it lacks" * is_behind
-    _say(out, f"Delta table: {said}.")
+    return [f"Delta table: {said}."]
 
 
 # -- export verify -----------------------------------------------------------------------------------------------------
@@ -220,24 +204,22 @@ def verified(
         for found in findings
     ]  # fmt: skip
 
-    def draw(out: Console) -> None:
-        out.print(count(len(rows), "finding") if rows else "clean", style="bold red" if rows else "bold green")
-        for row in rows:
-            out.print()
-            out.print(row["path"], style="bold", soft_wrap=True)
-            if row["last"] >= row["first"]:
-                _say(out, f"  partition {row['partition']}, ids {_ids(row)}")
-            _say(out, f"  {row['detail']}")
-        _say(out, f"{count(sums['files'], 'file')}, {count(sums['records'], 'record')}, {size(sums['bytes'])} in "
-                  f"{seconds:.1f} s" + (f"; compared with {against}" if against else ""))  # fmt: skip
-
+    page: list[PagePart] = [verdict(count(len(rows), "finding") if rows else "clean", is_good=not rows)]
+    for row in rows:
+        page += ["", Line(row["path"], "bold")]
+        page += [f"  partition {row['partition']}, ids {_ids(row)}"] if row["last"] >= row["first"] else []
+        page.append(f"  {row['detail']}")
+    page.append(
+        f"{count(sums['files'], 'file')}, {count(sums['records'], 'record')}, {size(sums['bytes'])} in {seconds:.1f} s"
+        + (f"; compared with {against}" if against else "")
+    )
     told = {
         "result": "findings" if rows else "clean", "output": place, "against": against, "manifest": manifest.number,
         "summary": {"files": sums["files"], "records": sums["records"], "bytes": sums["bytes"],
                     "seconds": round(seconds, 3), "findings": len(rows)},
         "findings": rows,
     }  # fmt: skip
-    put(Page(draw=draw, things=Listing(kind="findings", columns=FINDING, rows=rows), told=told), output)
+    put(Listing(kind="findings", columns=FINDING, rows=rows, page=page, told=told), output)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------
@@ -393,12 +375,12 @@ def picture(tasks: Tasks, now: float, *, waited: float, parts: int) -> Any:
     """What a terminal shows; `parts`: how many partitions at most."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     if not tasks.has_begun:
         return Text(f"Starting Spark: {duration(waited)}")
-    grid = Table.grid(padding=(0, 1), expand=True)
+    grid = Grid.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1, min_width=5)
     grid.add_column(justify="right", no_wrap=True)
