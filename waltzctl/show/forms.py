@@ -84,8 +84,8 @@ class Column(Generic[T]):
         """Whether its cells stand on the right."""
         if self.is_right is not None:
             return self.is_right
-        kinds = {type(value) for row in rows if (value := self.value(row)) is not None}
-        return bool(kinds) and kinds <= {int, float}
+        values = [value for row in rows if (value := self.value(row)) is not None]
+        return bool(values) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
 
 
 Columns = tuple[Column[T], ...]
@@ -269,7 +269,7 @@ def _plain_text(value: Any) -> str:
         return " ".join(map(str, value))
     if isinstance(value, Mapping):
         return json.dumps(value, default=plain)
-    return "" if value is None else str(value)
+    return "" if value is None else str(plain(value))
 
 
 def _shown(value: Any, *, is_name: bool) -> str:
@@ -277,7 +277,7 @@ def _shown(value: Any, *, is_name: bool) -> str:
         return "yes" if value else "no"
     if isinstance(value, int) and not is_name:
         return f"{value:,}"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(plain(value))
 
 
 # -- values as JSON ----------------------------------------------------------------------------------------------------
