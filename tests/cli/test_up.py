@@ -28,12 +28,12 @@ import pytest
 from tests.cli.example import examples
 from waltzctl.placement import creation
 from waltzctl.playground import daemon, directory, local, up
+from waltzctl.playground import show as shown
 from waltzctl.playground.daemon import Daemon, Reporter, State, birth, command_of
 from waltzctl.playground.directory import directory_lock
 from waltzctl.playground.local import LocalCluster
+from waltzctl.playground.show import Board
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEEPER, free_base, is_free, ports_from
-from waltzctl.show import local as shown
-from waltzctl.show.local import Board
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import LABEL, Label, manifest_name
 from waltzd.archive.metadata import metadata_name

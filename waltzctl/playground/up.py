@@ -20,6 +20,7 @@ from typer import Argument, Option
 
 from waltzctl.picture.picture import Picture
 from waltzctl.placement.plan import assign_replicas
+from waltzctl.playground import show as shown
 from waltzctl.playground.daemon import command_of
 from waltzctl.playground.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
 from waltzctl.playground.java import java_command
@@ -31,9 +32,8 @@ from waltzctl.shell.merged_log import Line, Tail, merged
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.reach import LOCAL_DIRECTORY, LOCAL_ROOT, Reach, load_contexts, resolve, unknown
 from waltzctl.shell.safety import Plan
-from waltzctl.show import local as shown
 from waltzctl.show.change import put_plan
-from waltzctl.show.forms import Lines
+from waltzctl.show.forms import Lines, put
 from waltzctl.show.terminal import count, size
 from waltzd.cluster.documents import FORMAT
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, NotInstalled, WaltzError
@@ -242,7 +242,7 @@ def _ready(
     except WaltzError:  # no cluster is meant, or it cannot be told which
         meant = None
     is_meant = meant is not None and meant.resolve() == cluster.directory.resolve()
-    shown.ready(
+    screen = shown.ready(
         cluster.directory,
         cluster.processes,
         found,
@@ -252,8 +252,8 @@ def _ready(
         has_tls=cluster.blueprint.has_tls,
         archive=cluster.blueprint.archive,
         has_console=has_console,
-        output=output,
     )
+    put(screen, output)
 
 
 class _Console:

@@ -18,10 +18,10 @@ from uuid import UUID
 
 from typer import Argument, Option
 
+from waltzctl.records import dump as shown
 from waltzctl.shell.interruption import silence_stdout
 from waltzctl.shell.options import OUTPUT
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
-from waltzctl.show import dump as shown
 from waltzctl.show import storage
 from waltzctl.show.forms import AnyForm, put
 from waltzd.disk.real import GuestDisk, RealDisk, translate

@@ -8,11 +8,11 @@ import typer
 
 from waltzctl.picture.picture import PartitionView
 from waltzctl.playground.local import LocalCluster
+from waltzctl.playground.show import PROCESSES, processes
 from waltzctl.shell.options import Timeout, Watch
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
 from waltzctl.show.forms import AnyForm, Listing, objects, put
-from waltzctl.show.local import PROCESSES, processes
 from waltzctl.show.terminal import Screen, printable
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import CALL_SECONDS, Poll

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,11 @@ from waltzctl.shell.blueprint import (
     credentials_file,
     operator_files,
 )
-from waltzctl.shell.merged_log import Line
+from waltzctl.shell.merged_log import Line as LogLine
 from waltzctl.shell.reach import LOCAL_DIRECTORY, variable
 from waltzctl.show.activity import EVENTS
 from waltzctl.show.cluster import sentence
-from waltzctl.show.forms import Column, Columns, Part, Table, draw, objects, put_json, stream
+from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, objects, pick, put, stream
 from waltzctl.show.terminal import console, count, printable
 from waltzd.cluster.access import Verify
 from waltzd.errors import BROUGHT, WaltzError
@@ -161,12 +161,12 @@ class Board(Reporter):
 
 
 PROCESSES: Columns[Process] = (
-    Column("process", lambda one: one.name, json="name"),
+    Column("process", "name", json="name"),
     Column("address", lambda one: one.addresses[0], json=""),
     Column("admin", lambda one: "".join(one.addresses[1:]), json=""),
     Column("pid"),
     Column("state", lambda one: one.pid is not None, cell=lambda runs: "runs" if runs else "down", json="is_running"),
-    Column("", lambda one: list(one.addresses), json="addresses"),
+    Column("", json="addresses"),
     Column("", lambda one: str(one.log), json="log"),
 )
 
@@ -186,68 +186,72 @@ def ready(
     has_tls: bool,
     archive: str | None,
     has_console: bool,
-    output: str,
-) -> None:
+) -> Listing[Process]:
     """The screen at the end of `waltzctl up`. `is_meant`: commands that are told nothing mean this cluster.
     `has_console`: one is coming, and prints its own address."""
-    if output == "json":
-        put_json(
-            {
-                "directory": str(directory.absolute()),
-                "cluster_key": str(found.meta.key),
-                "is_healthy": found.is_healthy,
-                "seconds": round(seconds, 3),
-                "processes": objects(PROCESSES, running),
-                "servers": _servers(running),
-                "application": _application(directory) if has_tls else None,
-                "archive": archive,
-            }
-        )
-        return
-    out = console()
-    style = "bold green" if found.is_healthy else "bold yellow"
-    out.print(f"ready after {seconds:.1f} s: {sentence(found)}", style=style, soft_wrap=True)
-    draw(out, processes(running, found.meta.key, directory))
-    if archive is not None:
-        out.print(f"archive: {archive}", soft_wrap=True)
-        signing = directory.absolute() / ARCHIVE_KEY
-        if signing.exists():
-            out.print(f"  to check signatures: export WALTZ_ARCHIVE_KEY={shlex.quote(str(signing))}", soft_wrap=True)
     here = "" if is_meant else f" --directory {shlex.quote(str(directory))}"
-    known = {view.meta.name for view in found.storages}
-    for one in running:
-        if one.kind == "storage" and one.name not in known:  # brought up later, or taken out
-            out.print(f"{one.name} runs, and is not in the cluster until you say so:", style="yellow", soft_wrap=True)
-            out.print(f"  waltzctl storage add {one.name}={','.join(one.addresses)}{here}", soft_wrap=True)
-    servers = json.dumps(_servers(running)[:SERVERS_SHOWN])
-    if not has_tls:
-        out.print("An application connects with:")
-        out.print(f"  Client({servers})", soft_wrap=True, highlight=False)
-    else:
-        certificate, key, ca = map(repr, _application(directory).values())
-        out.print("An application needs a certificate, and gives it so:")
-        for line in (
-            f"Client({servers}, tls=Tls(",
-            f"    ca={ca},",
-            f"    certificate={certificate},",
-            f"    key={key},",
-            "))",
-        ):
-            out.print(f"  {line}", soft_wrap=True, highlight=False)
-        out.print("Elsewhere a person gives these; with --directory, waltzctl finds them by itself:")
-        for name, path in _person(directory).items():
-            out.print(f"  export {name}={shlex.quote(path)}", soft_wrap=True, highlight=False)
-    out.print("What to try next:" if stays else "What to try next, in another terminal:")
+    page: list[Part] = [
+        Line(f"ready after {seconds:.1f} s: {sentence(found)}", "bold green" if found.is_healthy else "bold yellow"),
+        *processes(running, found.meta.key, directory),
+        *_archive_lines(directory, archive),
+        *_unlisted(running, found, here),
+        *_connecting(directory, running, has_tls=has_tls),
+        "What to try next:" if stays else "What to try next, in another terminal:",
+    ]
     tries = _tries(directory, running, found, here=here, stays=stays, has_console=has_console)
     if archive is not None:
         tries.insert(2, (f"waltzctl archive status{here}", "how far the log is archived"))
     longest = max(len(command) for command, _ in tries)
-    fits = longest + max(len(meaning) for _, meaning in tries) + len("    # ") <= out.width
+    fits = longest + max(len(meaning) for _, meaning in tries) + len("    # ") <= console().width
     for command, meaning in tries:
         # A command is copied whole: where both do not fit, what it is for goes to a line of its own.
-        out.print(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}", soft_wrap=True)
+        page.append(f"  {command:<{longest}}  # {meaning}" if fits else f"  # {meaning}\n  {command}")
     if not stays:
-        out.print("Ctrl-C stops everything.")
+        page.append("Ctrl-C stops everything.")
+    told = {
+        "directory": str(directory.absolute()),
+        "cluster_key": str(found.meta.key),
+        "is_healthy": found.is_healthy,
+        "seconds": round(seconds, 3),
+        "processes": objects(PROCESSES, running),
+        "servers": _servers(running),
+        "application": _application(directory) if has_tls else None,
+        "archive": archive,
+    }
+    return Listing(kind="processes", columns=PROCESSES, rows=running, page=page, told=told)
+
+
+def _archive_lines(directory: Path, archive: str | None) -> Iterator[str]:
+    if archive is not None:
+        yield f"archive: {archive}"
+        signing = directory.absolute() / ARCHIVE_KEY
+        if signing.exists():
+            yield f"  to check signatures: export WALTZ_ARCHIVE_KEY={shlex.quote(str(signing))}"
+
+
+def _unlisted(running: Sequence[Process], found: Picture, here: str) -> Iterator[Part]:
+    """Storages that were brought up later, or taken out."""
+    known = {view.meta.name for view in found.storages}
+    for one in running:
+        if one.kind == "storage" and one.name not in known:
+            yield Line(f"{one.name} runs, and is not in the cluster until you say so:", "yellow")
+            yield f"  waltzctl storage add {one.name}={','.join(one.addresses)}{here}"
+
+
+def _connecting(directory: Path, running: Sequence[Process], *, has_tls: bool) -> Iterator[str]:
+    """How an application connects, and a person elsewhere."""
+    servers = json.dumps(_servers(running)[:SERVERS_SHOWN])
+    if not has_tls:
+        yield "An application connects with:"
+        yield f"  Client({servers})"
+        return
+    certificate, key, ca = map(repr, _application(directory).values())
+    yield "An application needs a certificate, and gives it so:"
+    yield f"  Client({servers}, tls=Tls("
+    yield from (f"      {name}={value}," for name, value in (("ca", ca), ("certificate", certificate), ("key", key)))
+    yield "  ))"
+    yield "Elsewhere a person gives these; with --directory, waltzctl finds them by itself:"
+    yield from (f"  export {name}={shlex.quote(path)}" for name, path in _person(directory).items())
 
 
 def _servers(running: Sequence[Process]) -> list[str]:
@@ -299,12 +303,11 @@ def _tries(
 
 
 def stopped(names: Sequence[str], killed: Sequence[str], directory: str, output: str) -> None:
-    if output == "json":
-        put_json({"directory": os.path.abspath(directory), "stopped": list(names), "killed": list(killed)})
-        return
-    typer.echo(f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything." if names
-               else f"Nothing ran in {directory}.")  # fmt: skip
-    told_killed(killed)
+    said = f"{count(len(names), 'process', 'processes')} stopped; {directory} keeps everything."
+    told = {"directory": os.path.abspath(directory), "stopped": list(names), "killed": list(killed)}
+    put(Listing(page=[said if names else f"Nothing ran in {directory}."], told=told), output)
+    if output != "json":
+        told_killed(killed)
 
 
 def told_killed(killed: Sequence[str]) -> None:
@@ -315,17 +318,17 @@ def told_killed(killed: Sequence[str]) -> None:
 # -- what they wrote ---------------------------------------------------------------------------------------------------
 
 
-LOGGED = tuple(column for column in EVENTS if column.name in ("time", "who", "text"))
+LOGGED = pick(EVENTS, "time", "who", "text")
 
 
-def log_lines(names: Sequence[str], output: str) -> Callable[[Line], None]:
+def log_lines(names: Sequence[str], output: str) -> Callable[[LogLine], None]:
     """A sink for lines of these daemons' logs. Each name has its colour on a terminal."""
     width = max(map(len, names))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
-    def put(line: Line) -> None:
+    def put_line(line: LogLine) -> None:
         head = f"{line.who:<{width}}"
         typer.echo(f"{typer.style(head, fg=colours.get(line.who)) if is_coloured else head} | {printable(line.text)}")
 
-    return stream(LOGGED, output, put)
+    return stream(LOGGED, output, put_line)

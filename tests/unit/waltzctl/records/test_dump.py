@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.waltzd.storage.offline.small import IDX6, SEG0, SEG3, SEG6, mixed
-from waltzctl.show import dump as shown
+from waltzctl.records import dump as shown
 from waltzd.disk.simulated import SimDisk
 from waltzd.storage.offline.dump import dump
 
