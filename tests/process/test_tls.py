@@ -50,7 +50,8 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Authority
     """An authority, and a storage without partitions that has a certificate of it, for tests that change neither."""
     home = tmp_path_factory.mktemp("signed")
     authority = Authority(home / "ca")
-    with Daemon(home / "storage", **authority.issue(KEY, Role.STORAGE, "s1").settings) as daemon:
+    settings: dict[str, Any] = authority.issue(KEY, Role.STORAGE, "s1").settings
+    with Daemon(home / "storage", **settings) as daemon:
         yield authority, daemon
 
 

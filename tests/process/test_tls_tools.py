@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -80,10 +81,10 @@ def secured(zookeeper: LocalZooKeeper, tmp_path_factory: pytest.TempPathFactory)
     authority = Authority(home / "ca")
     operator = authority.issue(KEY, Role.OPERATOR, "ann")
     with ExitStack() as running:
-        storages = {
-            name: running.enter_context(Daemon(home / name, **authority.issue(KEY, Role.STORAGE, name).settings))
-            for name in STORAGES
-        }
+        storages: dict[str, Daemon] = {}
+        for name in STORAGES:
+            settings: dict[str, Any] = authority.issue(KEY, Role.STORAGE, name).settings
+            storages[name] = running.enter_context(Daemon(home / name, **settings))
         places = [f"--storage={name}={daemon.listen},{daemon.admin_listen}" for name, daemon in storages.items()]
         size = ["--name", "tls", "--partitions", str(PARTITIONS), "--replicas", str(len(STORAGES))]
         where = ["--coordinator", zookeeper.hosts, "--root", ROOT]
