@@ -128,6 +128,8 @@ class Request:
                 change = using(reach, prepare)
                 is_asked = change.is_change or asked.is_dry or not change.plan.steps
                 if is_asked and not agree(change.plan, asked, reach, self.output):
+                    if not asked.is_dry:
+                        using(reach, lambda cluster: close_finished(cluster, change.plan, reach.tls))
                     return EXIT_OK
         except typer.Abort:  # also at the question, where it is the end of what is typed, too
             raise Interrupted(NOTHING_BEGUN) from None
@@ -251,6 +253,15 @@ async def _close_resumed(cluster: Cluster, number: int, entry: HistoryEntry) -> 
         moves = set(before.moves)
         if before.ended is None and other < number and moves & set(entry.moves) and not moves & left:
             await cluster.close_history(other, ended=_now(), outcome=f"{how} by entry {number}, {entry.who}")
+
+
+async def close_finished(cluster: Cluster, plan: Plan, tls: Tls | None = None) -> None:
+    """Close the entries of this command that was killed, where it is run again and its moves have arrived meanwhile."""
+    left = (await cluster.moves())[0].partitions.keys()
+    for number, before in await cluster.history():
+        is_same = (before.verb, before.subject) == (plan.verb, plan.subject)
+        if before.ended is None and is_same and before.moves and not set(before.moves) & left:
+            await cluster.close_history(number, ended=_now(), outcome=f"its moves had arrived when {who(tls)} ran it again")
 
 
 def who(tls: Tls | None = None) -> str:

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from tests.process.certificates import Authority
-from waltzctl.shell.change import Asked, Asking, agree, recorded
+from waltzctl.shell.change import Asked, Asking, agree, close_finished, recorded
 from waltzctl.shell.options import command_of
 from waltzctl.shell.reach import Reach
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan
@@ -277,6 +277,32 @@ def test_a_killed_command_is_closed_by_the_one_that_ends_its_moves(verb: str, ho
         assert found[2] == other, "nobody has touched its moves"
         assert found[3].ended is None
         assert found[5].outcome == "done"
+
+    run(work())
+
+
+def test_a_killed_command_is_closed_by_itself_when_its_moves_have_arrived() -> None:
+    """Run again it has nothing to do, and writes no entry of its own."""
+
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        killed = HistoryEntry(
+            began="2026-01-01", ended=None, who="ann", verb=PLAN.verb, subject=PLAN.subject, reason=None, steps=("x",),
+            outcome="begun", moves=(0, 1),
+        )  # fmt: skip
+        others = [replace(killed, subject="s2"), replace(killed, verb="partition assign"), replace(killed, moves=())]
+        for entry in (killed, *others):
+            await cluster.begin_history(entry)
+        await cluster.save_moves(Moves(partitions={1: ("s2",)}), NO_VERSION)
+        await close_finished(cluster, replace(PLAN, steps=()))
+        assert dict(await cluster.history())[1] == killed, "one of its moves is not over"
+        _, version = await cluster.moves()
+        await cluster.save_moves(Moves(partitions={}), version)
+        await close_finished(cluster, replace(PLAN, steps=()))
+        found = dict(await cluster.history())
+        assert found[1].ended is not None
+        assert found[1].outcome.startswith("its moves had arrived when ")
+        assert [found[number] for number in (2, 3, 4)] == others
 
     run(work())
 
