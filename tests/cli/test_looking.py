@@ -149,7 +149,7 @@ def test_a_table_for_people(live: LocalCluster, waltzctl: Tool) -> None:
     told = waltzctl("top", "--once", "--every", "0.2", "-n", "2", "--sort", "partition", "--directory", live.directory)
     assert (told.code, told.err) == (0, "")
     assert re.search(r"^ +0  server-", told.out, re.M)
-    assert "3 more partitions; -n shows more, --sort chooses which" in told.out
+    assert "3 more partitions: -n shows more, --sort says which" in told.out
     assert max(map(len, told.out.splitlines())) <= 80
 
 

@@ -6,13 +6,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument
 
 from waltzctl.shell.options import Watch
 from waltzctl.shell.reach import ClusterOptions, Reach, using
-from waltzctl.show.forms import AnyForm, put
-from waltzctl.show.terminal import Screen, printable
+from waltzctl.show.forms import AnyForm, put, put_again, screen_for
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
 if TYPE_CHECKING:
@@ -72,31 +70,16 @@ def _watch(store: str | None, reach: Reach | None, every: float, output: str) ->
     """The exit code is that of the last look."""
     code = EXIT_FINDINGS
 
-    def look(screen: Screen | None) -> None:
-        nonlocal code
-        found: Backups | WaltzError
-        try:
-            found = _look(store, reach)
-            code = _code(found)
-        except WaltzError as error:
-            found, code = error, error.exit_code
-        if screen is not None:
-            screen.put(found if isinstance(found, WaltzError) else found.page().draw, every)
-        elif isinstance(found, WaltzError):
-            for line in found.lines():
-                typer.echo(printable(line), err=True)
-        else:
-            put(found.page(), output)
-
-    with suppress(KeyboardInterrupt):
-        if output != "table":
-            while True:
-                look(None)
-                time.sleep(every)
-        with Screen() as screen:
-            while True:
-                look(screen)
-                time.sleep(every)
+    with suppress(KeyboardInterrupt), screen_for(output) as screen:
+        while True:
+            found: Backups | WaltzError
+            try:
+                found = _look(store, reach)
+                code = _code(found)
+            except WaltzError as error:
+                found, code = error, error.exit_code
+            put_again(found if isinstance(found, WaltzError) else found.page(), output, screen, every)
+            time.sleep(every)
     return code
 
 

@@ -13,6 +13,7 @@ import enum
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args
 
@@ -21,7 +22,7 @@ import yaml
 from typer import Option
 
 from waltzctl.shell.options import OUTPUT
-from waltzctl.show.terminal import console, count, paragraph, printable, table
+from waltzctl.show.terminal import Screen, console, count, paragraph, printable, table
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
@@ -205,6 +206,22 @@ def put(found: Listing[Any], output: str) -> None:
         put_csv(found.columns, found.rows)
     else:
         found.draw(console(), is_wide=output == "wide")
+
+
+def put_again(found: Listing[Any] | WaltzError, output: str, screen: Screen | None, every: float) -> None:
+    """Show one of several looks, or why it failed: on a screen that has been opened, else below what was printed before."""
+    if screen is not None:
+        screen.put(found if isinstance(found, WaltzError) else found.draw, every)
+    elif isinstance(found, WaltzError):
+        for line in found.lines():
+            typer.echo(printable(line), err=True)
+    else:
+        put(found, output)
+
+
+def screen_for(output: str) -> AbstractContextManager[Screen | None]:
+    """A screen for people; the other forms are printed one below the other."""
+    return Screen() if output == "table" else nullcontext()
 
 
 def objects(columns: Columns[T], rows: Iterable[T]) -> list[dict[str, Any]]:

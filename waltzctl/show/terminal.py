@@ -86,11 +86,6 @@ def paragraph(out: Console, text: str, style: str = "") -> None:
         out.print(line, style=style, soft_wrap=True)
 
 
-def put_next(out: Console, step: str) -> None:
-    """Not wrapped: a command in it can be copied."""
-    out.print(f"  Next: {step}", soft_wrap=True)
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 

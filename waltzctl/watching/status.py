@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import typer
-
 from waltzctl.picture.picture import PartitionView
 from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.show import PROCESSES, processes
 from waltzctl.shell.options import Timeout, Watch
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
-from waltzctl.show.forms import AnyForm, Listing, objects, put
-from waltzctl.show.terminal import Screen, printable
+from waltzctl.show.forms import AnyForm, Listing, objects, put, put_again, screen_for
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import CALL_SECONDS, Poll
 from waltzd.client import loop
@@ -63,26 +60,13 @@ def _watch(reach: Reach, every: float, seconds: float, output: str) -> int:
     """The exit code is that of the last look."""
     last: Sighting | WaltzError | None = None
 
-    async def go_on(screen: Screen | None) -> None:
-        nonlocal last
-        async with Poll(reach, seconds=seconds) as poll:
-            async for last in poll.looks(every):
-                _put(screen, last, reach, every, output)
+    with suppress(KeyboardInterrupt), screen_for(output) as screen:
 
-    with suppress(KeyboardInterrupt):
-        if output != "table":
-            loop.run(go_on(None))
-        else:
-            with Screen() as screen:
-                loop.run(go_on(screen))
+        async def go_on() -> None:
+            nonlocal last
+            async with Poll(reach, seconds=seconds) as poll:
+                async for last in poll.looks(every):
+                    put_again(last if isinstance(last, WaltzError) else page(reach, last), output, screen, every)
+
+        loop.run(go_on())
     return EXIT_OK if isinstance(last, Sighting) and last.verdict.is_healthy else EXIT_UNHEALTHY
-
-
-def _put(screen: Screen | None, found: Sighting | WaltzError, reach: Reach, every: float, output: str) -> None:
-    if screen is not None:
-        screen.put(found if isinstance(found, WaltzError) else page(reach, found).draw, every)
-    elif isinstance(found, WaltzError):
-        for line in found.lines():
-            typer.echo(printable(line), err=True)
-    else:
-        put(page(reach, found), output)

@@ -7,7 +7,7 @@ import enum
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,7 +15,21 @@ import typer
 import yaml
 
 from waltzctl.shell.options import command_of
-from waltzctl.show.forms import AnyForm, Column, Columns, Listing, put, stream
+from waltzctl.show.forms import (
+    AnyForm,
+    Column,
+    Columns,
+    Line,
+    Listing,
+    Table,
+    attributes,
+    capped,
+    pick,
+    put,
+    stream,
+    verdict,
+)
+from waltzd.errors import CannotConnect, WaltzError
 
 
 class Colour(enum.StrEnum):
@@ -36,8 +50,8 @@ Shown = Callable[..., str]
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
-    def show(form: str, found: Listing[Any] = FOUND, **more: Any) -> str:
-        put(replace(found, more=more), form)
+    def show(form: str, found: Listing[Any] = FOUND, *, notes: list[str] | None = None, **more: Any) -> str:
+        put(replace(found, more=more, notes=notes or ()), form)
         said = capsys.readouterr()
         assert said.err == ""
         return said.out
@@ -93,6 +107,54 @@ def test_nothing(shown: Shown) -> None:
     assert json.loads(shown("json", empty)) == {"version": 1, "things": []}
     assert shown("csv", empty) == "name,size_of_it,is_up,groups,colour,why\n"
     assert shown("name", empty) == ""
+
+
+@dataclass(frozen=True)
+class Replica:
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """With a field in another object, which may be missing."""
+
+    partition: int
+    replica: Replica | None
+    error: WaltzError | None = None
+
+
+def test_columns_are_declared_by_attribute(shown: Shown) -> None:
+    columns: Columns[Row] = (
+        Column("partition"),
+        Column("last", "replica.end", none="-"),
+        Column("next", lambda row: row.replica and row.partition + 1, json=""),
+        Column("", "error", json="error"),
+    )
+    rows = [Row(1000, Replica(12345)), Row(2, Replica(None)), Row(3, None, CannotConnect("no answer"))]
+    found = Listing(kind="rows", columns=columns, rows=rows)
+    lines = [line for line in shown("table", found).splitlines() if line.strip()]
+    assert [line.split() for line in lines[2:]] == [["1000", "12,345", "1,001"], ["2", "-", "3"], ["3", "-"]]
+    assert json.loads(shown("json", found))["rows"] == [
+        {"partition": 1000, "last": 12345, "error": None},
+        {"partition": 2, "last": None, "error": None},
+        {"partition": 3, "last": None, "error": {"code": "W4001", "message": "no answer"}},
+    ]
+    assert [one.is_of_numbers(rows) for one in columns] == [True, True, True, False]
+    assert [one.name for one in pick(columns, "last", "partition")] == ["last", "partition"]
+    assert attributes("first_id size", of="log", is_wide=True)[0] == Column("first id", "log.first_id", is_wide=True)
+
+
+def test_a_page_is_made_of_parts(shown: Shown) -> None:
+    lines = [Line("long " * 30, fit="wrap"), Line("cut " * 30, fit="cut"), Line("whole " * 30)]
+    found = Listing(kind="things", columns=COLUMNS, rows=ROWS, page=[verdict("well", is_good=True), *lines], told={"a": 1})
+    said = shown("table", found).splitlines()
+    assert said[0] == "well"
+    assert [len(line) <= 80 for line in said[1:]] == [True, True, True, False]
+    assert len(shown("wide", found).splitlines()) == len(shown("wide").splitlines()), "all columns, and nothing around them"
+    assert json.loads(shown("json", found)) == {"version": 1, "a": 1}
+    assert shown("table", notes=["a note"]) == shown("table") + "a note\n"
+    rest = capped(COLUMNS, ROWS[:1], 2, "thing", "-n shows more")
+    assert rest == [Table(COLUMNS, ROWS[:1]), "1 more thing: -n shows more"]
 
 
 def test_a_command_gets_the_form() -> None:
