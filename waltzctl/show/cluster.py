@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 STYLES = {Health.HEALTHY: "bold green", Health.DEGRADED: "bold yellow", Health.DOWN: "bold red"}
 REASONS_MAX = 20
+PAGES_ONLY = frozenset({"partitions", "answered"})
+"""Columns of servers and storages that a page picks and a list leaves out, for its width."""
 NOT_LISTED = CannotConnect("it is not in ZooKeeper's list of servers")
 
 
@@ -55,6 +57,16 @@ def _answered(view: ServerView | StorageView) -> str:
 
 
 def servers(found: Picture) -> Listing[ServerView]:
+    return Listing(
+        kind="servers",
+        columns=tuple(one for one in server_columns(found) if one.name not in PAGES_ONLY),
+        rows=sorted(all_servers(found), key=lambda view: view.meta.name),
+        nothing="No server is up: the partitions have no owner.",
+        more={"leader": found.leader},
+    )
+
+
+def server_columns(found: Picture) -> Columns[ServerView]:
     def owned(view: ServerView) -> list[PartitionView]:
         return [one for one in found.partitions if view.error is not NOT_LISTED and one.owner == view.meta.name]
 
@@ -77,25 +89,19 @@ def servers(found: Picture) -> Listing[ServerView]:
             return None if view.error is None else view.error.message
         return f"{view.error.code} {view.error.message}"
 
-    return Listing(
-        kind="servers",
-        columns=(
-            Column("server", "meta.name", json="name"),
-            Column("address", "meta.listen"),
-            Column("admin", "meta.admin_listen"),
-            Column("owns", lambda view: spell_numbers([one.partition for one in owned(view)])),
-            Column("", lambda view: [one.partition for one in owned(view)], json="partitions"),
-            Column("partitions", lambda view: view.said and len(view.said.partitions), json="", is_wide=True),
-            Column("open", lambda view: sum(one.is_open for one in owned(view))),
-            Column("answered", _answered, json="", is_right=True, is_wide=True),
-            Column("state", words, label=state),
-            Column("version", "meta.version", is_wide=True),
-            Column("instance", lambda view: str(view.meta.instance), is_wide=True),
-            Column("error", error, is_wide=True),
-        ),
-        rows=sorted(all_servers(found), key=lambda view: view.meta.name),
-        nothing="No server is up: the partitions have no owner.",
-        more={"leader": found.leader},
+    return (
+        Column("server", "meta.name", json="name"),
+        Column("address", "meta.listen"),
+        Column("admin", "meta.admin_listen"),
+        Column("owns", lambda view: spell_numbers([one.partition for one in owned(view)])),
+        Column("", lambda view: [one.partition for one in owned(view)], json="partitions"),
+        Column("partitions", lambda view: view.said and len(view.said.partitions), json=""),
+        Column("open", lambda view: sum(one.is_open for one in owned(view))),
+        Column("answered", _answered, json="", is_right=True),
+        Column("state", words, label=state),
+        Column("version", "meta.version", is_wide=True),
+        Column("instance", lambda view: str(view.meta.instance), is_wide=True),
+        Column("error", error, is_wide=True),
     )
 
 
@@ -125,13 +131,14 @@ STORAGES: Columns[StorageView] = (
     Column("listen", "meta.listen"),
     Column("admin", "meta.admin_listen", is_wide=True),
     Column("version", "said.version", is_wide=True),
-    Column("answered", _answered, json="", is_right=True, is_wide=True),
+    Column("answered", _answered, json="", is_right=True),
     Column("trouble", lambda view: "" if view.error is None else view.error.message, is_wide=True),
 )  # fmt: skip
 
 
 def storages(found: Picture) -> Listing[StorageView]:
-    return Listing(kind="storages", columns=STORAGES, rows=found.storages, nothing="The cluster has no storages.")
+    columns = tuple(one for one in STORAGES if one.name not in PAGES_ONLY)
+    return Listing(kind="storages", columns=columns, rows=found.storages, nothing="The cluster has no storages.")
 
 
 # -- partitions --------------------------------------------------------------------------------------------------------
@@ -148,7 +155,7 @@ def _numbers(views: Sequence[PartitionView]) -> str:
 
 
 def _counting(view: PartitionView) -> str:
-    return f"{'?' if view.said is None else view.counting} of {len(view.replicas)}"
+    return f"{'?' if view.said is None else view.counting}/{len(view.replicas)}"
 
 
 PARTITIONS: Columns[PartitionView] = (
@@ -229,13 +236,13 @@ def partition(view: PartitionView, meta: PartitionMeta | None, goal: tuple[str, 
 def picture(found: Picture, *, where: str) -> Listing[PartitionView]:
     listing = partitions(found)
     told = {"coordinator": where, **picture_json(found)}
-    return replace(listing, page=list(_picture(found, where, servers(found).columns)), told=told)
+    return replace(listing, page=list(_picture(found, where)), told=told)
 
 
-def _picture(found: Picture, where: str, columns: Columns[ServerView]) -> Iterator[Part]:
+def _picture(found: Picture, where: str) -> Iterator[Part]:
     yield verdict(sentence(found), is_good=found.is_healthy)
     yield f"cluster {found.meta.name}, {_format(found)}, key {found.meta.key}, {where}"
-    yield Table(pick(columns, "server", "address", "admin", "partitions", "state"), all_servers(found))
+    yield Table(pick(server_columns(found), "server", "address", "admin", "partitions", "state"), all_servers(found))
     yield Table(pick(STORAGES, "storage", "listen", "admin", "replicas", "group", "state"), found.storages)
     wanting = {view.partition for view in (*found.closed, *found.short)}
     many = len(found.partitions) > ROWS_MAX
@@ -378,7 +385,7 @@ def _status(found: Sighting) -> Iterator[Part]:
         yield f"- and {count(len(said.reasons) - REASONS_MAX, 'more reason')}; -o json has them all"
     for note in said.notes:
         yield Line(f"note: {note}", fit="wrap")
-    yield Table(pick(servers(seen).columns, "server", "admin", "partitions", "answered", "state"), all_servers(seen))
+    yield Table(pick(server_columns(seen), "server", "admin", "partitions", "answered", "state"), all_servers(seen))
     names = ("storage", "admin", "group", "replicas", "free bytes", "answered", "state")
     yield Table(pick(STORAGES, *names), seen.storages)
     yield Table(ALIKE, _alike(seen.partitions)[:ROWS_MAX])
