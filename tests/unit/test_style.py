@@ -16,12 +16,12 @@ from tests.conftest import HEAVY
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = {
-    "spark": 9_300, "waltzctl": 27_500,
-    "waltzd": 1_000, "waltzd/archive": 4_020, "waltzd/client": 8_900, "waltzd/cluster": 3_600, "waltzd/daemon": 2_650,
-    "waltzd/disk": 1_200, "waltzd/format": 3_500, "waltzd/observe": 400, "waltzd/protocol": 3_700,
-    "waltzd/server": 2_400, "waltzd/server/clients": 2_900, "waltzd/server/core": 2_400, "waltzd/server/groups": 1_700,
-    "waltzd/server/session": 3_600, "waltzd/server/subscriptions": 2_200, "waltzd/sql": 1_900, "waltzd/storage": 3_300,
-    "waltzd/storage/offline": 1_750, "waltzd/storage/replica": 4_400, "waltzd/testing": 2_300, "waltzd/wire": 4_200,
+    "spark": 9_150, "waltzctl": 26_450, "waltzd": 650, "waltzd/archive": 4_050, "waltzd/client": 8_550,
+    "waltzd/cluster": 3_600, "waltzd/daemon": 2_650, "waltzd/disk": 900, "waltzd/format": 3_350, "waltzd/observe": 400,
+    "waltzd/protocol": 3_600, "waltzd/server": 1_850, "waltzd/server/clients": 2_700, "waltzd/server/core": 2_150,
+    "waltzd/server/groups": 1_700, "waltzd/server/session": 3_300, "waltzd/server/subscriptions": 2_050, "waltzd/sql":
+    1_900, "waltzd/storage": 3_000, "waltzd/storage/offline": 1_700, "waltzd/storage/replica": 4_250, "waltzd/testing":
+    1_850, "waltzd/wire": 4_650,
 }  # fmt: skip
 """Lines of the modules directly in each room of `waltzd`, and of all modules in `waltzctl` and `spark`. `errors.py` is a
 list of similar entries and does not count."""
