@@ -128,7 +128,7 @@ class Request:
                 change = using(reach, prepare)
                 is_asked = change.is_change or asked.is_dry or not change.plan.steps
                 if is_asked and not agree(change.plan, asked, reach, self.output):
-                    if not asked.is_dry:
+                    if not (asked.is_dry or change.plan.steps):
                         using(reach, lambda cluster: close_finished(cluster, change.plan, reach.tls))
                     return EXIT_OK
         except typer.Abort:  # also at the question, where it is the end of what is typed, too
