@@ -163,7 +163,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "describe": ("waltzctl.placement.partition:describe", "One partition: owner, session, replicas."),
         "list": ("waltzctl.placement.partition:list_", "All partitions, a line each."),
         "preferred": ("waltzctl.placement.ownership:preferred", "Which server should own a partition."),
-        "rescue": ("waltzctl.placement.rescuing:rescue", "Go on from the copies at hand, where no owner can decide."),
+        "rescue": ("waltzctl.placement.rescue:rescue", "Go on from the copies at hand, where no owner can decide."),
         "transfer": ("waltzctl.placement.ownership:transfer", "Move partitions to another server."),
     },
     "policy": {

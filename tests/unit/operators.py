@@ -17,8 +17,8 @@ from typing import Any
 
 from tests.unit.relocation_model import Owner, Tool, Violation, World
 from waltzctl.placement.membership import addition, removal, replacement, was_taken_out
-from waltzctl.placement.moves import Goals, Relocation, Situation
-from waltzctl.placement.moving import MoveOptions, carry_out, situation
+from waltzctl.placement.mover import MoveOptions, carry_out, situation
+from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.placement.storage import switching
 from waltzctl.shell.safety import Plan
 from waltzd.cluster.documents import Membership, StorageMeta

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
-from waltzctl.placement.moves import Situation
+from waltzctl.placement.replica_moves import Situation
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import (

@@ -159,7 +159,7 @@ class Tool:
     def recorded(self, plan: Plan) -> Any:
         return recorded(self.cluster, plan, ASKED)
 
-    # -- `waltzctl.placement.moving.Daemons`
+    # -- `waltzctl.placement.mover.Daemons`
 
     async def look(self) -> Picture:
         world = self.world

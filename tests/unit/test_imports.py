@@ -70,9 +70,9 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 """What tools may use of a daemon: files that no daemon holds."""
 
 DECIDING = (
-    "waltzctl.picture.picture", "waltzctl.placement.moves", "waltzctl.placement.plan",
+    "waltzctl.picture.picture", "waltzctl.placement.replica_moves", "waltzctl.placement.plan",
     "waltzctl.placement.proof",
-    "waltzctl.placement.rescue", "waltzctl.shell.safety",
+    "waltzctl.placement.rescue_scene", "waltzctl.shell.safety",
     "waltzctl.watching.facts", "waltzctl.watching.rates", "waltzctl.watching.rules",
     "waltzctl.watching.troubles",
     "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",

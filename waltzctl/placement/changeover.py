@@ -15,7 +15,7 @@ from typing import Any
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import PartitionView, Picture
 from waltzctl.placement.creation import check_formats
-from waltzctl.placement.moving import POLL_SECONDS
+from waltzctl.placement.mover import POLL_SECONDS
 from waltzctl.shell.change import Change, Request
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.progress import Amount, Say

@@ -13,7 +13,7 @@ from typer import Option
 from waltzctl.picture import last_seen
 from waltzctl.picture.look import look, seen
 from waltzctl.placement.changeover import change_format
-from waltzctl.placement.moving import Moving
+from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
 from waltzctl.placement.retention import change_keep_local
 from waltzctl.shell.change import Change, Changing

@@ -1,6 +1,6 @@
 """`waltzctl storage add`, `remove`, `replace` and `set`: which storages belong to a cluster.
 
-Replicas move first and by themselves (`moving`); the document of a storage is written before anything is copied to it, and
+Replicas move first and by themselves (`mover`); the document of a storage is written before anything is copied to it, and
 taken away when no partition has anything there any more. Each command says what it will do from what there is, so that
 running it again goes on from wherever it was stopped, or says that it is done.
 """
@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.placement.creation import check_formats, check_group, describe, reach_replicas, storage_of
-from waltzctl.placement.moves import Goals, Relocation, Situation
-from waltzctl.placement.moving import Moving, change_of, situation
+from waltzctl.placement.mover import Moving, change_of, situation
+from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, Changing, nothing_to_do
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import StorageName, known_storages, option

@@ -24,7 +24,7 @@ from waltzctl.picture import last_seen
 from waltzctl.picture.picture import Picture
 from waltzctl.placement import creation
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict, from_saved, from_storages
-from waltzctl.placement.restoring import (
+from waltzctl.placement.restored_documents import (
     Daemons,
     RealDaemons,
     Restoration,

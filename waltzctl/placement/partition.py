@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from waltzctl.picture.look import seen
-from waltzctl.placement.moves import Goals, Relocation, Situation
-from waltzctl.placement.moving import MoveOptions, Moving, change_of, situation
+from waltzctl.placement.mover import MoveOptions, Moving, change_of, situation
+from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, Changing, Request
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.options import Misused

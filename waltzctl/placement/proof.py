@@ -13,7 +13,7 @@ never makes a closing mark lower; the partition may wait for a storage that it w
 Where storages know of a later session, or nothing was saved, its members are in no document any more. Then the storages
 themselves have to prove it. All of them answer, so no later session is hidden, and sound copies that have begun the newest
 session are a majority of the replicas. Everything that was acknowledged in it is on a majority of its members, and so
-in the longest of these copies. The decision is made as in a rescue (`rescue`), above every session that was promised.
+in the longest of these copies. The decision is made as in a rescue (`rescue_scene`), above every session that was promised.
 Whatever is not proven is said by name, and left to an operator.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from waltzctl.placement.rescue import JUMP_MAX, Scene
+from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
 from waltzd.cluster.documents import LEASE_MS_MAX, Membership, PartitionMeta, ReplicaState
 from waltzd.cluster.evidence import contradiction
 from waltzd.errors import MetadataBehind, WaltzError

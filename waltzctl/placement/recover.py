@@ -17,8 +17,8 @@ from typer import Argument, Option
 
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import PartitionView, Picture
-from waltzctl.placement.moves import Situation
-from waltzctl.placement.moving import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
+from waltzctl.placement.mover import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
+from waltzctl.placement.replica_moves import Situation
 from waltzctl.placement.storage import tidy
 from waltzctl.shell.change import Asked, Asking, Change, Request
 from waltzctl.shell.numbers import chosen

@@ -1,305 +1,248 @@
-"""The way out where a partition's closing mark cannot be decided by its owner: what the copies at hand prove, and the
-document with which the partition goes on from there. Pure.
+"""`waltzctl partition rescue`: an operator decides where a partition's owner cannot, from the copies at hand.
 
-Three copies may disagree because one is behind, or because it holds what a later session cut. So a copy counts up to where
-it is proven to be the log: everything that it wrote in the newest session that is known to have begun, and in an
-earlier one what was committed then or is recorded as its closing mark. The new log ends where the longest of them ends:
-nothing that is proven and at hand is given up. What no storage that answers holds is.
-
-A storage that was away may come back and know of committed transactions above that end, which stand there under the same
-ids as later ones. So the log goes on under another timeline (`waltzd.protocol.timelines`), which is written down together
-with the decision: what such a storage holds above the fork is set aside before it takes part.
+The storages that answer are fenced first, so that no owner writes there any more and what they say stays true; then the
+document of the partition is saved by compare-and-set, from the very version that was read before. An owner that took a
+session meanwhile is noticed, and everything is looked at again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from uuid import UUID
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Protocol
+from uuid import UUID, uuid4
 
-from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
-from waltzd.format.layout import ID_MAX
+from typer import Argument, Option
+
+from waltzctl.picture.picture import Picture
+from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, situation
+from waltzctl.placement.rescue_scene import Scene
+from waltzctl.shell.change import Change, Changing, who
+from waltzctl.shell.numbers import chosen, spell
+from waltzctl.shell.progress import Say
+from waltzctl.shell.safety import Danger, Plan
+from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
+from waltzd.cluster.documents import PartitionMeta, StorageMeta
+from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus
-from waltzd.protocol.quorum import EMPTY, EVERYTHING, majority
+from waltzd.protocol.document import decode
 from waltzd.protocol.timelines import Lineage
 
-JUMP_MAX = 1_000_000
-"""A session this far above every one that was begun is no server's: storages refuse such jumps."""
-SESSIONS_UNKNOWN = 1_000
-"""So many sessions are left out where the coordinator forgot some: storages that are silent may have promised them."""
+VERB = "partition rescue"
+ATTEMPTS_MAX = 20
+"""An owner that takes one session after the other does so less and less often, so a few attempts are enough."""
+OPEN_SECONDS = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """One partition: its document, and what the storages that answer say of it."""
+class Storages(Protocol):
+    """Those of one cluster, as far as a rescue needs them. Tests have their own."""
 
-    partition: int
-    generation: int
-    """The generation of its assignment."""
-    roles: Mapping[str, Membership]
-    meta: PartitionMeta | None
-    """None: there is no document, or none that can be read."""
-    statuses: Mapping[str, ReplicaStatus]
-    """Of every storage that answers and holds something of it."""
-    blank: frozenset[str] = frozenset()
-    """Those that answer and hold nothing of it: their owner makes an empty replica there."""
-    fenced: int | None = None
-    """The session to which those that answer have promised themselves for this rescue."""
-    archived: Mapping[str, int] = field(default_factory=dict)
-    """Storage → up to which id its archive proves the log of the timeline that is ended."""
+    async def look(self) -> Picture: ...
+    async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
+    async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
+        """Up to which id the archive of this storage proves the log of this timeline; -1 where it proves nothing."""
+        ...
 
-    @property
-    def begun(self) -> int:
-        """The newest session that is known to have begun."""
-        opened = self.meta.opened if self.meta is not None else 0
-        return max([opened, *(status.session for status in self.statuses.values())])
+    async def take_archived(
+        self, storage: StorageMeta, partition: int, session: int, mark: int, lineage: Lineage
+    ) -> ReplicaStatus:
+        """Have its fenced replica take from the archive what it lacks up to this id."""
+        ...
 
-    @property
-    def is_behind(self) -> bool:
-        """The coordinator knows less than the storages do, documents were lost or went back in time; or it names a session
-        that no server can have meant."""
-        if self.meta is None or (self.meta.opened == 0 and self.meta.decision is None):
-            return any(status.last_id != EMPTY or status.session > 0 for status in self.statuses.values())
-        if self._decided_below:
-            return True
-        promised = {status.promised_session for status in self.statuses.values()} - {self.fenced}
-        return max(self.begun, *promised, 0) > self.meta.session or self.meta.session > max(0, self.begun) + JUMP_MAX
 
-    @property
-    def _decided_below(self) -> bool:
-        """A storage knows of committed transactions above the closing mark that the document names: owners refuse that."""
-        meta = self.meta
-        if meta is None or meta.decision is None:
-            return False
-        known = [one for one in self.statuses.values() if one.timeline == meta.lineage.current]
-        return any(one.certain > meta.decision.mark and meta.gave_up(one.session, one.certain) is None for one in known)
+def rescue(
+    *,
+    numbers: Annotated[str, Argument(metavar="PARTITIONS")],
+    seconds: Annotated[
+        float, Option("--timeout", min=0, metavar="SECONDS", help="How long to wait until they are open again.")
+    ] = OPEN_SECONDS,
+    without_archive: Annotated[
+        bool,
+        Option("--without-archive", help="Do not bring back from the archive what no copy at hand is proven to hold."),
+    ] = False,
+    request: Changing,
+) -> int:
+    """Let PARTITIONS (like 0-3,7) go on that no owner can open: so many of their storages are lost for good that no owner
+    can decide where the log ends ("undecided"), their document is lost or went back in time (W2020, W2021), or a
+    storage was promised to a session that no owner can reach. What is committed and only on storages that do not answer
+    is GIVEN UP: bring back first whatever can be brought back.
 
-    @property
-    def session(self) -> int:
-        """Above every session that was begun or promised, but for promises that no server can have meant."""
-        if self.fenced is not None:
-            return self.fenced
-        begun = max(0, self.begun)
-        promised = [status.promised_session for status in self.statuses.values()]
-        known = [*promised, self.meta.session if self.meta is not None else 0]
-        top = max([begun, *(session for session in known if session <= begun + JUMP_MAX)])
-        return min(top + (SESSIONS_UNKNOWN if self.is_behind else 1), ID_MAX - JUMP_MAX)
+    What the archive proves beyond the best copy at hand is brought back first; only what is above that is given up.
 
-    @property
-    def silent(self) -> list[str]:
-        """Storages that may hold something, and cannot be asked."""
-        concerned = {*self.roles, *(self.meta.members if self.meta is not None else ())}
-        return sorted(concerned - self.statuses.keys() - self.blank)
+    The plan shows what each storage that answers holds, what of it is proven, where the log will go on, and what is given
+    up. It is refused while a partition takes transactions, or its owner can open it without this.
 
-    @property
-    def lineage(self) -> Lineage:
-        """Timelines of the log: those of the document, or where the coordinator knows less, of a storage that has begun the
-        newest session."""
-        known = [] if self.meta is None else [self.meta.lineage]
-        told = [Lineage(status.timelines) for status in self.statuses.values() if status.session == self.begun]
-        return max([*known, *(told if self.is_behind else [])], key=lambda one: one.number, default=Lineage())
+    \b
+    Examples:
+      waltzctl partition rescue 0 --dry-run
+      waltzctl partition rescue 0-1 --dry-run -o json
+    """
 
-    def is_given_up(self, name: str) -> bool:
-        """An earlier rescue gave up what it holds, or it holds the log of a timeline that this log never had."""
-        status = self.statuses[name]
-        if status.timeline not in self.lineage:
-            return True
-        return self.meta is not None and self.meta.gave_up(status.session, status.certain) is not None
+    wanted = chosen(request.reach, numbers)
 
-    def _shared(self, status: ReplicaStatus) -> int:
-        """The last id up to which what it holds can be the log, by its timeline."""
-        shared = self.lineage.shared_to(status.timeline)
-        return EVERYTHING if shared is None else shared
-
-    def proven(self, name: str) -> int:
-        """Up to this id, what it holds is the log."""
-        status = self.statuses[name]
-        if self.is_given_up(name):
-            return EMPTY
-        lineage = min(self._lineage(status), self._shared(status))
-        if status.is_sound:
-            return lineage
-        # What is damaged can be cut from the damaged segment on, but never what it knows to be committed.
-        end = min(status.damaged_segments, default=0) - 1
-        return min(lineage, end) if end >= status.certain else EMPTY
-
-    def _lineage(self, status: ReplicaStatus) -> int:
-        known = [min(status.last_id, status.certain)]
-        meta = self.meta
-        if status.session == self.begun and status.session > 0:
-            is_closed = meta is not None and meta.opened == self.begun and meta.decision is not None
-            limit = meta.decision.mark if is_closed and meta is not None and meta.decision is not None else EVERYTHING
-            known.append(min(status.last_id, limit))
-        for state in meta.replicas.values() if meta is not None else ():
-            is_it = (state.incarnation, state.session) == (status.incarnation, status.session)
-            if is_it and state.closing is not None:
-                known.append(min(status.last_id, state.closing))
-        return max(known)
-
-    @property
-    def mark(self) -> int:
-        """The last id that any copy at hand is proven to hold."""
-        return max((self.proven(name) for name in self.statuses), default=EMPTY)
-
-    @property
-    def taker(self) -> str | None:
-        """The storage whose replica can take from the archive what no copy at hand is proven to hold: the best copy. None
-        where the archive proves no more than the copies do, or no sound copy of the timeline is at hand."""
-        able = [
-            name
-            for name, last_id in self.archived.items()
-            if last_id > self.mark and name in self.usable and self.statuses[name].is_sound
-            and self.statuses[name].timeline == self.lineage.current
-        ]  # fmt: skip
-        return max(able, key=lambda name: (self.archived[name], self.proven(name), name), default=None)
-
-    @property
-    def end(self) -> int:
-        """The last id of the log that goes on: what copies at hand and the archive prove together."""
-        return self.mark if self.taker is None else self.archived[self.taker]
-
-    @property
-    def committed(self) -> int:
-        """The highest id that is known to be committed, by the document or a storage that answers."""
-        meta = self.meta
-        written = [] if meta is None else [meta.low_mark, meta.decision.mark if meta.decision is not None else EMPTY]
-        told = [
-            min(max(one.low_mark, one.committed), self._shared(one))
-            for name, one in self.statuses.items()
-            if not self.is_given_up(name)
-        ]
-        return max([EMPTY, *written, *told])
-
-    @property
-    def usable(self) -> frozenset[str]:
-        """Storages on which a replica can become level, with what they hold."""
-        mark = self.mark
-        able = {name for name, status in self.statuses.items()
-                if status.is_available and not self.is_given_up(name) and status.floor <= mark + 1
-                and (status.is_sound or status.certain <= mark)}  # fmt: skip
-        return frozenset(able | self.blank)
-
-    @property
-    def by_itself(self) -> str:
-        """Why there is nothing to rescue: what the owner will do by itself. Empty when it cannot."""
-        meta = self.meta
-        members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
-        if meta is None or self.is_behind or not members or self.mark < self.committed:
-            return ""
-        if sum(name in self.usable for name in members) < majority(len(members)):
-            return ""  # decided or not: no majority could become level
-        if meta.decision is not None:
-            return f"the closing mark of session {meta.opened} is decided, and a majority of its replicas answers"
-        if meta.opened == 0:
-            return "" if self.silent else "every storage answers, and its first session can begin"
-        faithful = [name for name in meta.joined if self._is_faithful(name, meta)]
-        copying = [name for name in meta.members if name not in meta.joined and name in self.usable] if faithful else []
-        if len(faithful) + len(copying) < majority(len(meta.members)):
-            return ""
-        return f"{', '.join(sorted([*faithful, *copying]))} of {', '.join(meta.members)} answer and decide it"
-
-    def _is_faithful(self, name: str, meta: PartitionMeta) -> bool:
-        status, state = self.statuses.get(name), meta.replicas[name]
-        return (
-            status is not None
-            and status.is_sound
-            and (status.incarnation, status.session) == (state.incarnation, meta.opened)
-            and status.last_id >= max(status.local_low_mark, status.committed, meta.low_mark, state.acknowledged)
-        )
-
-    # -- what to write down
-
-    @property
-    def roles_after(self) -> dict[str, Membership]:
-        """A majority of the members must be able to become level. Where too many cannot, those that cannot become learners:
-        they keep their place, hold up no other, and are members again when they are level."""
-        members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
-        holders = [name for name in self.statuses if self.mark != EMPTY and self.proven(name) == self.mark]
-        if members and sum(name in self.usable for name in members) >= majority(len(members)):
-            return dict(self.roles)
-        able = [name for name in members if name in self.usable] or [name for name in holders if name in self.usable]
-        return {name: Membership.MEMBER if name in able else Membership.LEARNER for name in sorted({*self.roles, *able})}
-
-    @property
-    def document(self) -> PartitionMeta:
-        """The decision, and up to where each copy can be trusted with it. The next owner begins with SETTLING."""
-        meta, mark, session = self.meta, self.mark, self.session
-        states = {
-            name: ReplicaState(session=status.session, closing=min(mark, self.proven(name)), incarnation=status.incarnation)
-            for name, status in sorted(self.statuses.items())
-        }
-        return PartitionMeta(
-            generation=self.generation,
-            session=session,
-            opened=max(0, self.begun),
-            low_mark=min(mark, meta.low_mark) if meta is not None else EMPTY,
-            members=tuple(states),
-            replicas=states,
-            decision=Decision(mark=mark, session=session),
-            lease_ms=LEASE_MS_MAX if meta is None or self.is_behind else meta.lease_ms,
-            given_up=meta.given_up if meta is not None else {},
-            timelines=self.lineage.later,
-        )
-
-    def forked(self, *, identity: UUID, cause: str, began: str, who: str | None) -> PartitionMeta:
-        """The document that ends the log here and lets it go on under another timeline, as one write."""
-        lineage = self.lineage.forked(
-            identity=identity, fork=self.mark, session=self.session, cause=cause, began=began, who=who
-        )
-        return replace(self.document, timelines=lineage.later)
-
-    # -- in words
-
-    @property
-    def refusal(self) -> str:
-        """Why this needs `--override`; empty where it does not."""
-        took_part = any(status.is_sound and status.session == self.begun > 0 for status in self.statuses.values())
-        if self.mark == EMPTY and (self.committed != EMPTY or (self.silent and not took_part)):
-            return f"no storage that answers is proven to hold a single transaction of partition {self.partition}"
-        return ""
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        said = [self._copy(name) for name in sorted(self.statuses, key=lambda name: (-self.proven(name), name))]
-        said += [f"{name} answers and holds nothing of it" for name in sorted(self.blank & self.roles.keys())]
-        said += [f"{name} does not answer; what it holds is not known" for name in self.silent]
-        if self.taker is not None:
-            said.append(
-                f"the archive proves ids {self.mark + 1} to {self.end}: they are brought back, to {self.taker} first"
+    async def prepare(cluster: Cluster) -> Change:
+        now = await situation(cluster, request.reach.tls)
+        now.check_partitions(wanted)
+        closed = [number for number in wanted if not now.found.partitions[number].is_open]
+        if not closed:
+            raise Unsafe(
+                f"{spell(wanted, 'is', 'are')} open: there is nothing to rescue",
+                not_done="nothing was changed",
+                next_step="`waltzctl status` shows how it is",
             )
-        by = "a copy at hand is proven to hold" if self.taker is None else "the archive proves"
-        said.append(f"the log goes on behind id {self.end}, which is the last that {by}")
-        said.append(f"given up: {self.given_up}")
-        learners = [
-            name for name, role in self.roles_after.items() if role is Membership.LEARNER and self.roles.get(name) != role
+        scenes = {number: (await seen(cluster, now.found, number))[0] for number in closed}
+        if not without_archive:
+            daemons, there = (
+                RealDaemons(cluster, request.reach.tls),
+                {one.meta.name: one.meta for one in now.found.storages},
+            )
+            scenes = {number: await with_archive(daemons, scene, there) for number, scene in scenes.items()}
+
+        async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
+            storages = RealDaemons(cluster, request.reach.tls)
+            done = [await carry_out(cluster, storages, scene, who(request.reach.tls)) for scene in scenes.values()]
+            await _until_open(storages, closed, seconds, say)
+            return {
+                "partitions": [
+                    {"partition": one.partition, "mark": one.mark, "session": one.session, "given_up": one.given_up}
+                    for one in done
+                ]
+            }
+
+        return Change(plan=plan_for(f"{now.found.meta.name}/{numbers}", scenes), do=do)
+
+    return request.perform(prepare)
+
+
+def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
+    steps, against = list[str](), list[str]()
+    for number, scene in scenes.items():
+        steps += [f"partition {number}: {step}" for step in scene.steps]
+        against += [
+            f"the replica of partition {number} on {name} was taken offline, and can be put back: `waltzctl storage "
+            f"availability {name} {number} --online`"
+            for name, status in sorted(scene.statuses.items())
+            if not status.is_available
         ]
-        if learners:
-            said.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
-        number = self.lineage.number + 1
-        said.append(f"it goes on under timeline {number}: what a storage holds above id {self.end} is set aside there")
-        said.append(f"write down the decision under session {self.session}, above every session before it")
-        return tuple(said)
+        if scene.by_itself:
+            against.append(f"the owner of partition {number} can open it without this: {scene.by_itself}")
+        if scene.refusal:
+            against.append(scene.refusal)
+    return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
 
-    def _copy(self, name: str) -> str:
-        status, proven = self.statuses[name], self.proven(name)
-        said = f"{name} holds ids up to {status.last_id}, session {status.session}, committed {status.committed}"
-        if not status.is_sound:
-            said += f", damaged ({status.findings[0].sentence()})"
-        return said + (f": proven up to {proven}" if proven != EMPTY else ": nothing of it is proven")
 
-    @property
-    def given_up(self) -> str:
-        """What will never be read again."""
-        mark, known = self.end, self.committed
-        if known > mark:
-            lost = f"ids {mark + 1} to {known}, which are known to be committed"
-            return f"{lost}, and whatever was committed above" if self.silent else lost
-        if self.silent:
-            return f"whatever was committed above id {mark} on {', '.join(self.silent)} only"
-        meta = self.meta
-        if meta is None or self.is_behind:
-            return f"whatever was committed above id {mark} on storages that are not in the list any more"
-        forgot = [name for name in meta.joined if not self._is_faithful(name, meta)]
-        if forgot and meta.decision is None:
-            return f"whatever {', '.join(forgot)} had acknowledged above id {mark} and has lost"
-        return "nothing that is known of"
+async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, int]:
+    """The scene, and the version of the partition's document."""
+    path = partition_path(number)
+    node = await cluster.coordinator.get(path)
+    meta: PartitionMeta | None = None
+    if node is not None:
+        try:
+            meta = decode(PartitionMeta, node.data, path)
+        except BadMetadata:
+            meta = None  # it is replaced by what the storages say
+    view = found.partitions[number]
+    statuses, blank = dict[str, ReplicaStatus](), set[str]()
+    for storage in found.storages:
+        if storage.said is None:
+            continue
+        held = storage.replica(number)
+        if held is None:
+            blank.add(storage.meta.name)
+        elif held.status is not None:
+            statuses[storage.meta.name] = held.status
+    scene = Scene(
+        partition=number, generation=view.generation, roles=view.replicas, meta=meta, statuses=statuses,
+        blank=frozenset(blank),
+    )  # fmt: skip
+    return scene, NO_VERSION if node is None else node.version
+
+
+async def carry_out(
+    cluster: Cluster,
+    storages: Storages,
+    agreed: Scene,
+    who: str | None = None,
+    *,
+    new_identity: Callable[[], UUID] = uuid4,
+) -> Scene:
+    """Fence, and save the decision. What was done keeps at least as much as was agreed to."""
+    number = agreed.partition
+    for _ in range(ATTEMPTS_MAX):
+        found = await storages.look()
+        roles, roles_version = await cluster.replica_set(number)
+        scene, version = await seen(cluster, found, number)
+        _check(agreed, scene)
+        there = {view.meta.name: view.meta for view in found.storages}
+        names = sorted(scene.statuses)
+        answers = await asyncio.gather(*(storages.fence(there[name], number, scene.session) for name in names))
+        scene = replace(scene, statuses=dict(zip(names, answers, strict=True)), fenced=scene.session)
+        _check(agreed, scene)
+        if agreed.taker is not None:
+            scene = await _completed(storages, await with_archive(storages, scene, there), agreed, there)
+        replicas = (scene.roles_after, roles_version) if scene.roles_after != roles else None
+        try:
+            document = scene.forked(
+                identity=new_identity(), cause=VERB, began=datetime.now(UTC).isoformat(timespec="seconds"), who=who
+            )
+            await cluster.save_partition(number, document, version, replicas=replicas)
+        except ChangedMeanwhile:
+            continue
+        return scene
+    raise ChangedMeanwhile(f"the document of partition {number} was changed by its owner {ATTEMPTS_MAX} times in a row")
+
+
+async def with_archive(storages: Storages, scene: Scene, there: Mapping[str, StorageMeta]) -> Scene:
+    """The scene, with what the archive proves, as each storage sees it that has one and answers."""
+    found = dict[str, int]()
+    for name, status in sorted(scene.statuses.items()):
+        if status.archives and status.timeline == scene.lineage.current:
+            with suppress(WaltzError):  # its store is away, or is none of this cluster: another storage may reach it
+                found[name] = await storages.archived_to(there[name], scene.partition, Lineage(status.timelines))
+    return replace(scene, archived=found)
+
+
+async def _completed(storages: Storages, scene: Scene, agreed: Scene, there: Mapping[str, StorageMeta]) -> Scene:
+    """The scene, once one replica holds what the archive proves."""
+    name = scene.taker
+    if scene.end < agreed.end:
+        raise ChangedMeanwhile(
+            f"{VERB} {scene.partition}: the archive was to give ids up to {agreed.end}; it proves them up to {scene.end}",
+            not_done="the document was not written",
+            next_step="bring the archive back and look at the plan again; --without-archive gives up what it has",
+        )
+    if name is None:
+        return scene
+    lineage = Lineage(scene.statuses[name].timelines)
+    status = await storages.take_archived(there[name], scene.partition, scene.session, scene.end, lineage)
+    scene = replace(scene, statuses={**scene.statuses, name: status}, archived={})
+    if scene.mark < agreed.end:
+        raise ChangedMeanwhile(
+            f"{VERB} {scene.partition}: {name} took ids from the archive up to {scene.mark}, of {agreed.end}",
+            not_done="the document was not written",
+        )
+    return scene
+
+
+def _check(agreed: Scene, scene: Scene) -> None:
+    gone = sorted(agreed.statuses.keys() - scene.statuses.keys())
+    if gone or scene.mark < agreed.mark:
+        what = f"{', '.join(gone)} does not answer any more" if gone else f"no copy holds more than id {scene.mark} now"
+        raise ChangedMeanwhile(f"{VERB} {agreed.partition}: {what}", not_done="the document was not written")
+
+
+async def _until_open(storages: Storages, numbers: Sequence[int], seconds: float, say: Say) -> None:
+    waiting = ""
+    try:
+        async with asyncio.timeout(seconds):
+            while closed := [view for view in (await storages.look()).closed if view.partition in numbers]:
+                waiting = f"partition {closed[0].partition}: {closed[0].waiting}"
+                say(f"{len(numbers) - len(closed)} of {len(numbers)} partitions are open; {waiting}")
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise PartitionsClosed(
+            f"the decision is saved, and not all are open after {seconds:g} seconds: {waiting}"
+        ) from None

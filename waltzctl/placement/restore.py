@@ -3,8 +3,8 @@
 Everything is looked at before anything is written: the logs in the store and where they can end, the documents that were
 saved, the storages and their room, the coordinator, and whether the old cluster still lives. Then the root says that a
 cluster is not whole yet, each storage fetches its replicas, and at last the documents are written in the order of
-`waltzctl.placement.restoring`. A command that is killed has left a root that is refused; the same command goes on from
-there.
+`waltzctl.placement.restored_documents`. A command that is killed has left a root that is refused; the same command goes on
+from there.
 
 Each replica stands as at the orderly end of a session, above every one that is known of, that closed at its last id. The
 documents say the same, so the first owner has nothing to decide.
@@ -26,7 +26,7 @@ from waltzctl.placement import creation
 from waltzctl.placement.backup import Ending, Source, bytes_up_to, moment_of, source_at, told
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
-from waltzctl.placement.restoring import (
+from waltzctl.placement.restored_documents import (
     RealDaemons,
     Restoration,
     RestoringDaemons,

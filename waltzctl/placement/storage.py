@@ -22,8 +22,8 @@ from uuid import UUID
 from typer import Argument, Option
 
 from waltzctl.picture.look import seen
-from waltzctl.placement.moves import Situation
-from waltzctl.placement.moving import admin_of, situation
+from waltzctl.placement.mover import admin_of, situation
+from waltzctl.placement.replica_moves import Situation
 from waltzctl.shell.change import Asking, Change, Request
 from waltzctl.shell.interruption import interruptible
 from waltzctl.shell.numbers import chosen, partitions_of, spell

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.waltzctl.placement.test_rescue import DAMAGE, HOME, MEMBERS, driven, holds, written
+from tests.unit.waltzctl.placement.test_rescue_scene import DAMAGE, HOME, MEMBERS, driven, holds, written
 from waltzctl.placement.proof import UNKNOWN, Proven, Statement, Unproven, completed, from_saved, from_storages
 from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.protocol.descriptions import ReplicaStatus

@@ -10,14 +10,14 @@ import pytest
 
 from tests.unit.operators import go_all
 from tests.unit.relocation_model import Violation
-from waltzctl.placement import moves
+from waltzctl.placement import replica_moves
 from waltzd.cluster.documents import Membership, ReplicaSets
 
 SEQUENCES = 1000
 PARTS = 4
 MUTANT_SEQUENCES = 400
 """Each mutant is found within a quarter of them."""
-right_step, right_sets = moves.next_step, moves.applied
+right_step, right_sets = replica_moves.next_step, replica_moves.applied
 
 
 @pytest.mark.slow
@@ -31,14 +31,14 @@ def test_operators_at_any_moment(part: int) -> None:
     assert sum(count for end, count in ends.items() if end.endswith("W2025")) > 3, "tools were in each other's way"
 
 
-def everybody_is_level(view: moves.View) -> moves.Step:
+def everybody_is_level(view: replica_moves.View) -> replica_moves.Step:
     """Old ones go before new ones are level."""
     if view.was_opened and not view.missing and not view.waiting and view.surplus:
-        return moves.Drop(view.surplus[0])
+        return replica_moves.Drop(view.surplus[0])
     return right_step(view)
 
 
-def two_at_once(sets: ReplicaSets, steps: Mapping[int, moves.Step]) -> ReplicaSets:
+def two_at_once(sets: ReplicaSets, steps: Mapping[int, replica_moves.Step]) -> ReplicaSets:
     """Who goes takes another one along."""
     after = right_sets(sets, steps)
     partitions = {number: dict(roles) for number, roles in after.partitions.items()}
@@ -46,7 +46,7 @@ def two_at_once(sets: ReplicaSets, steps: Mapping[int, moves.Step]) -> ReplicaSe
         others = [
             name for name, role in partitions[number].items() if role is Membership.MEMBER and name in SURPLUS[number]
         ]
-        if isinstance(step, moves.Drop) and others:
+        if isinstance(step, replica_moves.Drop) and others:
             del partitions[number][others[0]]
     return replace(after, partitions=partitions)
 
@@ -54,12 +54,12 @@ def two_at_once(sets: ReplicaSets, steps: Mapping[int, moves.Step]) -> ReplicaSe
 SURPLUS: dict[int, list[str]] = {}
 
 
-def remembering_surplus(view: moves.View) -> moves.Step:
+def remembering_surplus(view: replica_moves.View) -> replica_moves.Step:
     SURPLUS[view.partition] = view.surplus
     return right_step(view)
 
 
-def not_waiting_for_the_old_session(view: moves.View) -> moves.Step:
+def not_waiting_for_the_old_session(view: replica_moves.View) -> replica_moves.Step:
     """Whoever has left the list counts as if it had no vote any more."""
     return right_step(replace(view, voting=view.voting & set(view.roles)))
 
@@ -78,6 +78,6 @@ Mutant = dict[str, Callable[..., object]]
 )
 def test_a_tool_that_moves_wrongly_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, wrong in mutant.items():
-        monkeypatch.setattr(moves, name, wrong)
+        monkeypatch.setattr(replica_moves, name, wrong)
     with pytest.raises(Violation, match=r"seed \d+: partition \d"):
         go_all(range(MUTANT_SEQUENCES))

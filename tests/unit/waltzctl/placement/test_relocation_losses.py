@@ -11,7 +11,7 @@ import pytest
 from tests.unit import pictures
 from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
 from waltzctl.picture.picture import StorageView
-from waltzctl.placement.moves import Relocation, Situation, members_at_hand
+from waltzctl.placement.replica_moves import Relocation, Situation, members_at_hand
 from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect

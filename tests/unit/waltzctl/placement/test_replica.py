@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.pictures import STORAGES, partition, silent, situation, storage, well
 from waltzctl.picture.picture import Picture
-from waltzctl.placement.moves import Situation
+from waltzctl.placement.replica_moves import Situation
 from waltzctl.placement.storage import KEPT_MS, cleaning, switching, tidying
 from waltzctl.shell.safety import Danger, Plan
 from waltzd.cluster.documents import Membership, PartitionMeta

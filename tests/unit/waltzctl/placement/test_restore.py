@@ -15,7 +15,7 @@ from waltzctl.placement.backup import Source
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.placement.proof import Proven
 from waltzctl.placement.restore import SESSIONS_AHEAD, Wish, of_size, partition_meta, restoration
-from waltzctl.placement.restoring import Target
+from waltzctl.placement.restored_documents import Target
 from waltzd.archive.cut_point import Point, cut_latest
 from waltzd.archive.manifest import Label
 from waltzd.cluster.cluster import ARCHIVES, ASSIGNMENT, CLIENT_IDS, EXPECTED, PARTITIONS, POLICY, ROOT, STORAGES

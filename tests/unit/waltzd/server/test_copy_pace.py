@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.unit import timeless
-from waltzctl.placement.moving import MoveOptions, Moving, Throttle
+from waltzctl.placement.mover import MoveOptions, Moving, Throttle
 from waltzctl.shell.options import command_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, CopyRate

@@ -1,4 +1,5 @@
-"""Replicas on their way: the shell around `moves`. It writes the goal down, takes one step after the other, and waits.
+"""Replicas on their way: the shell around `replica_moves`. It writes the goal down, takes one step after the other,
+and waits.
 
 All that it knows is in the coordinator and in what daemons say. It may be killed at any moment and run again, also by
 another operator, also twice at the same time: each change is a compare-and-set on what it was decided from.
@@ -17,8 +18,8 @@ from uuid import UUID
 
 from waltzctl.picture.look import look
 from waltzctl.picture.picture import Picture, StorageView
-from waltzctl.placement import moves
-from waltzctl.placement.moves import Goals, Relocation, Situation
+from waltzctl.placement import replica_moves
+from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, changing, who
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Say
@@ -313,12 +314,12 @@ class Mover:
         found = await self._daemons.look()
         _check_storages(moving, found)
         views = dict(await self._cluster.each(moving, lambda number: self._view(found, sets, number, moving[number])))
-        steps = {number: moves.next_step(view) for number, view in views.items()}
+        steps = {number: replica_moves.next_step(view) for number, view in views.items()}
         self._note(views, {number: _bytes_of(found, number) for number in views})
         await self._throttle.share(_copies(moving, sets))
-        after = moves.applied(sets, steps)
+        after = replica_moves.applied(sets, steps)
         try:
-            done = [number for number, step in steps.items() if isinstance(step, moves.Done)]
+            done = [number for number, step in steps.items() if isinstance(step, replica_moves.Done)]
             if done:
                 rest = {number: goal for number, goal in found_moves.partitions.items() if number not in done}
                 await cluster.save_moves(replace(found_moves, partitions=rest), moves_version)
@@ -330,7 +331,7 @@ class Mover:
         return {
             number: CHANGED if number in late else _why(step)
             for number, step in steps.items()
-            if not isinstance(step, moves.Done)
+            if not isinstance(step, replica_moves.Done)
         }
 
     async def _save(self, before: ReplicaSets, after: ReplicaSets, versions: Mapping[int, int]) -> set[int]:
@@ -348,7 +349,7 @@ class Mover:
         )
         return late
 
-    def _note(self, views: Mapping[int, moves.View], bytes_: Mapping[int, int]) -> None:
+    def _note(self, views: Mapping[int, replica_moves.View], bytes_: Mapping[int, int]) -> None:
         """Note how far copies are; a replica that copies no longer has everything. `bytes_`: of a whole replica of each
         partition."""
         copying = {
@@ -358,9 +359,11 @@ class Mover:
         }
         self._copied = {replica: (total, total) for replica, (_, total) in self._copied.items()} | copying
 
-    async def _view(self, found: Picture, sets: ReplicaSets, number: int, goal: tuple[str, ...]) -> tuple[int, moves.View]:
+    async def _view(
+        self, found: Picture, sets: ReplicaSets, number: int, goal: tuple[str, ...]
+    ) -> tuple[int, replica_moves.View]:
         meta, _ = await self._cluster.partition(number)
-        return number, moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
+        return number, replica_moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
 
     async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
         """Take the files of these partitions off the storages that are no longer assigned any of them: storage → numbers.
@@ -393,9 +396,9 @@ class Mover:
             if name not in sets.partitions.get(number, {})
             and name not in wanted.partitions.get(number, ())
             and (
-                name not in meta.members and not moves.is_ahead(storage, number, meta.session)
+                name not in meta.members and not replica_moves.is_ahead(storage, number, meta.session)
                 if (meta := voting[number][0])
-                else not moves.holds_anything(storage, number)
+                else not replica_moves.holds_anything(storage, number)
             )
         ]
 
@@ -440,13 +443,13 @@ def _check_storages(moving: Goals, found: Picture) -> None:
         )
 
 
-def _why(step: moves.Step) -> str:
+def _why(step: replica_moves.Step) -> str:
     match step:
-        case moves.Add(names):
+        case replica_moves.Add(names):
             return f"{', '.join(names)} begin to copy"
-        case moves.Drop(name):
+        case replica_moves.Drop(name):
             return f"{name} leaves"
-        case moves.Wait(why):
+        case replica_moves.Wait(why):
             return why
         case _:
             return ""

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.placement.rescue import JUMP_MAX, Scene
+from waltzctl.placement.rescue_scene import JUMP_MAX, Scene
 from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
 from waltzd.errors import MetadataBehind
 from waltzd.format.finding import Code, Finding

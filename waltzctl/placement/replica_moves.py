@@ -1,7 +1,7 @@
 """From where replicas are to where they shall be: what a command is going to do, what is against it, and one safe step
 after the other. Pure.
 
-A `Relocation` is one value: the plan that is shown is made of it, and it is what is carried out (`moving`). Its goal is
+A `Relocation` is one value: the plan that is shown is made of it, and it is what is carried out (`mover`). Its goal is
 written down before anything moves (`waltzd.cluster.documents.Moves`), and every step follows from what is there: so the
 next run of the tool, after a crash or at the same time, does the same.
 

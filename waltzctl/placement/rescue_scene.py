@@ -1,0 +1,305 @@
+"""The way out where a partition's closing mark cannot be decided by its owner: what the copies at hand prove, and the
+document with which the partition goes on from there. Pure.
+
+Three copies may disagree because one is behind, or because it holds what a later session cut. So a copy counts up to where
+it is proven to be the log: everything that it wrote in the newest session that is known to have begun, and in an
+earlier one what was committed then or is recorded as its closing mark. The new log ends where the longest of them ends:
+nothing that is proven and at hand is given up. What no storage that answers holds is.
+
+A storage that was away may come back and know of committed transactions above that end, which stand there under the same
+ids as later ones. So the log goes on under another timeline (`waltzd.protocol.timelines`), which is written down together
+with the decision: what such a storage holds above the fork is set aside before it takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from waltzd.cluster.documents import LEASE_MS_MAX, Decision, Membership, PartitionMeta, ReplicaState
+from waltzd.format.layout import ID_MAX
+from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.protocol.quorum import EMPTY, EVERYTHING, majority
+from waltzd.protocol.timelines import Lineage
+
+JUMP_MAX = 1_000_000
+"""A session this far above every one that was begun is no server's: storages refuse such jumps."""
+SESSIONS_UNKNOWN = 1_000
+"""So many sessions are left out where the coordinator forgot some: storages that are silent may have promised them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One partition: its document, and what the storages that answer say of it."""
+
+    partition: int
+    generation: int
+    """The generation of its assignment."""
+    roles: Mapping[str, Membership]
+    meta: PartitionMeta | None
+    """None: there is no document, or none that can be read."""
+    statuses: Mapping[str, ReplicaStatus]
+    """Of every storage that answers and holds something of it."""
+    blank: frozenset[str] = frozenset()
+    """Those that answer and hold nothing of it: their owner makes an empty replica there."""
+    fenced: int | None = None
+    """The session to which those that answer have promised themselves for this rescue."""
+    archived: Mapping[str, int] = field(default_factory=dict)
+    """Storage → up to which id its archive proves the log of the timeline that is ended."""
+
+    @property
+    def begun(self) -> int:
+        """The newest session that is known to have begun."""
+        opened = self.meta.opened if self.meta is not None else 0
+        return max([opened, *(status.session for status in self.statuses.values())])
+
+    @property
+    def is_behind(self) -> bool:
+        """The coordinator knows less than the storages do, documents were lost or went back in time; or it names a session
+        that no server can have meant."""
+        if self.meta is None or (self.meta.opened == 0 and self.meta.decision is None):
+            return any(status.last_id != EMPTY or status.session > 0 for status in self.statuses.values())
+        if self._decided_below:
+            return True
+        promised = {status.promised_session for status in self.statuses.values()} - {self.fenced}
+        return max(self.begun, *promised, 0) > self.meta.session or self.meta.session > max(0, self.begun) + JUMP_MAX
+
+    @property
+    def _decided_below(self) -> bool:
+        """A storage knows of committed transactions above the closing mark that the document names: owners refuse that."""
+        meta = self.meta
+        if meta is None or meta.decision is None:
+            return False
+        known = [one for one in self.statuses.values() if one.timeline == meta.lineage.current]
+        return any(one.certain > meta.decision.mark and meta.gave_up(one.session, one.certain) is None for one in known)
+
+    @property
+    def session(self) -> int:
+        """Above every session that was begun or promised, but for promises that no server can have meant."""
+        if self.fenced is not None:
+            return self.fenced
+        begun = max(0, self.begun)
+        promised = [status.promised_session for status in self.statuses.values()]
+        known = [*promised, self.meta.session if self.meta is not None else 0]
+        top = max([begun, *(session for session in known if session <= begun + JUMP_MAX)])
+        return min(top + (SESSIONS_UNKNOWN if self.is_behind else 1), ID_MAX - JUMP_MAX)
+
+    @property
+    def silent(self) -> list[str]:
+        """Storages that may hold something, and cannot be asked."""
+        concerned = {*self.roles, *(self.meta.members if self.meta is not None else ())}
+        return sorted(concerned - self.statuses.keys() - self.blank)
+
+    @property
+    def lineage(self) -> Lineage:
+        """Timelines of the log: those of the document, or where the coordinator knows less, of a storage that has begun the
+        newest session."""
+        known = [] if self.meta is None else [self.meta.lineage]
+        told = [Lineage(status.timelines) for status in self.statuses.values() if status.session == self.begun]
+        return max([*known, *(told if self.is_behind else [])], key=lambda one: one.number, default=Lineage())
+
+    def is_given_up(self, name: str) -> bool:
+        """An earlier rescue gave up what it holds, or it holds the log of a timeline that this log never had."""
+        status = self.statuses[name]
+        if status.timeline not in self.lineage:
+            return True
+        return self.meta is not None and self.meta.gave_up(status.session, status.certain) is not None
+
+    def _shared(self, status: ReplicaStatus) -> int:
+        """The last id up to which what it holds can be the log, by its timeline."""
+        shared = self.lineage.shared_to(status.timeline)
+        return EVERYTHING if shared is None else shared
+
+    def proven(self, name: str) -> int:
+        """Up to this id, what it holds is the log."""
+        status = self.statuses[name]
+        if self.is_given_up(name):
+            return EMPTY
+        lineage = min(self._lineage(status), self._shared(status))
+        if status.is_sound:
+            return lineage
+        # What is damaged can be cut from the damaged segment on, but never what it knows to be committed.
+        end = min(status.damaged_segments, default=0) - 1
+        return min(lineage, end) if end >= status.certain else EMPTY
+
+    def _lineage(self, status: ReplicaStatus) -> int:
+        known = [min(status.last_id, status.certain)]
+        meta = self.meta
+        if status.session == self.begun and status.session > 0:
+            is_closed = meta is not None and meta.opened == self.begun and meta.decision is not None
+            limit = meta.decision.mark if is_closed and meta is not None and meta.decision is not None else EVERYTHING
+            known.append(min(status.last_id, limit))
+        for state in meta.replicas.values() if meta is not None else ():
+            is_it = (state.incarnation, state.session) == (status.incarnation, status.session)
+            if is_it and state.closing is not None:
+                known.append(min(status.last_id, state.closing))
+        return max(known)
+
+    @property
+    def mark(self) -> int:
+        """The last id that any copy at hand is proven to hold."""
+        return max((self.proven(name) for name in self.statuses), default=EMPTY)
+
+    @property
+    def taker(self) -> str | None:
+        """The storage whose replica can take from the archive what no copy at hand is proven to hold: the best copy. None
+        where the archive proves no more than the copies do, or no sound copy of the timeline is at hand."""
+        able = [
+            name
+            for name, last_id in self.archived.items()
+            if last_id > self.mark and name in self.usable and self.statuses[name].is_sound
+            and self.statuses[name].timeline == self.lineage.current
+        ]  # fmt: skip
+        return max(able, key=lambda name: (self.archived[name], self.proven(name), name), default=None)
+
+    @property
+    def end(self) -> int:
+        """The last id of the log that goes on: what copies at hand and the archive prove together."""
+        return self.mark if self.taker is None else self.archived[self.taker]
+
+    @property
+    def committed(self) -> int:
+        """The highest id that is known to be committed, by the document or a storage that answers."""
+        meta = self.meta
+        written = [] if meta is None else [meta.low_mark, meta.decision.mark if meta.decision is not None else EMPTY]
+        told = [
+            min(max(one.low_mark, one.committed), self._shared(one))
+            for name, one in self.statuses.items()
+            if not self.is_given_up(name)
+        ]
+        return max([EMPTY, *written, *told])
+
+    @property
+    def usable(self) -> frozenset[str]:
+        """Storages on which a replica can become level, with what they hold."""
+        mark = self.mark
+        able = {name for name, status in self.statuses.items()
+                if status.is_available and not self.is_given_up(name) and status.floor <= mark + 1
+                and (status.is_sound or status.certain <= mark)}  # fmt: skip
+        return frozenset(able | self.blank)
+
+    @property
+    def by_itself(self) -> str:
+        """Why there is nothing to rescue: what the owner will do by itself. Empty when it cannot."""
+        meta = self.meta
+        members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
+        if meta is None or self.is_behind or not members or self.mark < self.committed:
+            return ""
+        if sum(name in self.usable for name in members) < majority(len(members)):
+            return ""  # decided or not: no majority could become level
+        if meta.decision is not None:
+            return f"the closing mark of session {meta.opened} is decided, and a majority of its replicas answers"
+        if meta.opened == 0:
+            return "" if self.silent else "every storage answers, and its first session can begin"
+        faithful = [name for name in meta.joined if self._is_faithful(name, meta)]
+        copying = [name for name in meta.members if name not in meta.joined and name in self.usable] if faithful else []
+        if len(faithful) + len(copying) < majority(len(meta.members)):
+            return ""
+        return f"{', '.join(sorted([*faithful, *copying]))} of {', '.join(meta.members)} answer and decide it"
+
+    def _is_faithful(self, name: str, meta: PartitionMeta) -> bool:
+        status, state = self.statuses.get(name), meta.replicas[name]
+        return (
+            status is not None
+            and status.is_sound
+            and (status.incarnation, status.session) == (state.incarnation, meta.opened)
+            and status.last_id >= max(status.local_low_mark, status.committed, meta.low_mark, state.acknowledged)
+        )
+
+    # -- what to write down
+
+    @property
+    def roles_after(self) -> dict[str, Membership]:
+        """A majority of the members must be able to become level. Where too many cannot, those that cannot become learners:
+        they keep their place, hold up no other, and are members again when they are level."""
+        members = [name for name, role in self.roles.items() if role is Membership.MEMBER]
+        holders = [name for name in self.statuses if self.mark != EMPTY and self.proven(name) == self.mark]
+        if members and sum(name in self.usable for name in members) >= majority(len(members)):
+            return dict(self.roles)
+        able = [name for name in members if name in self.usable] or [name for name in holders if name in self.usable]
+        return {name: Membership.MEMBER if name in able else Membership.LEARNER for name in sorted({*self.roles, *able})}
+
+    @property
+    def document(self) -> PartitionMeta:
+        """The decision, and up to where each copy can be trusted with it. The next owner begins with SETTLING."""
+        meta, mark, session = self.meta, self.mark, self.session
+        states = {
+            name: ReplicaState(session=status.session, closing=min(mark, self.proven(name)), incarnation=status.incarnation)
+            for name, status in sorted(self.statuses.items())
+        }
+        return PartitionMeta(
+            generation=self.generation,
+            session=session,
+            opened=max(0, self.begun),
+            low_mark=min(mark, meta.low_mark) if meta is not None else EMPTY,
+            members=tuple(states),
+            replicas=states,
+            decision=Decision(mark=mark, session=session),
+            lease_ms=LEASE_MS_MAX if meta is None or self.is_behind else meta.lease_ms,
+            given_up=meta.given_up if meta is not None else {},
+            timelines=self.lineage.later,
+        )
+
+    def forked(self, *, identity: UUID, cause: str, began: str, who: str | None) -> PartitionMeta:
+        """The document that ends the log here and lets it go on under another timeline, as one write."""
+        lineage = self.lineage.forked(
+            identity=identity, fork=self.mark, session=self.session, cause=cause, began=began, who=who
+        )
+        return replace(self.document, timelines=lineage.later)
+
+    # -- in words
+
+    @property
+    def refusal(self) -> str:
+        """Why this needs `--override`; empty where it does not."""
+        took_part = any(status.is_sound and status.session == self.begun > 0 for status in self.statuses.values())
+        if self.mark == EMPTY and (self.committed != EMPTY or (self.silent and not took_part)):
+            return f"no storage that answers is proven to hold a single transaction of partition {self.partition}"
+        return ""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        said = [self._copy(name) for name in sorted(self.statuses, key=lambda name: (-self.proven(name), name))]
+        said += [f"{name} answers and holds nothing of it" for name in sorted(self.blank & self.roles.keys())]
+        said += [f"{name} does not answer; what it holds is not known" for name in self.silent]
+        if self.taker is not None:
+            said.append(
+                f"the archive proves ids {self.mark + 1} to {self.end}: they are brought back, to {self.taker} first"
+            )
+        by = "a copy at hand is proven to hold" if self.taker is None else "the archive proves"
+        said.append(f"the log goes on behind id {self.end}, which is the last that {by}")
+        said.append(f"given up: {self.given_up}")
+        learners = [
+            name for name, role in self.roles_after.items() if role is Membership.LEARNER and self.roles.get(name) != role
+        ]
+        if learners:
+            said.append(f"{', '.join(learners)}: a learner from now on, a member again when level")
+        number = self.lineage.number + 1
+        said.append(f"it goes on under timeline {number}: what a storage holds above id {self.end} is set aside there")
+        said.append(f"write down the decision under session {self.session}, above every session before it")
+        return tuple(said)
+
+    def _copy(self, name: str) -> str:
+        status, proven = self.statuses[name], self.proven(name)
+        said = f"{name} holds ids up to {status.last_id}, session {status.session}, committed {status.committed}"
+        if not status.is_sound:
+            said += f", damaged ({status.findings[0].sentence()})"
+        return said + (f": proven up to {proven}" if proven != EMPTY else ": nothing of it is proven")
+
+    @property
+    def given_up(self) -> str:
+        """What will never be read again."""
+        mark, known = self.end, self.committed
+        if known > mark:
+            lost = f"ids {mark + 1} to {known}, which are known to be committed"
+            return f"{lost}, and whatever was committed above" if self.silent else lost
+        if self.silent:
+            return f"whatever was committed above id {mark} on {', '.join(self.silent)} only"
+        meta = self.meta
+        if meta is None or self.is_behind:
+            return f"whatever was committed above id {mark} on storages that are not in the list any more"
+        forgot = [name for name in meta.joined if not self._is_faithful(name, meta)]
+        if forgot and meta.decision is None:
+            return f"whatever {', '.join(forgot)} had acknowledged above id {mark} and has lost"
+        return "nothing that is known of"
