@@ -254,7 +254,7 @@ class Segment:
         elif len(starts) == count or (len(starts) == count + 1 and starts[count] == 0):
             # Damage follows: the last record says itself where it ends.
             starts = np.append(starts[:count], self._end_by_head(first_id + count - 1, int(starts[count - 1])))
-        if len(starts) != count + 1 or starts[0] < HEADER_BYTES:
+        if len(starts) != count + 1 or not HEADER_BYTES <= starts[0] <= self.end:
             raise Suspect(self.first_id)
         taken = max(1, int(np.searchsorted(starts, starts[0] + bytes_max, "right")) - 1)
         bounds = starts[: taken + 1] - starts[0]

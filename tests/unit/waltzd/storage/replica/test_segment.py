@@ -61,7 +61,7 @@ def test_bytes_behind_the_last_record_of_a_sealed_segment_are_no_part_of_it() ->
 
 
 @pytest.mark.parametrize("entry", range(6))
-@pytest.mark.parametrize("value", [0, 1, -1, 1 << 40, HEADER_BYTES + 1, HEADER_BYTES + 40])
+@pytest.mark.parametrize("value", [0, 1, -1, 1 << 40, (1 << 63) - 1, HEADER_BYTES + 1, HEADER_BYTES + 40])
 def test_a_wrong_index_entry_never_gives_wrong_bytes(entry: int, value: int) -> None:
     disk, segment = make(6)
     sent = records_of(run_for(0, 0, 6))
