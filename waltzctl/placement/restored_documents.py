@@ -62,8 +62,8 @@ CHANGES_MAX, CHANGES_BYTES_MAX = 500, 400_000
 """Of one transaction."""
 FENCED_AT_ONCE = 16
 GENERATIONS_AHEAD = 1 << 16
-"""So far above all that is known of it the generation of a partition goes on: a server that kept running, and clients, may
-know of later ones than the documents that are put back."""
+"""So far above all that is known of it the generation of a partition goes on where the clock is not above that: a server
+that kept running, and clients, may know of later ones than the documents that are put back."""
 COUNTED_FROM = 1_704_067_200
 """2024-01-01, as seconds since 1970: a generation has 31 bits."""
 
@@ -253,9 +253,12 @@ class Restoration:
         known = target.owners if len(target.owners) == len(self.generations) else (UNOWNED,) * len(self.generations)
         owners = []
         for there, generation in zip(known, self.generations, strict=True):
-            least = min(generation + GENERATIONS_AHEAD, GENERATION_MAX - GENERATIONS_AHEAD)
-            is_above = there.generation >= least
-            owners.append(there if is_above else Ownership(None, max(least, self.counted_by_clock)))
+            # Never ahead of the clock where that is above: a later command may know of the clock alone.
+            far = min(generation + GENERATIONS_AHEAD, GENERATION_MAX - GENERATIONS_AHEAD)
+            least = self.counted_by_clock if self.counted_by_clock > generation else far
+            is_recent = there.generation > max(generation, self.counted_by_clock - GENERATIONS_AHEAD)
+            is_above = there.generation >= far or is_recent
+            owners.append(there if is_above else Ownership(None, least))
         return Assignment(owners=tuple(owners))
 
     def last(self, target: Target) -> list[tuple[str, Document]]:

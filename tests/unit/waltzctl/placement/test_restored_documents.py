@@ -8,18 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waltzctl.placement.restored_documents import GENERATIONS_AHEAD, Restoration, Target, clock_generation
+from waltzd.cluster.cluster import ASSIGNMENT
+from waltzd.cluster.coordinator import Node
 from waltzd.cluster.documents import GENERATION_MAX, Assignment, ClusterMeta, Ownership
+from waltzd.protocol.document import encode
 
 NOW = 1_800_000_000.0
 
 
-def rebuilt(now: float) -> Assignment:
-    """Out of storages alone, which tell no generation."""
+def put_back(generation: int, now: float, target: Target | None = None) -> Assignment:
     meta = ClusterMeta(name="shop", key=UUID(int=7), partitions=1, created="2026-11-24T00:00:00Z")
     wanted = Restoration(
-        meta=meta, verdicts=(), generations=(0,), counted_by_clock=clock_generation(now), documents={}, storages={}
+        meta=meta, verdicts=(), generations=(generation,), counted_by_clock=clock_generation(now), documents={}, storages={}
     )
-    return wanted.assignment(Target())
+    return wanted.assignment(target or Target())
+
+
+def rebuilt(now: float) -> Assignment:
+    """Out of storages alone, which tell no generation."""
+    return put_back(0, now)
 
 
 def moved(assignment: Assignment, owner: str) -> Assignment:
@@ -29,6 +36,28 @@ def moved(assignment: Assignment, owner: str) -> Assignment:
 def test_documents_that_are_put_back_twice_within_a_minute_are_above_the_owners_between() -> None:
     known = moved(moved(moved(rebuilt(NOW), "a"), "b"), "a").owners[0]
     assert moved(rebuilt(NOW + 5), "b").owners[0].generation > known.generation
+
+
+def test_a_rebuild_is_above_documents_that_were_put_back_from_a_file_before() -> None:
+    """Twice from a file, each time saved after the last one, and then out of storages, which know of neither."""
+    first = moved(rebuilt(NOW), "a")
+    second = moved(put_back(first.owners[0].generation, NOW + 9), "a")
+    third = moved(put_back(second.owners[0].generation, NOW + 18), "a")
+    assert first.owners[0].generation < second.owners[0].generation < third.owners[0].generation
+    assert third.owners[0].generation < rebuilt(NOW + 27).owners[0].generation
+
+
+def test_a_clock_that_is_behind_is_not_believed() -> None:
+    known = rebuilt(NOW).owners[0].generation + 3
+    assert put_back(known, NOW - 3600).owners[0].generation == known + GENERATIONS_AHEAD
+
+
+def test_an_assignment_that_was_put_back_a_while_ago_stays() -> None:
+    there = rebuilt(NOW)
+    known = clock_generation(NOW - 60)
+    target = Target(nodes={ASSIGNMENT: Node(encode(there), version=3, created=1, is_mine=False)})
+    assert put_back(known, NOW + 60, target) == there
+    assert put_back(there.owners[0].generation, NOW + 60, target) == put_back(0, NOW + 60), "not above what is known"
 
 
 @given(st.floats(-1e12, 1e12))
