@@ -63,7 +63,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "segment": ("", "Look into single files of a storage."),
         "server": ("", "Servers, and which of them take partitions."),
         "spark-export": (
-            "waltz_spark.exporting.export_command:spark_export",
+            "waltz_spark.export.export_command:spark_export",
             "Export the log to Parquet, or to a Delta table.",
         ),
         "status": ("waltzctl.watching.status:status", "Whether a cluster is well, and what is wrong."),
@@ -132,9 +132,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "lookup": ("waltzctl.shell.error:lookup", "Explain an error code, or list all codes."),
     },
     "export": {
-        "status": ("waltz_spark.exporting.manifest_command:status", "What an export holds, as its manifest says."),
+        "status": ("waltz_spark.export.manifest_command:status", "What an export holds, as its manifest says."),
         "verify": (
-            "waltz_spark.exporting.manifest_command:verify",
+            "waltz_spark.export.manifest_command:verify",
             "Check all files of an export, alone or against the log.",
         ),
     },

@@ -14,13 +14,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from waltz_spark.exporting.opening import given_options, open_origin
+from waltz_spark.export.origin_options import given_options, open_origin
 from waltz_spark.log.plan import sizing_of
 from waltz_spark.log.selection import selection_of, truth_of
 from waltz_spark.stream import WaltzStreamReader, limit_of
 from waltz_spark.table.columns import wanted
 from waltz_spark.table.pushdown import UNFILTERED
-from waltz_spark.table.reading import Reading, projection_of, tasks, tell_losses, telling, timed
+from waltz_spark.table.read_task import Reading, projection_of, tasks, tell_losses, telling, timed
 
 COLUMNS, METADATA = "columns", "includeMetadata"
 

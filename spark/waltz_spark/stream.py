@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from waltz_spark.exporting.opening import given_options, open_origin
+from waltz_spark.export.origin_options import given_options, open_origin
 from waltz_spark.log.origin import Catalog
 from waltz_spark.log.plan import size_of, sizing_of
 from waltz_spark.log.selection import ENDING, ENDING_TIME, number_of, selection_of
@@ -39,7 +39,7 @@ from waltz_spark.table.position import (
     readable,
     reconciled,
 )
-from waltz_spark.table.reading import Reading, projection_of, tasks, tell_losses, telling, timed
+from waltz_spark.table.read_task import Reading, projection_of, tasks, tell_losses, telling, timed
 from waltzd.errors import BadArgument
 
 MAX_TXNS, MAX_BYTES = "maxTxnsPerTrigger", "maxBytesPerTrigger"

@@ -17,11 +17,11 @@ from typing import Any
 
 from waltz_spark.engine.java import find_java
 from waltz_spark.engine.session import SparkSettings, default_master, running
-from waltz_spark.exporting.destination import LocalDestination
-from waltz_spark.exporting.export import Range, Run, planned, wanted
-from waltz_spark.exporting.form import form_of
-from waltz_spark.exporting.opening import open_origin
-from waltz_spark.exporting.tasks import Assignment, Job, Written, run_by_spark
+from waltz_spark.export.destination import LocalDestination
+from waltz_spark.export.export import Range, Run, planned, wanted
+from waltz_spark.export.form import form_of
+from waltz_spark.export.origin_options import open_origin
+from waltz_spark.export.tasks import Assignment, Job, Written, run_by_spark
 from waltz_spark.log.origin import Origin
 from waltz_spark.log.throttle import NO_THROTTLE, Throttle
 

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from waltz_spark.exporting.opening import open_origin
+from waltz_spark.export.origin_options import open_origin
 
 from waltzctl.config.certificates import Kind, make, of_kind
 from waltzctl.playground.local import ROOT, LocalCluster

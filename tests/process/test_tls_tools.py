@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from waltz_spark.exporting.opening import open_origin
+from waltz_spark.export.origin_options import open_origin
 from waltz_spark.log.live_origin import LiveOrigin, Route
 from waltz_spark.log.origin import Catalog
 

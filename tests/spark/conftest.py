@@ -67,7 +67,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run in this process publishes once, at its end, however long it takes, unless a test says otherwise."""
-    monkeypatch.setattr("waltz_spark.exporting.export.PUBLISH_SECONDS", float("inf"))
+    monkeypatch.setattr("waltz_spark.export.export.PUBLISH_SECONDS", float("inf"))
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
-from waltz_spark.exporting.delta import DeltaTable
-from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.export import Range, Run, check_history, has_leftovers, planned, recover, strays, wanted
-from waltz_spark.exporting.form import Form, form_of, read_batches
-from waltz_spark.exporting.manifest import Manifest
-from waltz_spark.exporting.tasks import Assignment, Job, Written, write
-from waltz_spark.exporting.verification import Checked, check_files, check_log
+from waltz_spark.export.delta import DeltaTable
+from waltz_spark.export.destination import LocalDestination, newest_manifest
+from waltz_spark.export.export import Range, Run, check_history, has_leftovers, planned, recover, strays, wanted
+from waltz_spark.export.form import Form, form_of, read_batches
+from waltz_spark.export.manifest import Manifest
+from waltz_spark.export.tasks import Assignment, Job, Written, write
+from waltz_spark.export.verification import Checked, check_files, check_log
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.throttle import Throttle

@@ -12,10 +12,10 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from waltz_spark.exporting.destination import LocalDestination, destination_of
-from waltz_spark.exporting.export import Range
-from waltz_spark.exporting.opening import is_archive
-from waltz_spark.exporting.options import Asked
+from waltz_spark.export.destination import LocalDestination, destination_of
+from waltz_spark.export.export import Range
+from waltz_spark.export.options import Asked
+from waltz_spark.export.origin_options import is_archive
 from waltz_spark.log import archive_origin
 from waltz_spark.log.archive_origin import ArchiveOrigin, ObjectFile
 from waltz_spark.log.decode import record_batch
@@ -27,7 +27,7 @@ from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.table.columns import columns_of
 from waltz_spark.table.pushdown import Filters, Ranges
-from waltz_spark.table.reading import Reading, tasks
+from waltz_spark.table.read_task import Reading, tasks
 
 from tests.simulation.faulty_store import FaultyStore
 from tests.spark.archiving import archive_of, archived

@@ -17,7 +17,7 @@ from waltz_spark.log.origin import Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.table.columns import columns_of
 from waltz_spark.table.pushdown import Filters, Ranges
-from waltz_spark.table.reading import Reading, tasks
+from waltz_spark.table.read_task import Reading, tasks
 
 from tests.spark.batches import Log, microseconds, mixed_log
 from waltzd.disk.real import RealDisk

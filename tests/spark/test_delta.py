@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
-from waltz_spark.exporting.delta import DeltaTable, TableState, address_of, differences, state_of, table_schema
-from waltz_spark.exporting.destination import LocalDestination, destination_of, newest_manifest
-from waltz_spark.exporting.form import Form, ParquetFile, form_of
-from waltz_spark.exporting.manifest import Manifest, Piece, Shape, manifest_path
+from waltz_spark.export.delta import DeltaTable, TableState, address_of, differences, state_of, table_schema
+from waltz_spark.export.destination import LocalDestination, destination_of, newest_manifest
+from waltz_spark.export.form import Form, ParquetFile, form_of
+from waltz_spark.export.manifest import Manifest, Piece, Shape, manifest_path
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
 from waltz_spark.payloads import decoders

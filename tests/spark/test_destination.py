@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 from pyarrow import fs
-from waltz_spark.exporting import destination as destinations
-from waltz_spark.exporting.destination import (
+from waltz_spark.export import destination as destinations
+from waltz_spark.export.destination import (
     Destination,
     Hold,
     LocalDestination,
@@ -23,7 +23,7 @@ from waltz_spark.exporting.destination import (
     destination_of,
     who_we_are,
 )
-from waltz_spark.exporting.manifest import LOCK
+from waltz_spark.export.manifest import LOCK
 
 from waltzd.errors import BadArgument, DiskFull, ExportHeld, NoPermission, StoreFailed, WaltzError
 
@@ -106,8 +106,8 @@ def test_a_lock_ends_with_its_process(destination: Destination) -> None:
     code = f"""
 import os, sys
 from pyarrow import fs
-from waltz_spark.exporting.destination import LocalDestination, who_we_are
-from waltz_spark.exporting.destination import RemoteDestination
+from waltz_spark.export.destination import LocalDestination, who_we_are
+from waltz_spark.export.destination import RemoteDestination
 place = sys.argv[1]
 with {kind}.hold(who_we_are("killed")):
     os.kill(os.getpid(), 9)

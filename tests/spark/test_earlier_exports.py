@@ -16,9 +16,9 @@ from uuid import UUID
 
 import pyarrow.parquet as pq
 import pytest
-from waltz_spark.exporting import export_command
-from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.tasks import Assignment, Job, Written
+from waltz_spark.export import export_command
+from waltz_spark.export.destination import LocalDestination, newest_manifest
+from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.log.decode import SCHEMA, record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped

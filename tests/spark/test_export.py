@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from waltz_spark.engine import java
-from waltz_spark.exporting import destination
-from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.export import Range, behind, has_leftovers, wanted
-from waltz_spark.exporting.form import form_of, read_batches
-from waltz_spark.exporting.manifest import PENDING, encode, manifest_path
-from waltz_spark.exporting.tasks import Assignment, Job, Written
-from waltz_spark.exporting.verification import check_files
+from waltz_spark.export import destination
+from waltz_spark.export.destination import LocalDestination, newest_manifest
+from waltz_spark.export.export import Range, behind, has_leftovers, wanted
+from waltz_spark.export.form import form_of, read_batches
+from waltz_spark.export.manifest import PENDING, encode, manifest_path
+from waltz_spark.export.tasks import Assignment, Job, Written
+from waltz_spark.export.verification import check_files
 from waltz_spark.log import throttle
 from waltz_spark.log.decode import SCHEMA
 from waltz_spark.log.origin import Span
@@ -724,7 +724,7 @@ def test_rows_that_are_not_the_log_are_found_although_the_hashes_agree(
 def test_locks_without_end_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same lock again and again: of it, too, a file needs only a few bytes."""
     path, count = tmp_path / "forged.parquet", 1 << 17
-    monkeypatch.setattr("waltz_spark.exporting.form.GROUP_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("waltz_spark.export.form.GROUP_BYTES_MAX", 1 << 20)
     each = pa.StructArray.from_arrays(
         [pa.repeat(pa.scalar(7, pa.int64()), count), pa.repeat(pa.scalar("READ"), count)], ["lock", "mode"]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from waltz_spark.engine.session import summary, told
-from waltz_spark.table.reading import telling
+from waltz_spark.table.read_task import telling
 
 from waltzd.errors import SparkFailed
 

@@ -15,7 +15,7 @@ from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Sizing
 from waltz_spark.table.columns import columns_of
 from waltz_spark.table.pushdown import HIGHEST, Filters, Ranges
-from waltz_spark.table.reading import Reading, tasks
+from waltz_spark.table.read_task import Reading, tasks
 
 from tests.spark.batches import microseconds
 from waltzctl.main import run

@@ -13,7 +13,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from waltz_spark.exporting.opening import open_origin
+from waltz_spark.export.origin_options import open_origin
 from waltz_spark.log.archive_origin import ArchiveOrigin
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.live_origin import FRAME_BYTES, LiveOrigin, Route, _Memory, extents_of
@@ -261,7 +261,7 @@ def test_a_reader_that_goes_away_leaves_nothing_behind(cluster: LocalCluster) ->
 def test_who_reads_in_a_process_of_its_own_says_nothing_at_its_end(cluster: LocalCluster) -> None:
     program = (
         "import sys\n"
-        "from waltz_spark.exporting.opening import open_origin\n"
+        "from waltz_spark.export.origin_options import open_origin\n"
         "origin = open_origin({'coordinator': sys.argv[1]})\n"
         "streams = [origin.read(extent, extent.span, batch_bytes=1) for extent in origin.catalog([1]).extents]\n"
         "print(sum(len(next(stream)) for stream in streams))\n"  # and none of them is read to its end

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from pyarrow import fs
-from waltz_spark.exporting import destination
-from waltz_spark.exporting.destination import RemoteDestination
-from waltz_spark.exporting.export import Run
-from waltz_spark.exporting.manifest import LOCK, UNFINISHED
+from waltz_spark.export import destination
+from waltz_spark.export.destination import RemoteDestination
+from waltz_spark.export.export import Run
+from waltz_spark.export.manifest import LOCK, UNFINISHED
 from waltz_spark.log.origin import Span
 
 from waltzd.errors import StoreFailed

@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waltz_spark.exporting.manifest import Manifest, Piece, Shape, decode, encode, path_of, totals_of
+from waltz_spark.export.manifest import Manifest, Piece, Shape, decode, encode, path_of, totals_of
 from waltz_spark.log.origin import Span
 
 from waltzd.errors import ExportDamaged, ExportUnfit, UnknownVersion

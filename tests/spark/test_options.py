@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from waltz_spark.exporting import options
-from waltz_spark.exporting.form import check_columns, form_of
-from waltz_spark.exporting.options import Asked, check_apart, check_ends
+from waltz_spark.export import options
+from waltz_spark.export.form import check_columns, form_of
+from waltz_spark.export.options import Asked, check_apart, check_ends
 from waltz_spark.log.decode import SCHEMA
 
 from waltzctl.shell.reach import Given

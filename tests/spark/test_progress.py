@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pytest
 from rich.console import Console
-from waltz_spark.exporting import render_export as progress
-from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.export import has_leftovers
-from waltz_spark.exporting.render_export import Progress, Tasks, picture
-from waltz_spark.exporting.tasks import Assignment, Job, Written, run_by_spark
+from waltz_spark.export import render_export as progress
+from waltz_spark.export.destination import LocalDestination, newest_manifest
+from waltz_spark.export.export import has_leftovers
+from waltz_spark.export.render_export import Progress, Tasks, picture
+from waltz_spark.export.tasks import Assignment, Job, Written, run_by_spark
 from waltz_spark.log.origin import Extent, Span
 from waltz_spark.log.plan import Part, Split
 

@@ -18,7 +18,7 @@ from waltz_spark.engine import java
 from waltz_spark.log.origin import Span
 from waltz_spark.source import WaltzDataSource, WaltzReader
 from waltz_spark.table.columns import EVERY
-from waltz_spark.table.reading import Task
+from waltz_spark.table.read_task import Task
 
 from tests.spark.growing import CREATED_MS, GrowingStorage
 from waltzd.errors import BeyondLog

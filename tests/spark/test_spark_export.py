@@ -17,10 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.export import strays
-from waltz_spark.exporting.manifest import Manifest
-from waltz_spark.exporting.verification import check_files
+from waltz_spark.export.destination import LocalDestination, newest_manifest
+from waltz_spark.export.export import strays
+from waltz_spark.export.manifest import Manifest
+from waltz_spark.export.verification import check_files
 
 from tests.cli.example import examples
 from tests.conftest import SEED

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from waltz_spark.exporting.opening import OPTIONS
+from waltz_spark.export.origin_options import OPTIONS
 from waltz_spark.table.columns import EVERY
 
 from tests.spark.archiving import archive_of

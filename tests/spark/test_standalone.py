@@ -18,10 +18,10 @@ from uuid import UUID
 
 import pytest
 from waltz_spark.engine.java import find_java
-from waltz_spark.exporting.destination import LocalDestination, newest_manifest
-from waltz_spark.exporting.export import strays
-from waltz_spark.exporting.manifest import Manifest
-from waltz_spark.exporting.verification import check_files, check_log
+from waltz_spark.export.destination import LocalDestination, newest_manifest
+from waltz_spark.export.export import strays
+from waltz_spark.export.manifest import Manifest
+from waltz_spark.export.verification import check_files, check_log
 from waltz_spark.log.directory_origin import DirectoryOrigin
 
 from tests.cli.outcome import plain

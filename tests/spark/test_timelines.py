@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from waltz_spark import stream
-from waltz_spark.exporting.export import check_history
-from waltz_spark.exporting.manifest import Manifest, decode, encode
+from waltz_spark.export.export import check_history
+from waltz_spark.export.manifest import Manifest, decode, encode
 from waltz_spark.log.archive_origin import ArchiveOrigin, Contents
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.joined_origin import JoinedOrigin

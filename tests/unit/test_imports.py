@@ -53,7 +53,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltz_spark.log", "waltz_spark.engine"),
     ("waltz_spark.table",),
     ("waltz_spark.payloads",),
-    ("waltz_spark.exporting",),
+    ("waltz_spark.export",),
     ("waltz_spark", "waltzctl"),
     ("pyspark_waltz", "waltzd"),
 )
@@ -75,7 +75,7 @@ DECIDING = (
     "waltzctl.placement.rescue_scene", "waltzctl.shell.safety",
     "waltzctl.watching.facts", "waltzctl.watching.rates", "waltzctl.watching.rules",
     "waltzctl.watching.troubles",
-    "waltz_spark.engine.properties", "waltz_spark.exporting.manifest",
+    "waltz_spark.engine.properties", "waltz_spark.export.manifest",
     "waltz_spark.log.plan", "waltz_spark.log.selection", "waltz_spark.table.position",
     "waltz_spark.table.pushdown", "waltzd.cluster.assignment", "waltzd.cluster.documents",
     "waltzd.cluster.evidence", "waltzd.cluster.flow", "waltzd.client.mount", "waltzd.client.outbox",

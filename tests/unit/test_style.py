@@ -126,18 +126,18 @@ def test_every_module_begins_with_how_to_think_about_it() -> None:
 
 
 PLAIN_WORDS = """
-activity address admin append archive asking bench blocking browsing bundle certificate certificates change chart
-checkpoint checksum choice client clients columns command compare comparison config configuration confirmation
-connections contents context conversation copier core creation cut daemon decode decoders delta description
-destination diagnosis digest directory disk doctor drive dump encode engine error errors event examination export
-exporting file files follow format forms gate grpc handler histogram http interruption iteration java kinds last
-limits listen listener live load local log logs look loop machine main memory merged metrics mover numbers observe
-offline opentelemetry options pages payloads placement plan playground plugin point port process prometheus properties
-protobuf protocol reach reader reading real records recover reindex relocation removed render renewal repair replay
-report restoration restore result safety scene seen selection server service servicer settings shell show signature
-site source spark sql startup status stranger stream support table target tasks terminal testing threads throttle tls
-top totals transport trimmer txn unsealed up upload verdict verification verify waits waltz waltzctl waltzd watch
-watching wire workers writer x509 zookeeper
+activity address admin append archive bench blocking bundle certificate certificates change chart checkpoint checksum
+choice client clients columns command compare comparison config configuration confirmation connections contents
+context conversation copier core creation cut daemon decode decoders delta description destination diagnosis digest
+directory disk doctor drive dump encode engine error errors event examination export file files follow format forms
+gate grpc handler histogram http interruption iteration java job kinds last limits listen listener live load local log
+logs look loop machine main memory merged metrics mover numbers observe offline opentelemetry options package pages
+payloads placement plan playground plugin point port process prometheus properties protobuf protocol query reach read
+reader reading real records recover reindex relocation removed render renewal repair replay report request restoration
+restore result safety scene seen selection server service servicer settings shell show signature site source spark sql
+startup status stranger stream support table target tasks terminal testing threads throttle tls top totals transport
+trimmer txn unsealed up upload verdict verification verify waits waltz waltzctl waltzd watch watching wire workers
+writer x509 zookeeper
 """
 """Parts of names of modules that mean in code what they mean everywhere."""
 

@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from waltzctl.console import asking, browsing, groups, pages
+from waltzctl.console import groups, log_pages, pages, query_pages
 from waltzctl.console.door import HEADERS, Door, Session
 from waltzctl.console.pages import Asked, Make, Page, Part
 from waltzctl.console.table import tone_of
@@ -65,17 +65,17 @@ ENTRIES = (
     Entry("/", pages.now, "Now"),
     Entry("/partitions", pages.partitions, "Partitions"),
     Entry("/partitions/{name}", pages.partition),
-    Entry("/transactions", browsing.transactions, "Transactions"),
-    Entry("/transactions/{name}", browsing.transaction),
-    Entry("/locks", browsing.locks, "Locks"),
+    Entry("/transactions", log_pages.transactions, "Transactions"),
+    Entry("/transactions/{name}", log_pages.transaction),
+    Entry("/locks", log_pages.locks, "Locks"),
     Entry("/groups", groups.groups, "Groups"),
     Entry("/groups/{name}", groups.group),
-    Entry("/clients", asking.clients, "Clients"),
+    Entry("/clients", query_pages.clients, "Clients"),
     Entry("/storages", pages.storages, "Storages"),
     Entry("/servers", pages.servers, "Servers"),
-    Entry("/archive", asking.archive, "Archive"),
-    Entry("/history", asking.history, "History"),
-    Entry("/events", asking.events, "Events"),
+    Entry("/archive", query_pages.archive, "Archive"),
+    Entry("/history", query_pages.history, "History"),
+    Entry("/events", query_pages.events, "Events"),
 )
 
 

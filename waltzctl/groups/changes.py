@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from waltzctl.groups.asking import made, told
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import Begin
+from waltzctl.groups.request import made, told
 from waltzctl.groups.settings import ALL, Given
 from waltzctl.picture.groups import GroupView, groups
 from waltzctl.picture.look import look

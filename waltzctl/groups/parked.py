@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.groups.asking import changed, told
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
+from waltzctl.groups.request import changed, told
 from waltzctl.picture.groups import GroupView
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from waltzctl.groups.asking import changed
 from waltzctl.groups.command import GroupName, one_of
+from waltzctl.groups.request import changed
 from waltzctl.picture.groups import GroupView
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell import moment

@@ -2,7 +2,7 @@
 
 Without a master, Spark runs in a process of its own on this machine. What Spark says goes to a file, which is named when
 something fails and removed when nothing did. Settings go to it in a file that only this user can read, because all users of
-a machine can read a command line. On a cluster, Waltz travels with the job, and executors are watched (`shipping`).
+a machine can read a command line. On a cluster, Waltz travels with the job, and executors are watched (`job_package`).
 
 The temporary files of a run are in a directory of its own, on which the run holds a lock. The system drops the lock with
 the process, however that ended, and unlike a process number it is never given again: a directory whose lock can be taken
@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
 from waltz_spark.engine.java import cache_directory
+from waltz_spark.engine.job_package import watched, zipped
 from waltz_spark.engine.properties import BadLine, encode, parse
-from waltz_spark.engine.shipping import watched, zipped
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,

@@ -25,15 +25,15 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from waltz_spark.exporting.destination import Destination, Hold, measured, newest_manifest, who_we_are
-from waltz_spark.exporting.manifest import PENDING, UNFINISHED, Manifest, Piece, Shape, decode, encode, manifest_path
-from waltz_spark.exporting.tasks import Assignment, Job, Written
+from waltz_spark.export.destination import Destination, Hold, measured, newest_manifest, who_we_are
+from waltz_spark.export.manifest import PENDING, UNFINISHED, Manifest, Piece, Shape, decode, encode, manifest_path
+from waltz_spark.export.tasks import Assignment, Job, Written
 from waltz_spark.log.origin import Catalog, Origin, Span, check_reached
 from waltz_spark.log.plan import Sizing, Split, plan
 from waltzd.errors import BadArgument, BeyondLog, ExportDamaged, ExportGap, ExportHeld, NoSuchPartition, NotOurExport
 
 if TYPE_CHECKING:
-    from waltz_spark.exporting.delta import DeltaTable
+    from waltz_spark.export.delta import DeltaTable
 
 PUBLISH_SECONDS, PUBLISH_SHARE = 2.0, 0.05
 """How often a run publishes: a run that is killed loses so much work. Publishing takes at most this share of the time."""

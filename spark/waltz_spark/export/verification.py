@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from waltz_spark.exporting.destination import READ_BYTES, Destination, measured
-from waltz_spark.exporting.form import read_batches
-from waltz_spark.exporting.manifest import Manifest, Piece
+from waltz_spark.export.destination import READ_BYTES, Destination, measured
+from waltz_spark.export.form import read_batches
+from waltz_spark.export.manifest import Manifest, Piece
 from waltz_spark.log.encode import Beside, beside, encode, resealed
 from waltz_spark.log.origin import Catalog, Origin, Span
 from waltz_spark.log.plan import Part, Split, runs
@@ -55,7 +55,7 @@ def check_table(destination: Destination, manifest: Manifest) -> list[Finding]:
     """Return what differs between the files and the Delta table beside them; nothing if the export has no table."""
     if manifest.shape.format != "delta":
         return []
-    from waltz_spark.exporting.delta import differences
+    from waltz_spark.export.delta import differences
 
     known = {piece.path: piece for piece in manifest.pieces}
     return [

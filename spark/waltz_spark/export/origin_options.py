@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from waltz_spark.exporting.manifest import HIDDEN
+from waltz_spark.export.manifest import HIDDEN
 from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
 from waltzd.archive.contents import label_at
@@ -199,7 +199,7 @@ def _storages(disk: Disk, place: str) -> list[str]:
 def is_archive(place: str) -> bool:
     """Whether it is the store of an archive, and no export. A bucket is asked, first in the way in which an export is read:
     an address that has worked goes on to work."""
-    from waltz_spark.exporting.destination import destination_of, newest_manifest
+    from waltz_spark.export.destination import destination_of, newest_manifest
 
     try:
         directory = check_place(place)

@@ -25,9 +25,9 @@ from waltzd.errors import BadArgument, ExportGap
 from waltzd.protocol.channels import named_in
 
 if TYPE_CHECKING:
-    from waltz_spark.exporting.export import Range
-    from waltz_spark.exporting.form import Form
-    from waltz_spark.exporting.manifest import Manifest
+    from waltz_spark.export.export import Range
+    from waltz_spark.export.form import Form
+    from waltz_spark.export.manifest import Manifest
     from waltz_spark.log.origin import Origin
     from waltz_spark.payloads.payload import Decoder
 
@@ -71,7 +71,7 @@ class Asked:
         return tuple(sorted(chosen(self.cluster.reach(), text)))
 
     def origin(self) -> Origin:
-        from waltz_spark.exporting import opening
+        from waltz_spark.export import origin_options
 
         if self.sources:
             for option in [*(["--archive"] if self.archive else []), *self.cluster.typed]:
@@ -79,25 +79,26 @@ class Asked:
                     f"--source and {option} name two logs", not_done="nothing was read", next_step="say one of them only"
                 )
             places = [source if "://" in source else str(Path(source).absolute()) for source in self.sources]
-            options = {opening.PATHS: json.dumps(places)}
-            if len(places) == 1 and opening.is_archive(places[0]):
-                options = {opening.ARCHIVE: places[0]}
+            options = {origin_options.PATHS: json.dumps(places)}
+            if len(places) == 1 and origin_options.is_archive(places[0]):
+                options = {origin_options.ARCHIVE: places[0]}
             if self.allow_uncommitted:
-                options[opening.ALLOW_UNCOMMITTED] = "true"
-            return opening.open_origin(options)
+                options[origin_options.ALLOW_UNCOMMITTED] = "true"
+            return origin_options.open_origin(options)
         if self.allow_uncommitted:
             raise BadArgument("--allow-uncommitted needs --source: a running cluster gives only what is committed")
         there = self.cluster.reach()
-        options = {opening.COORDINATOR: there.hosts, opening.ROOT: there.root}
-        names = {"tls_certificate": opening.TLS_CERTIFICATE, "tls_key": opening.TLS_KEY, "tls_ca": opening.TLS_CA,
-                 "coordinator_tls": opening.COORDINATOR_TLS, "coordinator_tls_ca": opening.COORDINATOR_TLS_CA,
-                 "coordinator_tls_certificate": opening.COORDINATOR_TLS_CERTIFICATE,
-                 "coordinator_tls_key": opening.COORDINATOR_TLS_KEY,
-                 "coordinator_credentials": opening.COORDINATOR_CREDENTIALS}  # fmt: skip
+        options = {origin_options.COORDINATOR: there.hosts, origin_options.ROOT: there.root}
+        names = {"tls_certificate": origin_options.TLS_CERTIFICATE, "tls_key": origin_options.TLS_KEY,
+                 "tls_ca": origin_options.TLS_CA,
+                 "coordinator_tls": origin_options.COORDINATOR_TLS, "coordinator_tls_ca": origin_options.COORDINATOR_TLS_CA,
+                 "coordinator_tls_certificate": origin_options.COORDINATOR_TLS_CERTIFICATE,
+                 "coordinator_tls_key": origin_options.COORDINATOR_TLS_KEY,
+                 "coordinator_credentials": origin_options.COORDINATOR_CREDENTIALS}  # fmt: skip
         options |= {names[name]: value for name, (value, _) in there.origins.items() if name in names}
         if self.archive:
-            options[opening.ARCHIVE] = self.archive
-        return opening.open_origin(options)
+            options[origin_options.ARCHIVE] = self.archive
+        return origin_options.open_origin(options)
 
     @property
     def directories(self) -> list[str]:
@@ -174,7 +175,7 @@ class Wish:
     ] = None
 
     def ids(self, log: Asked) -> Range:
-        from waltz_spark.exporting.export import Range
+        from waltz_spark.export.export import Range
 
         first, first_of_others = _ids("--from-txn", self.from_txn)
         last, last_of_others = _ids("--to-txn", self.to_txn)
@@ -196,7 +197,7 @@ Wanted = Annotated[Wish, From(Wish)]
 def form_and_decoder(wish: Wish, before: Manifest | None) -> tuple[Form, Decoder | None]:
     """Return what the files are to be. What was not said is as it was when the export began, but for a function: whoever
     may write into the folder of an export could name any function there, and the next run would call it."""
-    from waltz_spark.exporting.form import form_of
+    from waltz_spark.export.form import form_of
 
     there = None if before is None else before.shape
     form = form_of(

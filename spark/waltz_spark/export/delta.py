@@ -28,8 +28,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pyarrow as pa
 from pyarrow import types
 
-from waltz_spark.exporting.destination import Destination, flush, newest_manifest
-from waltz_spark.exporting.manifest import Manifest, Piece, decode, manifest_path
+from waltz_spark.export.destination import Destination, flush, newest_manifest
+from waltz_spark.export.manifest import Manifest, Piece, decode, manifest_path
 from waltzd.errors import BadArgument, NotInstalled, TableDiffers, TableFailed
 
 LOG = "_delta_log"

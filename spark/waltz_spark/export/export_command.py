@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from waltz_spark.engine.spark_choice import Spark
-from waltz_spark.exporting.options import (
+from waltz_spark.export.options import (
     Log,
     Wanted,
     check_apart,
@@ -33,12 +33,12 @@ from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, NotOurExport, Unf
 if TYPE_CHECKING:
     from waltz_spark.engine.session import SparkSettings
     from waltz_spark.engine.spark_choice import SparkChoice
-    from waltz_spark.exporting.delta import TableState
-    from waltz_spark.exporting.destination import Destination
-    from waltz_spark.exporting.export import Range, Run
-    from waltz_spark.exporting.manifest import Manifest
-    from waltz_spark.exporting.options import Asked, Wish
-    from waltz_spark.exporting.tasks import Assignment, Job, Watch, Written
+    from waltz_spark.export.delta import TableState
+    from waltz_spark.export.destination import Destination
+    from waltz_spark.export.export import Range, Run
+    from waltz_spark.export.manifest import Manifest
+    from waltz_spark.export.options import Asked, Wish
+    from waltz_spark.export.tasks import Assignment, Job, Watch, Written
     from waltz_spark.log.origin import Catalog, Origin, Span
 
 
@@ -66,9 +66,9 @@ def spark_export(
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
       waltzctl spark-export /tmp/old --source s3://waltz-archive/orders
     """
-    from waltz_spark.exporting.destination import newest_manifest
-    from waltz_spark.exporting.export import recover
-    from waltz_spark.exporting.render_export import exported, planned
+    from waltz_spark.export.destination import newest_manifest
+    from waltz_spark.export.export import recover
+    from waltz_spark.export.render_export import exported, planned
 
     started = time.monotonic()
     destination, asked = _destination(output, log.sources, spark), wish.ids(log)
@@ -95,7 +95,7 @@ def spark_export(
 
 def _destination(output: str, sources: Sequence[str], spark: SparkChoice) -> Destination:
     """Refuses one that lies within what is read, or that executors cannot reach."""
-    from waltz_spark.exporting.destination import destination_of
+    from waltz_spark.export.destination import destination_of
 
     if not output.strip():
         raise BadArgument("OUTPUT is empty")
@@ -110,9 +110,9 @@ def _run(
     destination: Destination, before: Manifest | None, wish: Wish, asked: Range, log: Asked
 ) -> tuple[Run, dict[int, Span]]:
     """What there is to do, with everything that had to be found out for it, and the ids that are to be added."""
-    from waltz_spark.exporting.export import Run, check_history, planned, wanted
-    from waltz_spark.exporting.form import check_columns
-    from waltz_spark.exporting.tasks import Job
+    from waltz_spark.export.export import Run, check_history, planned, wanted
+    from waltz_spark.export.form import check_columns
+    from waltz_spark.export.tasks import Job
     from waltz_spark.log.throttle import Throttle
 
     form, decoder = form_and_decoder(wish, before)
@@ -132,7 +132,7 @@ def _run(
     )  # fmt: skip
     table = None
     if form.is_table:
-        from waltz_spark.exporting.delta import DeltaTable
+        from waltz_spark.export.delta import DeltaTable
 
         table = DeltaTable(destination, job.schema)
         table.is_behind(before)  # what there is against it is found here
@@ -144,7 +144,7 @@ def _run(
 
 def _carry_out(run: Run, spark: SparkChoice, started: float, shown: str, progress_shown: str) -> int:
     from waltz_spark.engine.session import ended
-    from waltz_spark.exporting.render_export import Progress, exported
+    from waltz_spark.export.render_export import Progress, exported
 
     settings = spark.settings()
     progress = Progress(run.assignments, is_quiet=shown == "json", shown=progress_shown)
@@ -175,7 +175,7 @@ def _say_interrupted(run: Run) -> None:
 
 def _published(run: Run) -> Manifest | None:
     """The newest manifest, if it is of this run."""
-    from waltz_spark.exporting.destination import newest_manifest
+    from waltz_spark.export.destination import newest_manifest
 
     reached = newest_manifest(run.destination)
     return None if reached is None or (run.before and reached.number == run.before.number) else reached
@@ -206,7 +206,7 @@ def _say_timeless(origin: Origin, catalog: Catalog, asked: Range) -> None:
 
 def _say_ends(catalog: Catalog, before: Manifest | None, origin: Origin, *, is_live: bool) -> None:
     """Directories may be those of a replica that is slow: that is said, and nothing is added."""
-    from waltz_spark.exporting.export import behind
+    from waltz_spark.export.export import behind
 
     ends = behind(catalog, before)
     if before is None or not ends:
@@ -236,7 +236,7 @@ def _tasks(
     settings: SparkSettings, watch: Watch, job: Job, assignments: Sequence[Assignment]
 ) -> Generator[Written, None, None]:
     from waltz_spark.engine.session import new_log, running, scratch
-    from waltz_spark.exporting.tasks import run_by_spark
+    from waltz_spark.export.tasks import run_by_spark
 
     with scratch() as place, running(settings, new_log(os.environ)) as spark:
         bucket = place / "bucket" if settings.is_local else None
@@ -246,6 +246,6 @@ def _tasks(
 def _table_state(run: Run, newest: Manifest | None) -> TableState | None:
     if run.table is None or newest is None:
         return None
-    from waltz_spark.exporting.delta import state_of
+    from waltz_spark.export.delta import state_of
 
     return state_of(run.destination, newest)

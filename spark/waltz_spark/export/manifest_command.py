@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from waltz_spark.exporting.options import Log
+from waltz_spark.export.options import Log
 from waltzctl.shell.progress import Progress, Shown, ShownProgress
 from waltzctl.show.forms import AnyForm
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, BadArgument, ForeignCluster
 
 if TYPE_CHECKING:
-    from waltz_spark.exporting.manifest import Manifest, Piece
-    from waltz_spark.exporting.verification import Checked, Finding
+    from waltz_spark.export.manifest import Manifest, Piece
+    from waltz_spark.export.verification import Checked, Finding
 
 
 def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm = "table") -> int:
@@ -29,10 +29,10 @@ def status(*, output: Annotated[str, Argument(metavar="OUTPUT")], shown: AnyForm
       waltzctl export status /tmp/export
       waltzctl export status /tmp/export -o json
     """
-    from waltz_spark.exporting.delta import state_of
-    from waltz_spark.exporting.destination import destination_of, the_manifest
-    from waltz_spark.exporting.export import has_leftovers
-    from waltz_spark.exporting.render_export import state
+    from waltz_spark.export.delta import state_of
+    from waltz_spark.export.destination import destination_of, the_manifest
+    from waltz_spark.export.export import has_leftovers
+    from waltz_spark.export.render_export import state
 
     destination = destination_of(output)
     manifest = the_manifest(destination)
@@ -60,11 +60,11 @@ def verify(
       waltzctl export verify /tmp/export
       waltzctl export verify /tmp/export --against-log
     """
-    from waltz_spark.exporting.destination import destination_of, the_manifest
-    from waltz_spark.exporting.export import strays
-    from waltz_spark.exporting.opening import is_archive
-    from waltz_spark.exporting.render_export import verified
-    from waltz_spark.exporting.verification import Finding, check_files, check_log, check_table
+    from waltz_spark.export.destination import destination_of, the_manifest
+    from waltz_spark.export.export import strays
+    from waltz_spark.export.origin_options import is_archive
+    from waltz_spark.export.render_export import verified
+    from waltz_spark.export.verification import Finding, check_files, check_log, check_table
     from waltz_spark.log.origin import Span
 
     for option in (*(["--source"] if log.sources else []), *(["--archive"] if log.archive else [])):

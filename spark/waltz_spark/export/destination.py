@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlparse
 
-from waltz_spark.exporting.manifest import HIDDEN, LOCK, MANIFESTS, UNFINISHED, Manifest, decode, manifest_path
+from waltz_spark.export.manifest import HIDDEN, LOCK, MANIFESTS, UNFINISHED, Manifest, decode, manifest_path
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from waltz_spark.exporting.opening import OPTIONS, given_options, is_archive, open_origin, paths_of
+from waltz_spark.export.origin_options import OPTIONS, given_options, is_archive, open_origin, paths_of
 from waltz_spark.log.archive_origin import ArchiveOrigin
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.joined_origin import JoinedOrigin

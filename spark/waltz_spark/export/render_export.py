@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from waltz_spark.exporting.manifest import Manifest, total_json
-from waltz_spark.exporting.tasks import Assignment
+from waltz_spark.export.manifest import Manifest, total_json
+from waltz_spark.export.tasks import Assignment
 from waltz_spark.log.origin import Span
 from waltzctl.shell.progress import Amount, Course, Shown, duration, event
 from waltzctl.show.forms import Column, Columns, Line, Listing, Table, attributes, put, verdict
@@ -28,9 +28,9 @@ from waltzctl.show.terminal import console, count, rate, size
 from waltzd.errors import WaltzError
 
 if TYPE_CHECKING:
-    from waltz_spark.exporting.delta import TableState
-    from waltz_spark.exporting.export import Run
-    from waltz_spark.exporting.verification import Finding
+    from waltz_spark.export.delta import TableState
+    from waltz_spark.export.export import Run
+    from waltz_spark.export.verification import Finding
     from waltzctl.playground.java import Java
 
 Row = Mapping[str, Any]

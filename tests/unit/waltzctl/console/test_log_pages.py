@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from waltzctl.console import browsing
-from waltzctl.console.browsing import (
+from waltzctl.console import log_pages
+from waltzctl.console.log_pages import (
     CHUNK_MAX,
     LOOKED_MAX,
     ROWS,
@@ -128,5 +128,5 @@ def test_rows_have_the_values_of_json_and_a_line_for_people() -> None:
     row = row_of(one(5, b'{"a":\n1}', 3))
     assert (row["id"], row["header"], row["size"], row["payload_encoding"]) == (5, 3, 8, "json")
     assert row["payload"] == '{"a": 1}'
-    assert {column.key for column in browsing.COLUMNS} <= set(row)
+    assert {column.key for column in log_pages.COLUMNS} <= set(row)
     assert shortened(one(5)).payload == b"hello"

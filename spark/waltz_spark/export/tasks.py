@@ -24,9 +24,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from waltz_spark.exporting.destination import Destination, Output
-from waltz_spark.exporting.form import Form, ParquetFile
-from waltz_spark.exporting.manifest import (
+from waltz_spark.export.destination import Destination, Output
+from waltz_spark.export.form import Form, ParquetFile
+from waltz_spark.export.manifest import (
     META_BESIDE,
     META_CLUSTER,
     META_CRC,
