@@ -11,7 +11,6 @@ import asyncio
 import ctypes
 import logging
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +41,8 @@ WANTED = 65536
 def allow_open_files() -> None:
     """As many as the system permits, up to `WANTED`: segments, indexes and connections all are files, and its usual limit
     is low."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(WANTED, hard) if hard != resource.RLIM_INFINITY else WANTED
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -53,6 +54,8 @@ _DESCRIPTORS = "/proc/self/fd"
 
 def vitals() -> Vitals:
     """The clock and the open files of this process, for operators."""
+    import resource  # not on Windows, where applications test with the services of a storage
+
     try:
         open_files: int | None = len(os.listdir(_DESCRIPTORS)) - 1  # without the one that lists them
     except OSError:  # no /proc here, or no descriptor left to look with
