@@ -256,8 +256,9 @@ class Restoration:
             # Never ahead of the clock where that is above: a later command may know of the clock alone.
             far = min(generation + GENERATIONS_AHEAD, GENERATION_MAX - GENERATIONS_AHEAD)
             least = self.counted_by_clock if self.counted_by_clock > generation else far
-            is_recent = there.generation > max(generation, self.counted_by_clock - GENERATIONS_AHEAD)
-            is_above = there.generation >= far or is_recent
+            recent = max(generation, self.counted_by_clock - GENERATIONS_AHEAD)
+            is_put_back = there.server is None and there.generation > recent  # by this command before; nobody has taken it
+            is_above = there.generation >= far or is_put_back
             owners.append(there if is_above else Ownership(None, least))
         return Assignment(owners=tuple(owners))
 

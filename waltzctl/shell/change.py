@@ -257,11 +257,16 @@ async def _close_resumed(cluster: Cluster, number: int, entry: HistoryEntry) -> 
 
 async def close_finished(cluster: Cluster, plan: Plan, tls: Tls | None = None) -> None:
     """Close the entries of this command that was killed, where it is run again and its moves have arrived meanwhile."""
-    left = (await cluster.moves())[0].partitions.keys()
-    for number, before in await cluster.history():
-        is_same = (before.verb, before.subject) == (plan.verb, plan.subject)
-        if before.ended is None and is_same and before.moves and not set(before.moves) & left:
-            await cluster.close_history(number, ended=_now(), outcome=f"its moves had arrived when {who(tls)} ran it again")
+    try:
+        left = (await cluster.moves())[0].partitions.keys()
+        for number, before in await cluster.history():
+            is_same = (before.verb, before.subject) == (plan.verb, plan.subject)
+            if before.ended is None and is_same and before.moves and not set(before.moves) & left:
+                outcome = f"its moves had arrived when {who(tls)} ran it again"
+                await cluster.close_history(number, ended=_now(), outcome=outcome)
+    except WaltzError as error:  # nothing was to be done, and that has been said
+        why = printable(f"{error.code} {error.message}")
+        typer.echo(f"How an earlier run of this command ended is not in the history: {why}", err=True)
 
 
 def who(tls: Tls | None = None) -> str:

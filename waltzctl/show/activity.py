@@ -39,10 +39,13 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _number(name: str, of: str, cell: Callable[[Any], str], *, json: str | None = None, digits: int = 4) -> Column[Any]:
-    """A column of measured numbers; a dash is one that is not known."""
+    """Return a column of measured numbers, in which a dash stands for one that is not known."""
     known = Column[Any](name, of)
-    value: Callable[[Any], float | None] = lambda row: _rounded(known.value(row), digits)  # noqa: E731
-    return Column(name, value, cell=cell, none="-", json=json, is_right=True)
+
+    def rounded(row: Any) -> float | None:
+        return _rounded(known.value(row), digits)
+
+    return Column(name, rounded, cell=cell, none="-", json=json, is_right=True)
 
 
 def _tenths(value: float) -> str:

@@ -52,12 +52,21 @@ def test_a_clock_that_is_behind_is_not_believed() -> None:
     assert put_back(known, NOW - 3600).owners[0].generation == known + GENERATIONS_AHEAD
 
 
-def test_an_assignment_that_was_put_back_a_while_ago_stays() -> None:
+def target_with(assignment: Assignment) -> Target:
+    return Target(nodes={ASSIGNMENT: Node(encode(assignment), version=3, created=1, is_mine=False)})
+
+
+def test_an_assignment_that_was_put_back_a_while_ago_and_nobody_has_taken_stays() -> None:
     there = rebuilt(NOW)
-    known = clock_generation(NOW - 60)
-    target = Target(nodes={ASSIGNMENT: Node(encode(there), version=3, created=1, is_mine=False)})
-    assert put_back(known, NOW + 60, target) == there
-    assert put_back(there.owners[0].generation, NOW + 60, target) == put_back(0, NOW + 60), "not above what is known"
+    assert put_back(clock_generation(NOW - 60), NOW + 60, target_with(there)) == there
+    known = there.owners[0].generation
+    assert put_back(known, NOW + 60, target_with(there)) == rebuilt(NOW + 60), "it is not above what is known"
+
+
+def test_an_assignment_with_an_owner_is_not_believed_to_be_the_newest() -> None:
+    """The coordinator may have gone back, and servers may know of later owners."""
+    there = moved(rebuilt(NOW), "a")
+    assert put_back(clock_generation(NOW - 60), NOW + 60, target_with(there)) == rebuilt(NOW + 60)
 
 
 @given(st.floats(-1e12, 1e12))

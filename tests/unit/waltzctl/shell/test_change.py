@@ -307,6 +307,21 @@ def test_a_killed_command_is_closed_by_itself_when_its_moves_have_arrived() -> N
     run(work())
 
 
+def test_a_history_that_cannot_be_read_fails_no_command_that_has_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def away(_: Cluster) -> None:
+        raise CannotConnect("ZooKeeper is away")
+
+    async def work() -> None:
+        cluster = await Cluster.create(MemoryTree().connect(), META)
+        monkeypatch.setattr(Cluster, "moves", away)
+        await close_finished(cluster, replace(PLAN, steps=()))
+
+    run(work())
+    assert "is not in the history: W4001 ZooKeeper is away" in capsys.readouterr().err
+
+
 def test_an_entry_that_its_own_command_has_ended_stays() -> None:
     async def work() -> None:
         cluster = await Cluster.create(MemoryTree().connect(), META)
