@@ -71,7 +71,7 @@ async def archive(asked: Asked) -> Page:
     reach, pager = cut(asked, told.rows, {})
     saved, _ = cut(asked, backup.rows, {})
     is_used = any(one.archive for one in told.rows)
-    remarks = [] if is_used else ["Nothing is archived: the setting archive of the storages says where to."]
+    remarks = [] if is_used else ["Nothing is archived yet: no segment is full, or no storage has the setting archive."]
     return Page(
         title="Archive and backup",
         commands=(asked.command("archive", "status"), asked.command("backup", "status")),

@@ -41,11 +41,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _number(name: str, of: str, cell: Callable[[Any], str], *, json: str | None = None, digits: int = 4) -> Column[Any]:
     """Return a column of measured numbers, in which a dash stands for one that is not known."""
     known = Column[Any](name, of)
-
-    def rounded(row: Any) -> float | None:
-        return _rounded(known.value(row), digits)
-
-    return Column(name, rounded, cell=cell, none="-", json=json, is_right=True)
+    return Column(name, lambda row: _rounded(known.value(row), digits), cell=cell, none="-", json=json, is_right=True)
 
 
 def _tenths(value: float) -> str:

@@ -88,7 +88,7 @@ def troubles(found: Sequence[Reaching]) -> list[str]:
 
 
 def reaching(found: Sequence[Reaching]) -> Listing[Reaching]:
-    unused = "Nothing is archived: set `archive` in the configuration of the storages."
+    unused = "Nothing is archived yet: no segment is full, or no storage has the setting `archive`."
     notes: list[Part] = [*warnings(troubles(found)), *([] if any(one.archive for one in found) else [unused])]
     return Listing(kind="partitions", columns=REACHING, rows=found, notes=notes)
 

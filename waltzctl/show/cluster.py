@@ -210,7 +210,7 @@ def partition(view: PartitionView, meta: PartitionMeta | None, goal: tuple[str, 
     rows = [(name, view.replicas.get(name), seen.get(name)) for name in sorted({*view.replicas, *seen})]
     owner = f"{view.owner or 'nobody'}, generation {view.generation:,}"
     if said is not None:
-        owner += f", session {said.session:,}, {said.committed + 1:,} transactions, {count(said.mounts, 'client')}"
+        owner += f", session {said.session:,}, {count(said.committed + 1, 'transaction')}, {count(said.mounts, 'client')}"
     if view.format is not None:
         owner += f", writes format {view.format}"
     page: list[Part] = [
