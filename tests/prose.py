@@ -21,37 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("waltzd", "waltzctl", "spark")
 
-FRAGMENT = frozenset(
-    [
-        "of",
-        "that",
-        "so",
-        "those",
-        "who",
-        "whose",
-        "it",
-        "as",
-        "by",
-        "in",
-        "until",
-        "which",
-        "behind",
-        "likewise",
-        "this",
-        "these",
-        "they",
-        "both",
-        "either",
-        "neither",
-        "not",
-        "no",
-        "nothing",
-        "nobody",
-        "none",
-    ]
+FRAGMENT = re.compile(
+    r"(?:of|that|so|those|who|whose|it|as|by|in|until|which|behind|likewise|this|these|they|both|either|neither|not|no"
+    r"|nothing|nobody|none)",
+    re.IGNORECASE,
 )
 """First words that make a doc a fragment of a sentence."""
-QUESTION = frozenset({"what", "whether", "how", "where", "when", "why"})
+QUESTION = re.compile(r"(?:what|whether|how|where|when|why)\b", re.IGNORECASE)
 """First words that a doc of a value may have, and the docstring of a function or class may not."""
 QUANTITY = re.compile(r"\bso (?:many|much|long|often|far|large|late|few)\b(?! that\b| as\b)", re.IGNORECASE)
 PERSON = re.compile(r"\b(?:whoever|nobody|somebody|everybody|anybody|who)\b", re.IGNORECASE)
@@ -94,8 +70,7 @@ def broken_rule(text: Text) -> str:
     if text.kind not in SPOKEN:
         return ""
     words = CODE.sub("X", text.words)
-    first = re.match(r"[A-Za-z']+", words)
-    if first and first.group().lower() in (FRAGMENT | QUESTION if text.kind == "docstring" else FRAGMENT):
+    if (first := FRAGMENT.match(words)) or (text.kind == "docstring" and (first := QUESTION.match(words))):
         return f"begins with {first.group()!r}"
     for rule, pattern in PATTERNS.items():
         if hit := pattern.search(words):
