@@ -23,7 +23,7 @@ PRODUCT = ("waltzd", "waltzctl", "spark")
 
 FRAGMENT = re.compile(
     r"(?:of|that|so|those|who|whose|it|as|by|in|until|which|behind|likewise|this|these|they|both|either|neither|not|no"
-    r"|nothing|nobody|none)",
+    r"|nothing|nobody|none)\b",
     re.IGNORECASE,
 )
 """First words that make a doc a fragment of a sentence."""
