@@ -51,7 +51,10 @@ def test_a_warning_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_page_of_docs_is_in_the_menu() -> None:
     listed = {page for _, pages in site.menu() for _, page in pages}
-    assert {site.page_of(path) for path in site.sources()} - {site.MENU} <= listed
+    decisions = {f"decisions/{path.name}" for path in (site.ROOT / "docs/decisions").glob("*.md")}
+    assert {site.page_of(path) for path in site.sources()} - {site.MENU} <= listed | decisions
+    listed_decisions = set(re.findall(r"\]\(([\w-]+\.md)\)", (site.ROOT / "docs/decisions/README.md").read_text()))
+    assert decisions == {f"decisions/{name}" for name in listed_decisions | {"README.md"}}
 
 
 def test_links_into_the_repository_become_words() -> None:
