@@ -36,6 +36,15 @@ def test_the_python_of_every_page_is_run() -> None:
     assert len(shown) > 15
 
 
+def test_the_idea_in_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("../README")
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("Committed(id=0")
+    assert re.match(r"Rejected\(.*CONFLICT.*conflict_id=0", second)
+    assert third.startswith("Committed(id=1")
+
+
 async def until(is_true: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not is_true():

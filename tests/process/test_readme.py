@@ -1,4 +1,4 @@
-"""The README's commands do what it says, with its ports and directories moved out of the way."""
+"""Commands that the README and two pages for operators show do what is said there, with other ports and directories."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from waltzctl.shell import blueprint
 ROOT = Path(__file__).parents[2]
 
 
-def blocks() -> list[str]:
-    return re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+PAGES = ("README.md", "docs/offline-tools.md", "docs/storage.md")
 
 
-def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+def blocks(page: str) -> list[str]:
+    """Return the blocks of a page that are typed in a checkout."""
+    found = re.findall(r"^```sh\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [block for block in found if ".venv/bin/" in block or "./dev" in block]
+
+
+def test_the_commands_that_pages_show_in_a_checkout_run(tmp_path: Path) -> None:
     somewhere = random.randrange(len(blueprint.PORTS))
     listen, admin = islice(blueprint.free_ports(somewhere), 2)  # and no outgoing connection is given one of them
     tried = 0
-    for block in blocks():
+    for block in [block for page in PAGES for block in blocks(page)]:
         if "./dev" in block:
             continue
         tried += 1
@@ -61,4 +66,4 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
 
 
 def test_the_readme_begins_with_its_two_commands() -> None:
-    assert [block.strip() for block in blocks()[:2]] == ["./dev demo", "./dev test"]
+    assert [block.strip() for block in blocks("README.md")[:2]] == ["./dev demo", "./dev test"]
