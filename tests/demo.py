@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from waltzctl.picture.picture import PartitionView
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT
+from waltzctl.snapshot.picture import PartitionView
 from waltzd.client import loop
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 

@@ -30,8 +30,8 @@ from tests.checker.recorder import payload_key
 from tests.checker.verdict import Verdict
 from tests.group_members import WINDOW, Clock, WitnessedStream, is_calm
 from tests.process.cluster import Cluster
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.group_log import make_group_log
+from waltzctl.snapshot.picture import Picture
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.client.delivery import Delivery

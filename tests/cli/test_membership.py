@@ -22,9 +22,9 @@ from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
-from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
+from waltzctl.snapshot.picture import Picture
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import CopyRate, Membership

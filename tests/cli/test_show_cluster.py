@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
 from waltzctl.placement.plan import Creation
 from waltzctl.show import cluster
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import ROWS_MAX
+from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription, Statistics, StorageDescription

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
+from waltzctl.snapshot.picture import Picture
 from waltzd.errors import WaltzError
 from waltzd.wire.storages import AdminClient
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.process.cluster import PATIENCE_SECONDS, Cluster
-from waltzctl.picture.picture import Picture
 from waltzctl.playground.local import LocalCluster
+from waltzctl.snapshot.picture import Picture
 from waltzd import BlockingClient
 from waltzd.archive.manifest import Entry
 from waltzd.archive.place import open_store

@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tests.simulation.cell import KEY, Appender, Cell, cell
-from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
+from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
 from waltzd.archive.store import Store
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Delete

@@ -13,12 +13,12 @@ from uuid import UUID
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World
 from tests.simulation.ports import SimAdminPort, SimServerAdminPort
-from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.placement.changeover import plan_of, waiting
 from waltzctl.placement.mover import MoveOptions, carry_out, completion, situation, take_out
 from waltzctl.placement.replica_moves import Relocation
 from waltzctl.placement.rescue import carry_out as finish_rescue
 from waltzctl.placement.rescue import seen, with_archive
+from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError

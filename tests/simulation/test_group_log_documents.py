@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Collection
 
 from tests.simulation.lost_metadata import wipe
 from tests.unit.waltzd.testing.test_group_log import as_server
-from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
+from waltzctl.snapshot.picture import Picture, StorageView
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.cluster.metadata import Saved, cut, read, write

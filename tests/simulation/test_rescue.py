@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.simulation.cell import KEY, Cell, cell, story
-from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.mover import completion
 from waltzctl.placement.rescue import carry_out, seen, with_archive
 from waltzctl.placement.rescue_scene import Scene
+from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, StorageMeta

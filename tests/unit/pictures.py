@@ -1,4 +1,4 @@
-"""Pictures of a cluster as `waltzctl.picture.picture` makes them, for tests: all well, and then made worse."""
+"""Pictures of a cluster as `waltzctl.snapshot.picture` makes them, for tests: all well, and then made worse."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.placement.replica_moves import Situation
+from waltzctl.snapshot.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import (

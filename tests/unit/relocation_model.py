@@ -15,9 +15,9 @@ from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
-from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.shell.change import Asked, recorded
 from waltzctl.shell.safety import Plan, margin
+from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
 from waltzd.cluster.cluster import MOVES, NO_VERSION, STORAGES, Cluster, partition_path, replicas_path
 from waltzd.cluster.coordinator import Change, Create, Set
 from waltzd.cluster.documents import (

@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("waltzctl.show.forms",),
     ("waltzctl.show.change",),
     ("waltzctl.shell",),
-    ("waltzctl.picture",),
+    ("waltzctl.snapshot",),
     (
         "waltzctl.placement.plan",
         "waltzctl.watching.probe",
@@ -70,7 +70,7 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 """What tools may use of a daemon: files that no daemon holds."""
 
 DECIDING = (
-    "waltzctl.picture.picture", "waltzctl.placement.replica_moves", "waltzctl.placement.plan",
+    "waltzctl.snapshot.picture", "waltzctl.placement.replica_moves", "waltzctl.placement.plan",
     "waltzctl.placement.proof",
     "waltzctl.placement.rescue_scene", "waltzctl.shell.safety",
     "waltzctl.watching.facts", "waltzctl.watching.rates", "waltzctl.watching.rules",

@@ -13,14 +13,14 @@ from typer import Argument
 
 from waltzctl.config.policy import connected, spelled_loss
 from waltzctl.config.policy_file import exact_names, losses
-from waltzctl.picture.attendance import attendance
-from waltzctl.picture.picture import silence
 from waltzctl.shell.change import Change, Changing, Request, nothing_to_do
 from waltzctl.shell.numbers import check_partitions, chosen
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Meant, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
+from waltzctl.snapshot.attendance import attendance
+from waltzctl.snapshot.picture import silence
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of, save_channels
 from waltzd.cluster.cluster import Cluster

@@ -14,9 +14,6 @@ import typer
 from typer import Argument, Option
 
 from waltzctl.config.policy_file import Loss, PolicyFile, changed, exact_names, load, losses
-from waltzctl.picture import attendance
-from waltzctl.picture.attendance import Attendance, Attendant
-from waltzctl.picture.picture import silence
 from waltzctl.shell.change import Asking, Change, Request, nothing_to_do
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.options import Misused, Output
@@ -25,6 +22,9 @@ from waltzctl.shell.reach import ClusterOptions, Meant, check_name, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.client import NO_POLICY, grants, rights, spelled
 from waltzctl.show.forms import AnyForm, Column, Listing, put
+from waltzctl.snapshot import attendance
+from waltzctl.snapshot.attendance import Attendance, Attendant
+from waltzctl.snapshot.picture import silence
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument

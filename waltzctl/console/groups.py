@@ -9,12 +9,12 @@ from waltzctl.console.pages import ROWS, Asked, Page, Part, actions, cut, grids,
 from waltzctl.console.table import Look, Of, Tone, grid, listed
 from waltzctl.groups.command import one_of
 from waltzctl.groups.parked import parked_in
-from waltzctl.picture.groups import GroupView, Standing
-from waltzctl.picture.groups import groups as asked_for
 from waltzctl.shell.reach import unknown
 from waltzctl.show import group as show
 from waltzctl.show.group import ParkedOne
 from waltzctl.show.terminal import count
+from waltzctl.snapshot.groups import GroupView, Standing
+from waltzctl.snapshot.groups import groups as asked_for
 from waltzd.errors import WaltzError
 from waltzd.protocol.address import is_name
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from waltzctl.console.pages import Asked, Page, Part, actions, cut, grids, of_partition
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
-from waltzctl.picture import attendance
-from waltzctl.picture.attendance import UseAt
-from waltzctl.picture.picture import silent_servers
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell.merged_log import Line
 from waltzctl.show import activity, change, client
 from waltzctl.show import archive as shown_archive
 from waltzctl.show.forms import Column
+from waltzctl.snapshot import attendance
+from waltzctl.snapshot.attendance import UseAt
+from waltzctl.snapshot.picture import silent_servers
 from waltzctl.watching.events import LEVELS, duration, heard
 from waltzd.errors import BadArgument
 

@@ -12,8 +12,6 @@ from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import Begin
 from waltzctl.groups.request import made, told
 from waltzctl.groups.settings import ALL, Given
-from waltzctl.picture.groups import GroupView, groups
-from waltzctl.picture.look import look
 from waltzctl.placement.group_log import make_group_log, plan_group_log
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change, Changing, nothing_to_do
@@ -24,6 +22,8 @@ from waltzctl.shell.reach import check_name
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.group import settings
 from waltzctl.show.terminal import count
+from waltzctl.snapshot.groups import GroupView, groups
+from waltzctl.snapshot.look import look
 from waltzd.cluster import group_log
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from typer import Argument
 
-from waltzctl.picture.groups import Groups, GroupView
-from waltzctl.picture.groups import groups as asked
 from waltzctl.shell.reach import Meant, unknown, using
 from waltzctl.show import group as show
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.snapshot.groups import Groups, GroupView
+from waltzctl.snapshot.groups import groups as asked
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import EXIT_OK
 from waltzd.wire.tls import Tls

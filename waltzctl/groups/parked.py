@@ -16,7 +16,6 @@ from typer import Argument, Option
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.position import ASK_SECONDS, Partitions, chosen
 from waltzctl.groups.request import changed, told
-from waltzctl.picture.groups import GroupView
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell.change import Change as Planned
 from waltzctl.shell.change import Changing
@@ -26,6 +25,7 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show import group as show
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.group import ParkedOne
+from waltzctl.snapshot.groups import GroupView
 from waltzd import Client
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster

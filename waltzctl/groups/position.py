@@ -15,7 +15,6 @@ from typer import Option
 
 from waltzctl.groups.command import GroupName, one_of
 from waltzctl.groups.request import changed
-from waltzctl.picture.groups import GroupView
 from waltzctl.records.follow import addresses_of, opened
 from waltzctl.shell import moment
 from waltzctl.shell.change import Change as Planned
@@ -24,6 +23,7 @@ from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Reach
 from waltzctl.shell.safety import Danger, Plan
+from waltzctl.snapshot.groups import GroupView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster

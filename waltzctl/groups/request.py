@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from waltzctl.picture.groups import GroupView
 from waltzctl.shell.progress import Say
+from waltzctl.snapshot.groups import GroupView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ServerMeta

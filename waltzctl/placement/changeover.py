@@ -12,14 +12,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from waltzctl.picture.look import look
-from waltzctl.picture.picture import PartitionView, Picture
 from waltzctl.placement.creation import check_formats
 from waltzctl.placement.mover import POLL_SECONDS
 from waltzctl.shell.change import Change, Request
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.safety import Plan
+from waltzctl.snapshot.look import look
+from waltzctl.snapshot.picture import PartitionView, Picture
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import FormatUnknown, Unfinished, Unsafe
 

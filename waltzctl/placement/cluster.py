@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from waltzctl.picture import last_seen
-from waltzctl.picture.look import look, seen
 from waltzctl.placement.changeover import change_format
 from waltzctl.placement.mover import Moving
 from waltzctl.placement.partition import spread_all
@@ -24,6 +22,8 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import history as told_history
 from waltzctl.show.cluster import picture
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.snapshot import last_seen
+from waltzctl.snapshot.look import look, seen
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import cut, write
 from waltzd.disk.real import translate

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from waltzctl.picture.look import look
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.creation import CALL_SECONDS, is_fresh
 from waltzctl.placement.plan import assign_replicas
+from waltzctl.snapshot.look import look
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership

@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from waltzctl.picture.picture import OPEN
 from waltzctl.shell.progress import Say
+from waltzctl.snapshot.picture import OPEN
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta

@@ -20,8 +20,6 @@ from uuid import uuid4
 import typer
 from typer import Argument, Option
 
-from waltzctl.picture import last_seen
-from waltzctl.picture.picture import Picture
 from waltzctl.placement import creation
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict, from_saved, from_storages
 from waltzctl.placement.restored_documents import (
@@ -44,6 +42,8 @@ from waltzctl.shell.reach import Meant, check_name, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import put_json
 from waltzctl.show.terminal import count
+from waltzctl.snapshot import last_seen
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.cluster import (
     ASSIGNMENT,
     CLIENT_IDS,

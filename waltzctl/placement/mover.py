@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 from uuid import UUID
 
-from waltzctl.picture.look import look
-from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement import replica_moves
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, changing, who
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Say
+from waltzctl.snapshot.look import look
+from waltzctl.snapshot.picture import Picture, StorageView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta

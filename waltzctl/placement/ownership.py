@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from waltzctl.picture.look import seen
 from waltzctl.placement.handover import Handover, arrival
 from waltzctl.shell.change import Change, Changing, Prepare, changing
 from waltzctl.shell.numbers import check_partitions, chosen
@@ -24,6 +23,7 @@ from waltzctl.shell.reach import Meant, Reach, ServerName, first_contact, known_
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.cluster import servers as server_list
 from waltzctl.show.forms import AnyForm, Column, Listing, put
+from waltzctl.snapshot.look import seen
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.picture.look import seen
 from waltzctl.placement.mover import MoveOptions, Moving, change_of, situation
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, Changing, Request
@@ -16,6 +15,7 @@ from waltzctl.shell.options import Misused
 from waltzctl.shell.reach import Meant, using
 from waltzctl.show.cluster import partition, partitions
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.snapshot.look import seen
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument

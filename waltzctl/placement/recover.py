@@ -15,8 +15,6 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.picture.look import look
-from waltzctl.picture.picture import PartitionView, Picture
 from waltzctl.placement.mover import POLL_SECONDS, TOLD_MAX, MoveOptions, Moving, Throttle, admin_of, situation
 from waltzctl.placement.replica_moves import Situation
 from waltzctl.placement.storage import tidy
@@ -26,6 +24,8 @@ from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
+from waltzctl.snapshot.look import look
+from waltzctl.snapshot.picture import PartitionView, Picture
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import DIVERGED, PartitionDescription

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement.plan import crowded, reassign_replicas
 from waltzctl.shell.numbers import check_partitions, spell
 from waltzctl.shell.progress import duration
 from waltzctl.shell.reach import unknown
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan, danger, margin, without
 from waltzctl.show.terminal import size
+from waltzctl.snapshot.picture import Picture, StorageView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.errors import Unsafe

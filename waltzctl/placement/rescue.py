@@ -17,13 +17,13 @@ from uuid import UUID, uuid4
 
 from typer import Argument, Option
 
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.mover import POLL_SECONDS, RealDaemons, situation
 from waltzctl.placement.rescue_scene import Scene
 from waltzctl.shell.change import Change, Changing, who
 from waltzctl.shell.numbers import chosen, spell
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe, WaltzError

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from waltzctl.picture.look import look_without
-from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement.creation import is_fresh
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
 from waltzctl.shell.progress import Say
+from waltzctl.snapshot.look import look_without
+from waltzctl.snapshot.picture import Picture, StorageView
 from waltzd.cluster.assignment import UNOWNED
 from waltzd.cluster.cluster import (
     ASSIGNMENT,

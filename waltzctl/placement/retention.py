@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from waltzctl.picture.look import look
-from waltzctl.picture.picture import Picture
 from waltzctl.shell.change import Change, Request
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzctl.show.terminal import size
+from waltzctl.snapshot.look import look
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.archives import all_archived, save_keep_local
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, Unsafe

@@ -21,7 +21,6 @@ from uuid import UUID
 
 from typer import Argument, Option
 
-from waltzctl.picture.look import seen
 from waltzctl.placement.mover import admin_of, situation
 from waltzctl.placement.replica_moves import Situation
 from waltzctl.shell.change import Asking, Change, Request
@@ -35,6 +34,7 @@ from waltzctl.show import storage as shown_storage
 from waltzctl.show.cluster import storages
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
+from waltzctl.snapshot.look import seen
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, PartitionMeta

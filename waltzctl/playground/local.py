@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from waltzctl.picture.look import look
-from waltzctl.picture.picture import Picture
 from waltzctl.playground.daemon import Daemon, Process, Reporter, State, birth, listener_of, undisturbed
 from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
 from waltzctl.playground.java import java_command, serves
@@ -58,6 +56,8 @@ from waltzctl.shell.blueprint import (
 )
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.reach import access_to, tls_of
+from waltzctl.snapshot.look import look
+from waltzctl.snapshot.picture import Picture
 from waltzd.client import loop
 from waltzd.cluster.access import ANYBODY, Access, Verify
 from waltzd.cluster.cluster import Cluster

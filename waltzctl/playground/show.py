@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from waltzctl.picture.picture import Picture
+    from waltzctl.snapshot.picture import Picture
 
 REFRESHES_PER_SECOND = 10
 FRAMES, FRAMES_ASCII = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"

@@ -18,7 +18,6 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.playground import show as shown
 from waltzctl.playground.daemon import command_of
@@ -35,6 +34,7 @@ from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines, put
 from waltzctl.show.terminal import count, size
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.documents import FORMAT
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, NotInstalled, WaltzError
 from waltzd.format.layout import VERSIONS

@@ -42,8 +42,8 @@ from waltzd.errors import (
 )
 
 if TYPE_CHECKING:
-    from waltzctl.picture.picture import Picture
     from waltzctl.show.archive import Reaching
+    from waltzctl.snapshot.picture import Picture
     from waltzd.archive.manifest import Entry, Label
     from waltzd.archive.store import Store
     from waltzd.archive.verification import Flaw, Survey
@@ -109,7 +109,7 @@ def _marks(store: str, end: End, output: str) -> int:
 
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
-    from waltzctl.picture.look import look
+    from waltzctl.snapshot.look import look
 
     return await reached(cluster, await look(cluster.coordinator, tls=reach.tls))
 

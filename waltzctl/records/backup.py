@@ -14,8 +14,8 @@ from waltzctl.show.forms import AnyForm, put, put_again, screen_for
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
 if TYPE_CHECKING:
-    from waltzctl.picture.picture import Picture
     from waltzctl.show.archive import Backups
+    from waltzctl.snapshot.picture import Picture
     from waltzd.cluster.cluster import Cluster
 
 LATE_SECONDS = 60.0
@@ -84,7 +84,7 @@ def _watch(store: str | None, reach: Reach | None, every: float, output: str) ->
 
 
 async def _said(cluster: Cluster, reach: Reach) -> Backups:
-    from waltzctl.picture.look import look
+    from waltzctl.snapshot.look import look
 
     return backed_up(await look(cluster.coordinator, tls=reach.tls))
 

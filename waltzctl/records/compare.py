@@ -30,7 +30,7 @@ from waltzd.errors import (
 )
 
 if TYPE_CHECKING:
-    from waltzctl.picture.picture import Picture, StorageView
+    from waltzctl.snapshot.picture import Picture, StorageView
     from waltzd.cluster.cluster import Cluster
     from waltzd.format.digest import Digest
     from waltzd.format.record import Record
@@ -76,7 +76,7 @@ def compare(
 async def _compare(
     cluster: Cluster, reach: Reach, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
 ) -> Comparison:
-    from waltzctl.picture.look import look
+    from waltzctl.snapshot.look import look
 
     picture = await look(cluster.coordinator, tls=reach.tls)
     views = _chosen(picture, partition, names)

@@ -8,7 +8,6 @@ from typing import Any
 
 import typer
 
-from waltzctl.picture.picture import silence
 from waltzctl.shell.merged_log import Line as LogLine
 from waltzctl.shell.numbers import spell
 from waltzctl.show import group
@@ -28,6 +27,7 @@ from waltzctl.show.forms import (
     verdict,
 )
 from waltzctl.show.terminal import ROWS_MAX, count, printable, size
+from waltzctl.snapshot.picture import silence
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.probe import Probe, Probing
 from waltzctl.watching.rates import PartitionRates, Rates, StorageRates, by

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from waltzctl.picture import attendance
-from waltzctl.picture.attendance import Attendance
 from waltzctl.shell.change import Change, Changing
 from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Meant, unknown, using
 from waltzctl.shell.safety import Plan
 from waltzctl.show.client import client, clients
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.snapshot import attendance
+from waltzctl.snapshot.attendance import Attendance
 from waltzd.cluster.clients import ClientNames
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClientMeta

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 
-from waltzctl.picture.picture import ServerView
 from waltzctl.shell.options import Timeout
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.cluster import checks
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.snapshot.picture import ServerView
 from waltzctl.watching.facts import Check, Facts, Grade, Sighting, ZooKeeperServer
 from waltzctl.watching.poll import CALL_SECONDS, Poll, should_be_closed
 from waltzctl.watching.rules import diagnose

@@ -16,12 +16,12 @@ from uuid import UUID
 
 from typer import Option
 
-from waltzctl.picture.picture import Picture
 from waltzctl.shell import moment
 from waltzctl.shell.merged_log import Line, merged
 from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
+from waltzctl.snapshot.picture import Picture
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import CALL_SECONDS, Poll
 from waltzd.client import loop

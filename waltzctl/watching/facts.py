@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from waltzctl.picture.picture import Picture
+from waltzctl.snapshot.picture import Picture
 from waltzd.errors import WaltzError
 
 REPAIR = "start it again, or see why its machine does not answer"

@@ -14,13 +14,13 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from waltzctl.picture.picture import PartitionView, Picture
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzctl.shell.reach import Meant, Reach, StorageName, unknown
 from waltzctl.shell.safety import without
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import printable
+from waltzctl.snapshot.picture import PartitionView, Picture
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import Poll
 from waltzctl.watching.status import page

@@ -17,14 +17,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from waltzctl.picture import last_seen
-from waltzctl.picture.documents import Kept
-from waltzctl.picture.last_seen import LastSeen
-from waltzctl.picture.look import Contacts, look, look_without
-from waltzctl.picture.picture import Picture
 from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach
+from waltzctl.snapshot import last_seen
+from waltzctl.snapshot.documents import Kept
+from waltzctl.snapshot.last_seen import LastSeen
+from waltzctl.snapshot.look import Contacts, look, look_without
+from waltzctl.snapshot.picture import Picture
 from waltzctl.watching.facts import REPAIR, Facts, Lost, Sighting
 from waltzctl.watching.rules import judge, with_since
 from waltzd.cluster.cluster import ROOT, Cluster

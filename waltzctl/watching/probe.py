@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from waltzctl.picture.picture import Picture
+from waltzctl.snapshot.picture import Picture
 from waltzd.client.pending import Request, batch_of
 from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, TlsMismatch, WaltzError
 from waltzd.protocol.batches import (

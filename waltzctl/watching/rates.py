@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from waltzctl.picture.picture import PartitionView, Picture, StorageView
+from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
 from waltzd.protocol.histogram import Histogram
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from waltzctl.picture.picture import PartitionView
 from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.show import PROCESSES, processes
 from waltzctl.shell.options import Timeout, Watch
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
 from waltzctl.show.forms import AnyForm, Listing, objects, put, put_again, screen_for
+from waltzctl.snapshot.picture import PartitionView
 from waltzctl.watching.facts import Sighting
 from waltzctl.watching.poll import CALL_SECONDS, Poll
 from waltzd.client import loop

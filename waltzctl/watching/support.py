@@ -27,12 +27,12 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from waltzctl.picture.picture import Picture
 from waltzctl.shell.options import Output, Timeout
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.activity import events
 from waltzctl.show.cluster import checks, status
 from waltzctl.show.forms import JSON_VERSION, plain, put_json
+from waltzctl.snapshot.picture import Picture
 from waltzctl.watching.doctor import examined
 from waltzctl.watching.events import Listening, history_of, told_lines
 from waltzctl.watching.poll import Poll

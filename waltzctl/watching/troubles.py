@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from waltzctl.picture.picture import PartitionView, Picture, ServerView, StorageView
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.safety import margin
+from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView
 from waltzctl.watching.facts import REPAIR, Facts, Found, Grade, Reason, unsure, warn
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership

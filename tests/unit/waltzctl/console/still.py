@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 from waltzctl.console.door import Session
 from waltzctl.console.site import Site
 from waltzctl.console.watch import Point, Seen, Watch
-from waltzctl.picture.picture import Picture
 from waltzctl.shell.reach import Reach
+from waltzctl.snapshot.picture import Picture
 from waltzctl.watching.facts import Facts, Sighting
 from waltzctl.watching.rates import rates
 from waltzctl.watching.rules import diagnose, judge

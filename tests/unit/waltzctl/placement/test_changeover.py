@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit import pictures
-from waltzctl.picture.picture import PartitionView, Picture, StorageView
 from waltzctl.placement.changeover import plan_of, waiting
 from waltzctl.show.cluster import picture_json
+from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
 from waltzd.errors import CannotConnect, FormatUnknown, Unsafe
 
 

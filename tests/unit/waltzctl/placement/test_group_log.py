@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import SERVERS, STORAGES, held, partition, server, silent, situation, storage, well
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.group_log import plan_group_log
 from waltzctl.placement.membership import removal
 from waltzctl.placement.restored_documents import statements
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, GroupLogRefused, MetadataMissing, NoSuchPartition
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.unit import pictures
 from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
-from waltzctl.picture.picture import StorageView
 from waltzctl.placement.replica_moves import Relocation, Situation, members_at_hand
 from waltzctl.shell.safety import Danger, Plan
+from waltzctl.snapshot.picture import StorageView
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import STORAGES, partition, silent, situation, storage, well
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.replica_moves import Situation
 from waltzctl.placement.storage import KEPT_MS, cleaning, switching, tidying
 from waltzctl.shell.safety import Danger, Plan
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.documents import Membership, PartitionMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import SetAside

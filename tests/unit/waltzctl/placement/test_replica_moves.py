@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import KEY, held, owned, partition, replica, silent, situation, storage, well
-from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement.mover import Mover, Throttle, take_out
 from waltzctl.placement.replica_moves import Add, Done, Drop, Step, View, Wait, applied, next_step, view_of
+from waltzctl.snapshot.picture import Picture, StorageView
 from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree

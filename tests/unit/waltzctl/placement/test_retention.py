@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit import pictures
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.retention import plan_of, too_much
 from waltzctl.shell.safety import Plan
+from waltzctl.snapshot.picture import Picture
 from waltzd.errors import BadArgument, Unsafe
 from waltzd.protocol.retention import keep_of
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import STORAGES, held, owned, partition, replica, situation, storage, well
-from waltzctl.picture.picture import Picture, StorageView
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation, Wait, next_step, view_of
+from waltzctl.snapshot.picture import Picture, StorageView
 from waltzd.cluster.documents import Membership, PartitionMeta
 
 MB = 10**6

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from rich.console import Console
 
-from waltzctl.picture.groups import GroupAt, Groups, GroupView
 from waltzctl.show.group import group
+from waltzctl.snapshot.groups import GroupAt, Groups, GroupView
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupPlace, Mode
 from waltzd.protocol.timelines import NEVER_FORKED

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import STORAGES, owned, partition, replica, silent, storage, well
-from waltzctl.picture.picture import Picture
+from waltzctl.snapshot.picture import Picture
 from waltzctl.watching.rates import PartitionRates, by, rates
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import PartitionStatistics, Statistics

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
-from waltzctl.picture.picture import Picture, ServerView
 from waltzctl.show.group import totals
+from waltzctl.snapshot.picture import Picture, ServerView
 from waltzctl.watching.facts import Facts, Grade, Health, Lost, Verdict, ZooKeeperServer
 from waltzctl.watching.rules import AGAIN, RULES, diagnose, judge
 from waltzd.cluster.documents import Membership

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
-from waltzctl.picture.picture import Picture
 from waltzctl.placement.storage import availability
 from waltzctl.shell.options import command_of
+from waltzctl.snapshot.picture import Picture
 from waltzctl.watching import rules
 from waltzctl.watching.facts import Facts, Grade, Health, Lost, Verdict
 from waltzctl.watching.poll import missed

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
-from waltzctl.picture.documents import Documents, read
-from waltzctl.picture.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach, first_contact, using
+from waltzctl.snapshot.documents import Documents, read
+from waltzctl.snapshot.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta

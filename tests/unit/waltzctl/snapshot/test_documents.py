@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.pictures import KEY, server, storage
-from waltzctl.picture.documents import Kept, read
+from waltzctl.snapshot.documents import Kept, read
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create, Delete, Node, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets

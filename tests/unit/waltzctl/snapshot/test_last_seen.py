@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pictures import KEY, well
-from waltzctl.picture import last_seen
 from waltzctl.show.forms import plain
+from waltzctl.snapshot import last_seen
 from waltzctl.watching.support import Bundle, describe, strip_secrets
 from waltzd.errors import AlreadyThere, CannotConnect, WaltzError
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.unit.pictures import KEY, server, storage, well
-from waltzctl.picture import look
-from waltzctl.picture.look import Contacts
+from waltzctl.snapshot import look
+from waltzctl.snapshot.look import Contacts
 from waltzd.cluster.documents import ServerMeta
 from waltzd.errors import CannotConnect
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waltzctl.picture.picture import Picture
+from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.document import Document, decode, encode

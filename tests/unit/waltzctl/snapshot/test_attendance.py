@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from waltzctl.picture.attendance import Attendant, together
 from waltzctl.show.client import client, clients
 from waltzctl.show.forms import put
+from waltzctl.snapshot.attendance import Attendant, together
 from waltzd.cluster.documents import ClientMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import ClientInstance, ClientList, ClientUse
