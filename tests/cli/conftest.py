@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from waltzctl.health import rules, troubles
 from waltzctl.main import run
 from waltzctl.playground.local import LocalCluster
-from waltzctl.watching import rules, troubles
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from tests.answers import Answers, add_threaded
-from waltzctl.watching import poll
+from waltzctl.health import poll
 from waltzd.client import loop
 from waltzd.cluster import zookeeper
 from waltzd.cluster.cluster import Cluster

@@ -18,9 +18,9 @@ import pytest
 
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
+from waltzctl.health.probe import PAYLOAD
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
-from waltzctl.watching.probe import PAYLOAD
 from waltzd import BlockingClient
 from waltzd.client.loop import run
 from waltzd.cluster.cluster import Cluster

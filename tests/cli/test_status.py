@@ -20,10 +20,10 @@ import pytest
 
 from tests.cli.example import examples
 from tests.unit.pictures import server, well
+from waltzctl.health.poll import processes
 from waltzctl.playground.daemon import Daemon, birth
 from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import Life, save_lives
-from waltzctl.watching.poll import processes
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60
@@ -159,7 +159,7 @@ def test_no_majority_and_no_server(forgetful: LocalCluster, waltzctl: Tool) -> N
     assert found["reasons"][0]["sentence"].startswith("partitions 0-2 take no transactions: the owner is gone (")
 
 
-PATIENT = "from waltzctl.watching import troubles; troubles.SLOW_MS = 1e9; from waltzctl.main import main; main()"
+PATIENT = "from waltzctl.health import troubles; troubles.SLOW_MS = 1e9; from waltzctl.main import main; main()"
 """The tool as a program of its own, to which nobody is too slow."""
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.cli.example import examples
 from tests.cli.outcome import refused
+from waltzctl.health import troubles
 from waltzctl.playground.local import LocalCluster
-from waltzctl.watching import troubles
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120

@@ -24,7 +24,7 @@ from tests.process.server import ServerDaemon
 from tests.process.test_tls_cluster import connect, options
 from tests.process.zookeeper import LocalZooKeeper
 from waltzctl import main
-from waltzctl.watching import troubles
+from waltzctl.health import troubles
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.errors import BadArgument, CannotConnect, LogUnreadable

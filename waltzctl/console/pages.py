@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from waltzctl.console.chart import Cursor, Line, cursors, lines
 from waltzctl.console.table import SHAPES, Cell, Grid, Look, Tone, grid, listed, tone_of
 from waltzctl.console.watch import TRAIL_SECONDS, Seen, Watch
+from waltzctl.health.facts import Check, Grade, Health, Sighting
+from waltzctl.health.rates import SORTS, PartitionRates, StorageRates, by
 from waltzctl.shell.reach import MEANT, Reach, option, unknown
 from waltzctl.show import activity, cluster
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
 from waltzctl.snapshot.picture import PartitionView, Picture, silence
-from waltzctl.watching.facts import Check, Grade, Health, Sighting
-from waltzctl.watching.rates import SORTS, PartitionRates, StorageRates, by
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, WaltzError
 

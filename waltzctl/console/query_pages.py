@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from waltzctl.console.pages import Asked, Page, Part, actions, cut, grids, of_partition
 from waltzctl.console.table import Look, grid, listed, tone_of, tone_of_outcome
+from waltzctl.health.events import LEVELS, duration, heard
 from waltzctl.records.archive import reached
 from waltzctl.records.backup import backed_up
 from waltzctl.shell.merged_log import Line
@@ -16,7 +17,6 @@ from waltzctl.show.forms import Column
 from waltzctl.snapshot import attendance
 from waltzctl.snapshot.attendance import UseAt
 from waltzctl.snapshot.picture import silent_servers
-from waltzctl.watching.events import LEVELS, duration, heard
 from waltzd.errors import BadArgument
 
 HISTORY_ENTRIES = 100

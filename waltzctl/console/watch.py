@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from waltzctl.health.doctor import examination
+from waltzctl.health.facts import Check, Sighting
+from waltzctl.health.poll import CALL_SECONDS, Poll
+from waltzctl.health.rates import PartitionRates, Rates, rates
 from waltzctl.shell.reach import Reach
-from waltzctl.watching.doctor import examination
-from waltzctl.watching.facts import Check, Sighting
-from waltzctl.watching.poll import CALL_SECONDS, Poll
-from waltzctl.watching.rates import PartitionRates, Rates, rates
 from waltzd.errors import WaltzError
 
 EVERY_SECONDS = 2.0

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import typer
 
+from waltzctl.health.poll import LOST, known_of
 from waltzctl.shell.moment import Within
 from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.reach import Reach, check_operator, first_contact, using
 from waltzctl.show.terminal import printable
 from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.picture import timeline_sentence
-from waltzctl.watching.poll import LOST, known_of
 from waltzd import Client, ClientSettings, Transaction
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster

@@ -8,6 +8,9 @@ from typing import Any
 
 import typer
 
+from waltzctl.health.facts import Sighting
+from waltzctl.health.probe import Probe, Probing
+from waltzctl.health.rates import PartitionRates, Rates, StorageRates, by
 from waltzctl.shell.merged_log import Line as LogLine
 from waltzctl.shell.numbers import spell
 from waltzctl.show import group
@@ -28,9 +31,6 @@ from waltzctl.show.forms import (
 )
 from waltzctl.show.terminal import ROWS_MAX, count, printable, size
 from waltzctl.snapshot.picture import silence
-from waltzctl.watching.facts import Sighting
-from waltzctl.watching.probe import Probe, Probing
-from waltzctl.watching.rates import PartitionRates, Rates, StorageRates, by
 from waltzd.errors import TlsMismatch, WaltzError
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from waltzctl.health.facts import Check, Grade, Health, Sighting
+from waltzctl.health.troubles import SLOW_MS
 from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, next_step, objects, pick, plain, verdict
 from waltzctl.show.terminal import ROWS_MAX, count, duration, size
 from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView, timeline_sentence
-from waltzctl.watching.facts import Check, Grade, Health, Sighting
-from waltzctl.watching.troubles import SLOW_MS
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect

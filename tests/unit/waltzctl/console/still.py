@@ -9,11 +9,11 @@ from starlette.testclient import TestClient
 from waltzctl.console.door import Session
 from waltzctl.console.site import Site
 from waltzctl.console.watch import Point, Seen, Watch
+from waltzctl.health.facts import Facts, Sighting
+from waltzctl.health.rates import rates
+from waltzctl.health.rules import diagnose, judge
 from waltzctl.shell.reach import Reach
 from waltzctl.snapshot.picture import Picture
-from waltzctl.watching.facts import Facts, Sighting
-from waltzctl.watching.rates import rates
-from waltzctl.watching.rules import diagnose, judge
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect
 

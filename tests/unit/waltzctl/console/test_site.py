@@ -23,9 +23,9 @@ from waltzctl.console.door import HEADERS, Door, hosts_of
 from waltzctl.console.pages import partition_columns
 from waltzctl.console.site import ENTRIES, Site
 from waltzctl.console.watch import Seen
+from waltzctl.health.facts import Lost
 from waltzctl.show import activity, cluster
 from waltzctl.show.forms import objects
-from waltzctl.watching.facts import Lost
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.cluster.memory import MemoryTree

@@ -12,9 +12,9 @@ import pytest
 from tests.unit.pictures import well
 from waltzctl.console import watch as watching
 from waltzctl.console.watch import Watch
+from waltzctl.health.facts import Check, Facts, Grade, Sighting
+from waltzctl.health.rules import judge
 from waltzctl.shell.reach import Reach
-from waltzctl.watching.facts import Check, Facts, Grade, Sighting
-from waltzctl.watching.rules import judge
 from waltzd.errors import CannotConnect, WaltzError
 
 REACH = Reach(hosts="zk:1", root="/waltz", tls=None, name="trial", is_protected=False, origins={})

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pictures import KEY, well
+from waltzctl.health.support import Bundle, describe, strip_secrets
 from waltzctl.show.forms import plain
 from waltzctl.snapshot import last_seen
-from waltzctl.watching.support import Bundle, describe, strip_secrets
 from waltzd.errors import AlreadyThere, CannotConnect, WaltzError
 
 WHERE = "127.0.0.1:2181/waltz"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.pictures import partition, storage, well
-from waltzctl.watching.gate import cannot_spare, has_no_owner, obstacles
+from waltzctl.health.gate import cannot_spare, has_no_owner, obstacles
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, NoSuchName
 

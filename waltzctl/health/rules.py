@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from waltzctl.health.facts import Check, Facts, Found, Grade, Health, Reason, Verdict, over, under, unsure, warn
+from waltzctl.health.troubles import coordination, documents, durable_groups, margins, moves, processes, replicas
 from waltzctl.placement.plan import crowded, sizes
 from waltzctl.placement.plan import together as together_in_one
 from waltzctl.shell.numbers import spell
 from waltzctl.snapshot.picture import Picture, silence
-from waltzctl.watching.facts import Check, Facts, Found, Grade, Health, Reason, Verdict, over, under, unsure, warn
-from waltzctl.watching.troubles import coordination, documents, durable_groups, margins, moves, processes, replicas
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
 from waltzd.protocol.retention import ALL

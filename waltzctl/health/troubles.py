@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from waltzctl.health.facts import REPAIR, Facts, Found, Grade, Reason, unsure, warn
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.safety import margin
 from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView
-from waltzctl.watching.facts import REPAIR, Facts, Found, Grade, Reason, unsure, warn
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from waltzctl.watching.events import duration, lines_of, told_lines
+from waltzctl.health.events import duration, lines_of, told_lines
 from waltzd.cluster.documents import HistoryEntry
 from waltzd.daemon.logs import TEXT_CHARACTERS_MAX, Ring
 from waltzd.errors import BadArgument

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from waltzctl.health.facts import Sighting
+from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.playground.local import LocalCluster
 from waltzctl.playground.show import PROCESSES, processes
 from waltzctl.shell.options import Timeout, Watch
@@ -11,8 +13,6 @@ from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
 from waltzctl.show.forms import AnyForm, Listing, objects, put, put_again, screen_for
 from waltzctl.snapshot.picture import PartitionView
-from waltzctl.watching.facts import Sighting
-from waltzctl.watching.poll import CALL_SECONDS, Poll
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
 

@@ -14,6 +14,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from waltzctl.health.facts import Sighting
+from waltzctl.health.poll import Poll
+from waltzctl.health.status import page
 from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Shown, ShownProgress, Waiting
 from waltzctl.shell.reach import Meant, Reach, StorageName, unknown
@@ -21,9 +24,6 @@ from waltzctl.shell.safety import without
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import printable
 from waltzctl.snapshot.picture import PartitionView, Picture
-from waltzctl.watching.facts import Sighting
-from waltzctl.watching.poll import Poll
-from waltzctl.watching.status import page
 from waltzd.client import loop
 from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, Retry, Unsafe, WaltzError

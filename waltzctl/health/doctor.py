@@ -1,4 +1,4 @@
-"""`waltzctl doctor`: what will go wrong next, with the cure. The rules are in `waltzctl.watching.rules`; their facts are
+"""`waltzctl doctor`: what will go wrong next, with the cure. The rules are in `waltzctl.health.rules`; their facts are
 gathered here: a look at the cluster, the ensemble of ZooKeeper, and when certificates end.
 
 All of it is asked at the same time, with a deadline. What does not answer is a fact that is not known. A certificate is
@@ -15,14 +15,14 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 
+from waltzctl.health.facts import Check, Facts, Grade, Sighting, ZooKeeperServer
+from waltzctl.health.poll import CALL_SECONDS, Poll, should_be_closed
+from waltzctl.health.rules import diagnose
 from waltzctl.shell.options import Timeout
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.cluster import checks
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.picture import ServerView
-from waltzctl.watching.facts import Check, Facts, Grade, Sighting, ZooKeeperServer
-from waltzctl.watching.poll import CALL_SECONDS, Poll, should_be_closed
-from waltzctl.watching.rules import diagnose
 from waltzd.client import loop
 from waltzd.cluster.access import CoordinatorTls
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY

@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 from typer import Option
 
+from waltzctl.health.facts import Sighting
+from waltzctl.health.poll import Poll
+from waltzctl.health.rates import Rates, rates
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import Screen
-from waltzctl.watching.facts import Sighting
-from waltzctl.watching.poll import Poll
-from waltzctl.watching.rates import Rates, rates
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, WaltzError
 

@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
+from waltzctl.health.facts import REPAIR, Facts, Lost, Sighting
+from waltzctl.health.rules import judge, with_since
 from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach
@@ -25,8 +27,6 @@ from waltzctl.snapshot.documents import Kept
 from waltzctl.snapshot.last_seen import LastSeen
 from waltzctl.snapshot.look import Contacts, look, look_without
 from waltzctl.snapshot.picture import Picture
-from waltzctl.watching.facts import REPAIR, Facts, Lost, Sighting
-from waltzctl.watching.rules import judge, with_since
 from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.process.certificates import Authority
-from waltzctl.watching.doctor import days_left, own_days
+from waltzctl.health.doctor import days_left, own_days
 from waltzd.protocol.role import Role
 
 KEY = UUID(int=7)

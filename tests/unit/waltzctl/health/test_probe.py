@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.unit.pictures import KEY, partition, server, silent, well
+from waltzctl.health.probe import PAYLOAD, Probing, probe_all
 from waltzctl.snapshot.picture import Picture
-from waltzctl.watching.probe import PAYLOAD, Probing, probe_all
 from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.batches import (

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
+from waltzctl.health import rules
+from waltzctl.health.facts import Facts, Grade, Health, Lost, Verdict
+from waltzctl.health.poll import missed
+from waltzctl.health.rules import with_since
 from waltzctl.placement.storage import availability
 from waltzctl.shell.options import command_of
 from waltzctl.snapshot.picture import Picture
-from waltzctl.watching import rules
-from waltzctl.watching.facts import Facts, Grade, Health, Lost, Verdict
-from waltzctl.watching.poll import missed
-from waltzctl.watching.rules import with_since
 from waltzd.cluster.documents import Membership
 from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, ForeignCluster, NodeMissing
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.unit.pictures import STORAGES, owned, partition, replica, silent, storage, well
+from waltzctl.health.rates import PartitionRates, by, rates
 from waltzctl.snapshot.picture import Picture
-from waltzctl.watching.rates import PartitionRates, by, rates
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import PartitionStatistics, Statistics
 from waltzd.protocol.histogram import Durations

@@ -27,16 +27,16 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from waltzctl.health.doctor import examined
+from waltzctl.health.events import Listening, history_of, told_lines
+from waltzctl.health.poll import Poll
+from waltzctl.health.rules import diagnose
 from waltzctl.shell.options import Output, Timeout
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.activity import events
 from waltzctl.show.cluster import checks, status
 from waltzctl.show.forms import JSON_VERSION, plain, put_json
 from waltzctl.snapshot.picture import Picture
-from waltzctl.watching.doctor import examined
-from waltzctl.watching.events import Listening, history_of, told_lines
-from waltzctl.watching.poll import Poll
-from waltzctl.watching.rules import diagnose
 from waltzd.client import loop
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.coordinator import Coordinator

@@ -16,14 +16,14 @@ from uuid import UUID
 
 from typer import Option
 
+from waltzctl.health.facts import Sighting
+from waltzctl.health.poll import CALL_SECONDS, Poll
 from waltzctl.shell import moment
 from waltzctl.shell.merged_log import Line, merged
 from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot.picture import Picture
-from waltzctl.watching.facts import Sighting
-from waltzctl.watching.poll import CALL_SECONDS, Poll
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry

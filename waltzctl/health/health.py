@@ -6,12 +6,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from waltzctl.health.poll import Poll
+from waltzctl.health.probe import Probing, connecting, probe_all
 from waltzctl.shell.numbers import chosen
 from waltzctl.shell.reach import Meant, Reach, check_operator
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.watching.poll import Poll
-from waltzctl.watching.probe import Probing, connecting, probe_all
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, NoSuchPartition, WaltzError
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
+from waltzctl.health.facts import Facts, Grade, Health, Lost, Verdict, ZooKeeperServer
+from waltzctl.health.rules import AGAIN, RULES, diagnose, judge
 from waltzctl.show.group import totals
 from waltzctl.snapshot.picture import Picture, ServerView
-from waltzctl.watching.facts import Facts, Grade, Health, Lost, Verdict, ZooKeeperServer
-from waltzctl.watching.rules import AGAIN, RULES, diagnose, judge
 from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
 from waltzd.errors import CannotConnect, ObjectAbsent
