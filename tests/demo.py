@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT
 from waltzctl.snapshot.picture import PartitionView
 from waltzd.client import loop

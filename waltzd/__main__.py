@@ -105,7 +105,7 @@ def zookeeper(
     if (keystore is None) != (ca is None):
         raise BadArgument("--tls-keystore and --tls-ca go together")
     tls = None if keystore is None else (keystore, ca)
-    importlib.import_module("waltzctl.playground.java").run(directory, address, tls)
+    importlib.import_module("waltzctl.local_cluster.java").run(directory, address, tls)
 
 
 def _run(daemon: str, kind: str, path: str, check_config: bool, **how: bool) -> None:

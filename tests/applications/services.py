@@ -16,7 +16,7 @@ import httpx2
 import sqlalchemy as sa
 
 from tests.process.cluster import Cluster
-from waltzctl.playground.daemon import Daemon
+from waltzctl.local_cluster.daemon import Daemon
 from waltzctl.shell.blueprint import HOST, free_ports
 from waltzd.sql import sqlite
 

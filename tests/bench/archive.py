@@ -26,7 +26,7 @@ from uuid import UUID
 from tests.batches import batches_of, index_raw, segment_raw
 from tests.bench.curves import bench, many, series_of
 from tests.bench.storage import Line, copy_rate, machine, show
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd.archive.cut_point import label_of, logs_in
 from waltzd.archive.local import LocalStore
 from waltzd.archive.piece import piece_of

@@ -25,7 +25,7 @@ import matplotlib as mpl
 from matplotlib import pyplot
 
 from tests.bench.machine import use_of
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd.client.client import Client
 from waltzd.client.loop import run
 from waltzd.protocol.batches import FeedMode

@@ -27,7 +27,7 @@ from tests.bench import spark_kernel, spark_live, spark_start
 from tests.bench.cost import Cost
 from tests.bench.machine import this_machine
 from tests.spark.growing import GrowingStorage
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 
 PARTITIONS = 4
 SEGMENT_RECORDS = 250_000

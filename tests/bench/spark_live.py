@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.peers.process import cpu_seconds
-from waltzctl.playground.local import ROOT, LocalCluster
+from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzd.format.record import OVERHEAD_BYTES
 from waltzd.wire.storages import ReplicaClient
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 
 PYTHON = (sys.executable, "-c", "pass")
 

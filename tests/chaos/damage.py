@@ -18,7 +18,7 @@ from tests.chaos.nemesis import Nemesis, a_kind
 from tests.chaos.plan import SERVERS, STORAGES, STORAGES_AT_ONCE
 from tests.chaos.preload import DiskTrouble
 from tests.chaos.world import PARTITIONS
-from waltzctl.playground.daemon import Daemon
+from waltzctl.local_cluster.daemon import Daemon
 from waltzd.errors import EXIT_FINDINGS, CannotConnect, DaemonEnded, WaltzError
 from waltzd.format.finding import Finding
 

@@ -16,7 +16,7 @@ from tests.chaos import preload
 from tests.chaos.nemesis import Nemesis, a_kind
 from tests.chaos.plan import SERVERS, STORAGES, STORAGES_AT_ONCE, ZOOKEEPER, Part
 from tests.chaos.world import SESSION_SECONDS
-from waltzctl.playground.local import ROOT
+from waltzctl.local_cluster.local import ROOT
 from waltzd.cluster.cluster import SERVERS as SERVERS_NODE
 
 HOUR, DAY = 3600, 86_400

@@ -20,8 +20,8 @@ from tests.chaos.network import Network
 from tests.chaos.plan import DAEMONS, SERVERS, STORAGES, STORAGES_AT_ONCE, ZOOKEEPER
 from tests.chaos.preload import Preload
 from tests.process.cluster import Cluster
-from waltzctl.playground.java import java_command, write_settings
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.java import java_command, write_settings
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import Blueprint, draw
 from waltzd.errors import DaemonEnded
 from waltzd.protocol.address import Address

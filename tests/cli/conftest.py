@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from waltzctl.health import rules, troubles
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import run
-from waltzctl.playground.local import LocalCluster
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from tests.unit.waltzd.archive.test_signature import archive_to
 from waltzctl import main
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient
 from waltzd.archive.local import LocalStore
 from waltzd.cluster.cluster import CLIENT_IDS

@@ -17,8 +17,8 @@ import pytest
 from tests.cli.conftest import LASTING, Tool
 from tests.cli.example import examples
 from waltzctl.bench import command as waltzctl_bench
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import COMMANDS
-from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.options import command_of
 from waltzd.client.client import Client
 from waltzd.client.loop import run

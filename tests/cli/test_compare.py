@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 
 SHELL = [str(Path(sys.executable).with_name("waltzctl"))]
 PATIENT = [

@@ -23,7 +23,7 @@ import pytest
 
 from tests.cli.browser import ENTER, TAB, Browser, missing
 from tests.cli.example import examples
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 60.0

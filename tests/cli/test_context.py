@@ -13,7 +13,7 @@ import yaml
 from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
 from tests.process.certificates import Authority
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.reach import contexts_path
 from waltzd.protocol.role import Role
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.outcome import refused
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 
 Tool = Callable[..., Any]
 WINDOW = 10

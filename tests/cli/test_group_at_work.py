@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.outcome import as_json
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd.client.blocking import BlockingClient
 
 Tool = Callable[..., Any]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.cli.conftest import LASTING
 from waltzctl import main
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient, ClientSettings, write_lock
 from waltzd.errors import EXIT_FINDINGS, EXIT_UNHEALTHY
 

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.example import examples
 from waltzctl.health.probe import PAYLOAD
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
 from waltzd import BlockingClient
 from waltzd.client.loop import run

@@ -18,8 +18,8 @@ import pytest
 from tests.cli.example import examples
 from tests.cli.replicas import make_replicas
 from tests.process.daemon import Daemon
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import COMMANDS
-from waltzctl.playground.local import LocalCluster
 from waltzd.errors import EXIT_MEANING, explain, tree
 
 Tool = Callable[..., Any]

@@ -22,7 +22,7 @@ from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
 from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
 from waltzctl.snapshot.picture import Picture
 from waltzd.client import loop

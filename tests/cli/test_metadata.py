@@ -21,7 +21,7 @@ from kazoo.client import KazooClient
 from tests.cli.example import examples
 from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzctl.shell.reach import resolve, using
 from waltzd.cluster.cluster import Cluster

@@ -19,9 +19,9 @@ import pytest
 
 from tests.cli.example import examples
 from tests.cli.outcome import as_json, refused
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement import handover
 from waltzctl.placement.ownership import Owners, drain_plan, preference_rows, save, transfer_of, transfer_plan, undrain_plan
-from waltzctl.playground.local import LocalCluster
 from waltzctl.shell import change
 from waltzctl.shell.reach import resolve, using
 from waltzctl.snapshot.look import look

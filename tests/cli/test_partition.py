@@ -17,8 +17,8 @@ import yaml
 from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.cli.moving_words import PATIENCE_SECONDS, bounded
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement import mover
-from waltzctl.playground.local import LocalCluster
 from waltzd.client.loop import run
 
 Tool = Callable[..., Any]

@@ -21,8 +21,8 @@ from tests.cli.conftest import LASTING
 from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
 from tests.unit import pictures
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
-from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.safety import Danger
 from waltzctl.snapshot.picture import PartitionView
 from waltzd import BlockingClient

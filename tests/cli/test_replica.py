@@ -19,7 +19,7 @@ from tests.cli.document_tree import document_tree
 from tests.cli.moving_words import PATIENCE_SECONDS
 from tests.cli.outcome import refused
 from tests.cli.replicas import make_replicas
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.change import Asked, Change, Request
 from waltzctl.shell.interruption import Interrupted
 from waltzctl.shell.progress import Say

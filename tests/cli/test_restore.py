@@ -33,8 +33,8 @@ from tests.cli.replicas import make_replicas
 from tests.process.daemon import Daemon
 from tests.process.server import ServerDaemon
 from tests.process.zookeeper import LocalZooKeeper
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.backup import source_at
-from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient
 from waltzd.archive.cut_point import moment_of
 from waltzd.errors import WaltzError

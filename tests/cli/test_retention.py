@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd import BlockingClient
 
 Tool = Callable[..., Any]

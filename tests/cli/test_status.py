@@ -21,8 +21,8 @@ import pytest
 from tests.cli.example import examples
 from tests.unit.pictures import server, well
 from waltzctl.health.poll import processes
-from waltzctl.playground.daemon import Daemon, birth
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.daemon import Daemon, birth
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import Life, save_lives
 
 Tool = Callable[..., Any]

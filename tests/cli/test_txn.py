@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.cli.example import examples
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
 from waltzd.cluster.cluster import CLIENT_IDS, Cluster
 from waltzd.cluster.coordinator import Delete

@@ -26,13 +26,13 @@ from uuid import UUID
 import pytest
 
 from tests.cli.example import examples
+from waltzctl.local_cluster import daemon, directory, local, up
+from waltzctl.local_cluster import show as shown
+from waltzctl.local_cluster.daemon import Daemon, Reporter, State, birth, command_of
+from waltzctl.local_cluster.directory import directory_lock
+from waltzctl.local_cluster.local import LocalCluster
+from waltzctl.local_cluster.show import Board
 from waltzctl.placement import creation
-from waltzctl.playground import daemon, directory, local, up
-from waltzctl.playground import show as shown
-from waltzctl.playground.daemon import Daemon, Reporter, State, birth, command_of
-from waltzctl.playground.directory import directory_lock
-from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.show import Board
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, PORTS, STATE, ZOOKEEPER, free_base, is_free, ports_from
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import LABEL, Label, manifest_name

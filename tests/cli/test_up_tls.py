@@ -14,7 +14,7 @@ import pytest
 from waltz_spark.export.origin_options import open_origin
 
 from waltzctl.config.certificates import Kind, make, of_kind
-from waltzctl.playground.local import ROOT, LocalCluster
+from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import credentials_file
 from waltzd import Client, Committed, Tls
 from waltzd.client import loop

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.example import examples
 from tests.cli.outcome import refused
 from waltzctl.health import troubles
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 
 Tool = Callable[..., Any]
 PATIENCE_SECONDS = 120

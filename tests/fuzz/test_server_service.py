@@ -30,7 +30,7 @@ from tests.fuzz.mutate import INTEGERS, filled, mutated
 from tests.process.cluster import Cluster
 from tests.process.race import Race
 from tests.unit.mounting import batch_of
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzd.client.loop import run
 from waltzd.format.finding import Finding
 from waltzd.protocol.batches import Credit

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzctl.snapshot.picture import Picture
 from waltzd.errors import WaltzError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.cluster import PATIENCE_SECONDS, Cluster
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.snapshot.picture import Picture
 from waltzd import BlockingClient
 from waltzd.archive.manifest import Entry

@@ -21,8 +21,8 @@ from kazoo.security import make_acl
 
 from tests.coordinator_contract import STORIES, Story, tell, until, without_contact_calls_say_so_and_waits_go_on
 from tests.process.zookeeper import LocalZooKeeper, free_port
-from waltzctl.playground import java
-from waltzctl.playground.java import find_java, zookeeper_jars
+from waltzctl.local_cluster import java
+from waltzctl.local_cluster.java import find_java, zookeeper_jars
 from waltzd.client.loop import run
 from waltzd.cluster.access import Access, CoordinatorTls
 from waltzd.cluster.coordinator import Coordinator, Create, Node, Set

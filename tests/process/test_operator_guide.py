@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import run
-from waltzctl.playground.local import LocalCluster
 from waltzd.errors import NoLocalCluster
 
 GUIDE = Path(__file__).parents[2] / "docs" / "operator-guide.md"

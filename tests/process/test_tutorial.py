@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from waltzctl.playground.local import LocalCluster
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell import blueprint
 from waltzd.errors import NoLocalCluster
 

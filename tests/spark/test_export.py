@@ -37,8 +37,8 @@ from tests.spark import exporting as exporting_
 from tests.spark.batches import mixed_log
 from tests.spark.exporting import Dying, Killed, findings, rows_in, rows_of
 from tests.spark.growing import GrowingStorage
+from waltzctl.local_cluster.java import Java
 from waltzctl.main import run as waltzctl
-from waltzctl.playground.java import Java
 from waltzd.errors import (
     BadArgument,
     DiskFull,

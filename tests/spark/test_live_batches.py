@@ -18,8 +18,8 @@ from waltz_spark.table.pushdown import HIGHEST, Filters, Ranges
 from waltz_spark.table.read_task import Reading, tasks
 
 from tests.spark.batches import microseconds
+from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.main import run
-from waltzctl.playground.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, Committed, FeedMode, append_lock
 

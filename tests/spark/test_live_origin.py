@@ -21,7 +21,7 @@ from waltz_spark.log.origin import Catalog, Extent, Origin, Span
 from waltz_spark.log.plan import Sizing, plan, runs
 from waltz_spark.log.throttle import CREDIT_SECONDS, Throttle
 
-from waltzctl.playground.local import ROOT, LocalCluster
+from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, FeedMode
 from waltzd.archive.manifest import manifest_name, total_of

@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.test_spark_page import PAGE, programs
 from tests.spark.test_stream import Sink
-from waltzctl.playground.local import ROOT, LocalCluster
+from waltzctl.local_cluster.local import ROOT, LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzd import BlockingClient, FeedMode
 

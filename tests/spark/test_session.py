@@ -21,7 +21,7 @@ from waltz_spark.engine.spark_choice import SparkChoice, chosen
 
 from tests.spark.growing import GrowingStorage
 from tests.spark.telling import Outcome, Tool
-from waltzctl.playground.java import Java
+from waltzctl.local_cluster.java import Java
 from waltzd.errors import BadArgument, PythonDiffers, WaltzError
 
 

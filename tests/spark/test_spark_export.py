@@ -26,8 +26,8 @@ from tests.cli.example import examples
 from tests.conftest import SEED
 from tests.spark.exporting import export
 from tests.spark.growing import GrowingStorage
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.main import run
-from waltzctl.playground.local import LocalCluster
 from waltzd import BlockingClient, FeedMode
 
 PARTITIONS, RECORDS = 3, 1200

@@ -23,9 +23,9 @@ from typer import Option
 
 from waltzctl.bench.counters import PERCENTILES, Counters, Latencies
 from waltzctl.bench.load import Drive, Load
+from waltzctl.local_cluster.daemon import Reporter
+from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.plan import assign_replicas
-from waltzctl.playground.daemon import Reporter
-from waltzctl.playground.local import LocalCluster
 from waltzctl.shell.blueprint import SERVERS_MAX, STORAGES_MAX
 from waltzctl.shell.interruption import ending_in_order, left_to_the_loop
 from waltzctl.shell.options import From, Output, confirmed, positive

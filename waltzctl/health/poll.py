@@ -34,7 +34,7 @@ from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, NodeMi
 from waltzd.protocol.address import parse_address
 
 if TYPE_CHECKING:
-    from waltzctl.playground.local import LocalCluster
+    from waltzctl.local_cluster.local import LocalCluster
 
 CALL_SECONDS = 3.0
 SAVE_SECONDS = 10.0
@@ -165,7 +165,7 @@ class Poll:
         )
 
     def _cluster_in(self, directory: Path) -> LocalCluster:
-        from waltzctl.playground.local import LocalCluster
+        from waltzctl.local_cluster.local import LocalCluster
 
         if self._local is None or not (directory / BLUEPRINT).exists():
             self._local = LocalCluster.find(directory)

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from waltzctl.health.facts import Sighting
 from waltzctl.health.poll import CALL_SECONDS, Poll
-from waltzctl.playground.local import LocalCluster
-from waltzctl.playground.show import PROCESSES, processes
+from waltzctl.local_cluster.local import LocalCluster
+from waltzctl.local_cluster.show import PROCESSES, processes
 from waltzctl.shell.options import Timeout, Watch
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster

@@ -17,7 +17,7 @@ from waltzd.disk.real import translate
 from waltzd.errors import BadArgument
 
 if TYPE_CHECKING:
-    from waltzctl.playground.java import Java
+    from waltzctl.local_cluster.java import Java
 
 VARIABLE = "WALTZ_JAVA_HOME"
 JAVAS = Path("/usr/lib/jvm")
@@ -41,7 +41,7 @@ exec '{{java}}' "$@"
 
 def find_java(home: str | None = None, environment: Mapping[str, str] | None = None) -> Java:
     """`home`: what --java-home says."""
-    from waltzctl.playground.java import Java, first_java, version_of
+    from waltzctl.local_cluster.java import Java, first_java, version_of
 
     environment = os.environ if environment is None else environment
     named, place = (home, "--java-home") if home else (environment.get(VARIABLE), f"${VARIABLE}")
@@ -55,7 +55,7 @@ def find_java(home: str | None = None, environment: Mapping[str, str] | None = N
 
 
 def _found(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    from waltzctl.playground.java import on_this_machine
+    from waltzctl.local_cluster.java import on_this_machine
 
     yield from on_this_machine(environment)
     for program in sorted(JAVAS.glob("*/bin/java")):
@@ -70,7 +70,7 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 
 def _bundled(environment: Mapping[str, str]) -> str:
-    from waltzctl.playground.java import bundled
+    from waltzctl.local_cluster.java import bundled
 
     java = bundled()
     if not java:

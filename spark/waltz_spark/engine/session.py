@@ -47,7 +47,7 @@ from waltzd.errors import (
 )
 
 if TYPE_CHECKING:
-    from waltzctl.playground.java import Java
+    from waltzctl.local_cluster.java import Java
 
 KNOCK_SECONDS, EXECUTOR_SECONDS, END_SECONDS = 5.0, 120.0, 20.0
 PATIENCE = {"spark.python.authenticate.socketTimeout": "120s"}

@@ -22,7 +22,7 @@ from waltzd.errors import BadArgument, WaltzError
 
 if TYPE_CHECKING:
     from waltz_spark.engine.session import SparkSettings
-    from waltzctl.playground.java import Java
+    from waltzctl.local_cluster.java import Java
 
 sparks = partial(Option, rich_help_panel=SPARK)
 Master = Annotated[

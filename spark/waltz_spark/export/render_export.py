@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from waltz_spark.export.delta import TableState
     from waltz_spark.export.export import Run
     from waltz_spark.export.verification import Finding
-    from waltzctl.playground.java import Java
+    from waltzctl.local_cluster.java import Java
 
 Row = Mapping[str, Any]
 

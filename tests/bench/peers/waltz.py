@@ -9,7 +9,7 @@ from uuid import UUID
 
 from tests.bench.peers.system import Facts, NotCommittedError, System
 from tests.process.cluster import Cluster
-from waltzctl.playground.java import java_command
+from waltzctl.local_cluster.java import java_command
 from waltzd.client.client import Client
 from waltzd.errors import WaltzError
 from waltzd.protocol.locks import Committed, write_lock

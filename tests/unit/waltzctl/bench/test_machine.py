@@ -24,7 +24,7 @@ from tests.bench.peers.report import NOTHING, Row, facts_of, rows_of, text_of
 from tests.bench.peers.system import LANES, LANES_MANY, Facts, find_program, missing_of, until_it_works
 from tests.unit import timeless
 from waltzctl.bench.command import filesystem_of
-from waltzctl.playground.daemon import birth
+from waltzctl.local_cluster.daemon import birth
 from waltzctl.shell.blueprint import free_ports
 
 PLAN = Plan(system="waltz", address=("a", "b"), pids=(), sizes=(16, 300), seconds=2.0, warm_seconds=1.0, in_flight=80)

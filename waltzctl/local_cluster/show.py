@@ -21,7 +21,7 @@ from uuid import UUID
 
 import typer
 
-from waltzctl.playground.daemon import Process, Reporter, State
+from waltzctl.local_cluster.daemon import Process, Reporter, State
 from waltzctl.shell.blueprint import (
     APPLICATION,
     ARCHIVE_KEY,

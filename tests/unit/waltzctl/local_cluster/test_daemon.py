@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from waltzctl.playground.daemon import Daemon
+from waltzctl.local_cluster.daemon import Daemon
 from waltzd.errors import DaemonEnded
 
 

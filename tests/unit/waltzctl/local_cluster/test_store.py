@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from waltzctl.playground.store import SEGMENT_BYTES, same_store, settings_of, store_for
+from waltzctl.local_cluster.store import SEGMENT_BYTES, same_store, settings_of, store_for
 from waltzd.archive.manifest import LABEL, Label
 from waltzd.archive.signature import read_key
 from waltzd.errors import BadArgument, ForeignArchive, StoreUnavailable, WaltzError

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from waltzctl.playground.daemon import birth
+from waltzctl.local_cluster.daemon import birth
 from waltzctl.shell.blueprint import ARCHIVE_KEY, BLUEPRINT, CREDENTIALS, STATE
 from waltzd.daemon.audit import AUDIT_NAME, TRAFFIC_NAME
 from waltzd.daemon.logs import EVENTS_NAME

@@ -18,12 +18,12 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from waltzctl.local_cluster import show as shown
+from waltzctl.local_cluster.daemon import command_of
+from waltzctl.local_cluster.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
+from waltzctl.local_cluster.java import java_command
+from waltzctl.local_cluster.local import OPEN_SECONDS, LocalCluster, check_machine
 from waltzctl.placement.plan import assign_replicas
-from waltzctl.playground import show as shown
-from waltzctl.playground.daemon import command_of
-from waltzctl.playground.directory import Belongings, directory_lock, is_cluster, is_whole, remove, survey, wait_unlocked
-from waltzctl.playground.java import java_command
-from waltzctl.playground.local import OPEN_SECONDS, LocalCluster, check_machine
 from waltzctl.shell.blueprint import BLUEPRINT, PORT_BLOCK, SERVERS_MAX, STORAGES_MAX, ZOOKEEPER
 from waltzctl.shell.change import Asked, agree
 from waltzctl.shell.interruption import EXIT_INTERRUPTED, ending_in_order

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from waltzctl.playground.daemon import Daemon, Process, Reporter, State, birth, listener_of, undisturbed
-from waltzctl.playground.directory import LOCK, check_whole, directory_lock, remove
-from waltzctl.playground.java import java_command, serves
-from waltzctl.playground.store import same_store, settings_of, store_for
+from waltzctl.local_cluster.daemon import Daemon, Process, Reporter, State, birth, listener_of, undisturbed
+from waltzctl.local_cluster.directory import LOCK, check_whole, directory_lock, remove
+from waltzctl.local_cluster.java import java_command, serves
+from waltzctl.local_cluster.store import same_store, settings_of, store_for
 from waltzctl.shell.blueprint import (
     APPLICATION,
     ARCHIVE_KEY,
