@@ -17,7 +17,7 @@ from pathlib import Path
 
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import BLUEPRINT
-from waltzctl.snapshot.picture import PartitionView
+from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd.client import loop
 from waltzd.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNHEALTHY, WaltzError
 
@@ -98,7 +98,7 @@ def race(cluster: LocalCluster, directory: Path) -> None:
 def kill_owner(cluster: LocalCluster) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        found = loop.run(cluster.picture()).partitions
+        found = loop.run(cluster.snapshot()).partitions
         committed = min(marks(found, COUNTER_PARTITION), marks(found, BANK_PARTITION))
         if committed >= KILL_AFTER:
             break

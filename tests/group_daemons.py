@@ -31,7 +31,7 @@ from tests.checker.verdict import Verdict
 from tests.group_members import WINDOW, Clock, WitnessedStream, is_calm
 from tests.process.cluster import Cluster
 from waltzctl.placement.group_log import make_group_log
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.client.client import Client
 from waltzd.client.delivery import Delivery
@@ -311,7 +311,7 @@ class DaemonRace:
         return found
 
 
-def _keeper(found: Picture) -> str | None:
+def _keeper(found: ClusterSnapshot) -> str | None:
     return None if found.group_log is None or not found.group_log.is_open else found.group_log.owner
 
 

@@ -48,7 +48,7 @@ async def who_does_what(world: World, load: Load) -> str:
     waiting = sorted(((now - since, who) for who, since in load.pending.items()), reverse=True)
     lines += [f"{who} waits for {seconds:.1f} s" for seconds, who in waiting[:5]]
     try:
-        found = await world.cluster.local.picture()
+        found = await world.cluster.local.snapshot()
     except WaltzError as error:
         lines.append(f"no picture: {error}")
     else:

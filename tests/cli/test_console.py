@@ -1,6 +1,6 @@
 """`waltzctl console`: a real process beside a real cluster, asked over HTTP, and looked at in a real Chromium.
 
-What a page shows of a given picture is tried without any of them, in `tests/unit/waltzctl/console`.
+What a page shows of a given snapshot is tried without any of them, in `tests/unit/waltzctl/console`.
 """
 
 from __future__ import annotations

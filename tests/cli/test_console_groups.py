@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.cli.group_servers import Servers, member, place, running
-from tests.unit.pictures import well
+from tests.unit.snapshots import well
 from tests.unit.waltzctl.console.still import Still, seen_of, visiting
 from waltzctl.console.door import Door, hosts_of
 from waltzctl.console.site import Site

@@ -190,7 +190,7 @@ def wait_until_all_have_written(live: LocalCluster) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not all(
         view.said is not None and view.said.statistics.flush.quantile(0.99) is not None
-        for view in run(live.picture()).storages
+        for view in run(live.snapshot()).storages
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -24,7 +24,7 @@ from tests.cli.numbered_load import NumberedLoad
 from tests.cli.outcome import refused
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.reach import resolve, using
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import CopyRate, Membership
@@ -62,14 +62,14 @@ class Place:
     def new(self, name: str, group: str = "") -> str:
         return ",".join([f"{name}={','.join(self.local.blueprint.addresses(name))}", *([group] if group else [])])
 
-    def picture(self) -> Picture:
-        return loop.run(self.local.picture())
+    def snapshot(self) -> ClusterSnapshot:
+        return loop.run(self.local.snapshot())
 
     def replicas(self) -> dict[int, dict[str, Membership]]:
-        return {found.partition: dict(found.replicas) for found in self.picture().partitions}
+        return {found.partition: dict(found.replicas) for found in self.snapshot().partitions}
 
     def names(self) -> list[str]:
-        return [view.meta.name for view in self.picture().storages]
+        return [view.meta.name for view in self.snapshot().storages]
 
     def held(self, name: str) -> list[int]:
         return [int(number) for number in self.tool("storage", "describe", name, "-o", "name").out.split()]
@@ -83,9 +83,9 @@ class Place:
     def copy_rate(self) -> CopyRate | None:
         return using(resolve({"directory": self.directory}), Cluster.copy_rate)
 
-    def wait_until(self, what: str, true: Callable[[Picture], bool]) -> None:
+    def wait_until(self, what: str, true: Callable[[ClusterSnapshot], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not true(found := self.picture()):
+        while not true(found := self.snapshot()):
             assert time.monotonic() < deadline, f"{what}: {found}"
             time.sleep(0.1)
 

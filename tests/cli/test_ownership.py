@@ -24,7 +24,7 @@ from waltzctl.placement import handover
 from waltzctl.placement.ownership import Owners, drain_plan, preference_rows, save, transfer_of, transfer_plan, undrain_plan
 from waltzctl.shell import change
 from waltzctl.shell.reach import resolve, using
-from waltzctl.snapshot.look import look
+from waltzctl.snapshot.collector import look
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree

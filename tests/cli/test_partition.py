@@ -41,7 +41,7 @@ def tool(live: LocalCluster, waltzctl: Tool) -> Iterator[Tool]:
 
 def settle(live: LocalCluster) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := run(live.picture())).is_healthy or found.moves:
+    while not (found := run(live.snapshot())).is_healthy or found.moves:
         assert time.monotonic() < deadline, found
         time.sleep(0.1)
 

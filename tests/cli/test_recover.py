@@ -20,11 +20,11 @@ import pytest
 from tests.cli.conftest import LASTING
 from tests.cli.document_tree import document_tree
 from tests.cli.example import examples
-from tests.unit import pictures
+from tests.unit import snapshots
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.placement.recover import GIVEN_UP, State, plan_for, standing
 from waltzctl.shell.safety import Danger
-from waltzctl.snapshot.picture import PartitionView
+from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd import BlockingClient
 from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaState
 from waltzd.cluster.metadata import read
@@ -252,9 +252,9 @@ def test_a_replica_is_set_aside_only_beside_a_majority(counts: str, refusing: st
     """Also when its owner has not noticed yet that another one is of no help."""
     seen = view(counts, refusing=refusing)
     storages = tuple(
-        replace(pictures.storage(name), said=None) if name in silent else pictures.storage(name) for name in "abc"
+        replace(snapshots.storage(name), said=None) if name in silent else snapshots.storage(name) for name in "abc"
     )
-    found = pictures.well(storages=storages, partitions=(seen,))
+    found = snapshots.well(storages=storages, partitions=(seen,))
     plan = plan_for("a", found, {0: standing("a", seen, description(None, LOST))})
     assert (bool(plan.refusals), len(plan.steps), plan.danger) == (is_refused, 1, Danger.ASK)
     assert len(plan.refusals) <= 1, "said once"

@@ -44,7 +44,7 @@ def tool(live: LocalCluster, waltzctl: Tool) -> Iterator[Tool]:
 
 def settle(live: LocalCluster) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := run(live.picture())).is_healthy:
+    while not (found := run(live.snapshot())).is_healthy:
         assert time.monotonic() < deadline, found
         time.sleep(0.1)
 

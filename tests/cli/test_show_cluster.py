@@ -14,7 +14,7 @@ from waltzctl.placement.plan import Creation
 from waltzctl.show import cluster
 from waltzctl.show.forms import put
 from waltzctl.show.terminal import ROWS_MAX
-from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import OwnedPartition, OwnedReplica, ServerDescription, Statistics, StorageDescription
@@ -61,7 +61,7 @@ def view(number: int, owner: str | None, said: OwnedPartition | None) -> Partiti
 
 BOTH = (replica("one"), replica("two"), replica("three", counts=False, state="CATCHING_UP", story="at id 20 of 41"))
 WELL = tuple(owned(number, *BOTH) for number in range(3))
-HEALTHY = Picture(
+HEALTHY = ClusterSnapshot(
     meta=META,
     leader="alpha",
     servers=(server("alpha", WELL[0], WELL[2]), server("beta", WELL[1])),
@@ -98,8 +98,10 @@ def check_golden(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("name", "found"), [("cluster", HEALTHY), ("cluster-unwell", UNWELL)])
 @pytest.mark.parametrize(("output", "suffix"), [("table", "txt"), ("json", "json")])
-def test_a_description(name: str, found: Picture, output: str, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    put(cluster.picture(found, where="127.0.0.1:2181/waltz"), output)
+def test_a_description(
+    name: str, found: ClusterSnapshot, output: str, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cluster.snapshot(found, where="127.0.0.1:2181/waltz"), output)
     check_golden(f"{name}.{suffix}", capsys)
 
 
@@ -113,7 +115,7 @@ def test_of_very_many_partitions_those_with_something_to_say_are_shown(capsys: p
     many = ROWS_MAX + 5
     well = tuple(view(number, "alpha", owned(number, *BOTH)) for number in range(many))
     found = replace(HEALTHY, partitions=(*well[:17], view(17, None, None), *well[18:]))
-    put(cluster.picture(found, where="127.0.0.1:2181/waltz"), "table")
+    put(cluster.snapshot(found, where="127.0.0.1:2181/waltz"), "table")
     shown = capsys.readouterr().out
     assert f"{many - 1} of {many} partitions open" in shown
     assert "partition 17: no server owns it" in shown

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.cli.example import examples
-from tests.unit.pictures import server, well
+from tests.unit.snapshots import server, well
 from waltzctl.health.poll import processes
 from waltzctl.local_cluster.daemon import Daemon, birth
 from waltzctl.local_cluster.local import LocalCluster
@@ -165,7 +165,7 @@ PATIENT = "from waltzctl.health import troubles; troubles.SLOW_MS = 1e9; from wa
 
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_watching_goes_on_until_it_is_told_to_end(live: LocalCluster, tmp_path: Path, output: str) -> None:
-    """Without a terminal one picture stands below the other; the exit code is that of the last one."""
+    """Without a terminal one snapshot stands below the other; the exit code is that of the last one."""
     command = ["status", "--watch", "0.2", "--timeout", "30", "--directory", str(live.directory), "-o", output]
     out = tmp_path / "out"
     with out.open("w") as file:

@@ -143,7 +143,7 @@ def test_the_examples_of_the_help_run(home: Path, waltzctl: Tool) -> None:
     assert re.match(r"ready after \d+\.\d s: 8 partitions open, on 1 server and 3 storages\n", brought.out)
     assert "waltzctl down trial" in brought.out
     assert all(len(line) <= 80 for line in brought.out.splitlines())
-    found = loop.run(LocalCluster.find(home / "trial").picture())
+    found = loop.run(LocalCluster.find(home / "trial").snapshot())
     assert found.is_healthy
     assert [partition.counting for partition in found.partitions] == [3] * 9, "of each partition and of the group log"
     assert {path.name for path in home.iterdir()} == {"waltz-local", "trial", "up.out", "up.err"}
@@ -410,7 +410,7 @@ def test_what_runs_of_a_cluster_that_was_made_before_stays(
     cluster = LocalCluster.make(home / "small", storages=2, servers=1, partitions=3, replication=1)
     cluster.start()
     everybody = ["zookeeper", "storage-1", "storage-2", "server-1"]
-    views = loop.run(cluster.picture()).partitions[:3]
+    views = loop.run(cluster.snapshot()).partitions[:3]
     closed, other = (next(view.partition for view in views if name in view.replicas) for name in ("storage-2", "storage-1"))
     admin = cluster.blueprint.addresses("storage-2")[1]
     assert waltzctl("storage", "availability", admin, closed, "--offline").code == 0

@@ -143,7 +143,7 @@ class Caller:
 
 async def besiege(cluster: Cluster, siege: Siege) -> None:
     address, admin = cluster.local.blueprint.addresses(cluster.server_names[0])
-    found = await cluster.local.picture()
+    found = await cluster.local.snapshot()
     async with ServerClient(address, cluster.key) as server:
         (streams,) = [found.streams for found in (await server.locate()).servers]
         given = [await server.register() for _ in range(3)]

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from waltzctl.local_cluster.local import LocalCluster
 from waltzctl.shell.blueprint import ZOOKEEPER
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.errors import WaltzError
 from waltzd.wire.storages import AdminClient
 
@@ -101,14 +101,14 @@ class Cluster:
 
     # -- what a test waits for
 
-    async def until(self, what: str, true: Callable[[Picture], Any]) -> Any:
-        found: Picture | None = None
+    async def until(self, what: str, true: Callable[[ClusterSnapshot], Any]) -> Any:
+        found: ClusterSnapshot | None = None
         error: WaltzError | None = None
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
                     try:
-                        found = await self.local.picture()
+                        found = await self.local.snapshot()
                         if answer := true(found):
                             return answer
                     except WaltzError as failed:
@@ -120,7 +120,7 @@ class Cluster:
     async def settled(self) -> None:
         """Every server and every storage is there, and every partition is open with all its replicas."""
 
-        def is_settled(found: Picture) -> bool:
+        def is_settled(found: ClusterSnapshot) -> bool:
             return found.is_healthy and len(found.servers) == len(self.server_names)
 
         await self.until("the cluster settles", is_settled)
@@ -128,7 +128,7 @@ class Cluster:
     async def owner(self, partition: int) -> str:
         """Who serves it at this moment."""
 
-        def serving(found: Picture) -> str | None:
+        def serving(found: ClusterSnapshot) -> str | None:
             view = found.partitions[partition]
             return view.owner if view.is_open else None
 
@@ -136,7 +136,7 @@ class Cluster:
         return name
 
     async def owned_by(self, partition: int, name: str) -> None:
-        def is_there(found: Picture) -> bool:
+        def is_there(found: ClusterSnapshot) -> bool:
             view = found.partitions[partition]
             return view.owner == name and view.is_open
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.process.cluster import PATIENCE_SECONDS, Cluster
 from waltzctl.local_cluster.local import LocalCluster
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd import BlockingClient
 from waltzd.archive.manifest import Entry
 from waltzd.archive.place import open_store
@@ -44,7 +44,7 @@ def append(client: BlockingClient, batches: int) -> None:
 async def reached(cluster: Cluster, last_id: int) -> None:
     """Archived up to this id, or further, and nothing is wrong."""
 
-    def is_there(found: Picture) -> bool:
+    def is_there(found: ClusterSnapshot) -> bool:
         owned = found.partitions[0].said
         return owned is not None and owned.archived is not None and owned.archived.last_id >= last_id
 
@@ -125,7 +125,7 @@ def test_a_bucket_is_an_archive_through_kills_and_while_it_is_away_the_log_goes_
             append(client, 5)
             bucket.start()
         loop.run(reached(cluster, sealed(cluster)[-1] - 1))
-        assert trouble(loop.run(cluster.local.picture())) == ""
+        assert trouble(loop.run(cluster.local.snapshot())) == ""
         store = open_store(place)
         pieces = whole(store)
         loop.run(check_looking(cluster, store, pieces))
@@ -139,14 +139,14 @@ def wait_for_upload(store: Store) -> None:
         assert time.monotonic() < ends, "nothing is uploaded"
 
 
-def trouble(found: Picture) -> str:
+def trouble(found: ClusterSnapshot) -> str:
     owned = found.partitions[0].said
     return "" if owned is None else owned.archive_trouble
 
 
 async def check_looking(cluster: Cluster, store: Store, pieces: list[Entry]) -> None:
     """What a storage sees of the archive, asked as by an owner: one that comes after those that there were."""
-    owned = (await cluster.local.picture()).partitions[0].said
+    owned = (await cluster.local.snapshot()).partitions[0].said
     assert owned is not None
     assert owned.archived is not None
     address = cluster.local.blueprint.addresses(cluster.storage_names[0])[0]

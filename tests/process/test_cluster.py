@@ -110,12 +110,12 @@ def test_killed_servers_are_replaced_before_the_coordinator_misses_them(tmp_path
             before = await owners()
             cluster.pause(before[0])
             await asyncio.sleep(3.0)
-            found = await cluster.local.picture()
+            found = await cluster.local.snapshot()
             assert [view.owner for view in found.partitions[:PARTITIONS]] == before, "silence is no suspicion"
             cluster.resume(before[0])
             for is_leader in (False, True, True):
                 await cluster.settled()
-                found = await cluster.local.picture()
+                found = await cluster.local.snapshot()
                 name = next(name for name in await owners() if (name == found.leader) is is_leader)
                 cluster.kill(name)
                 clock = asyncio.get_running_loop()

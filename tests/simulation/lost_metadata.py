@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tests.simulation.cell import KEY, Appender, Cell, cell
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
-from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.archive.store import Store
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Delete
@@ -34,8 +34,10 @@ class Hands:
         """Storages that the tool cannot reach; owners can."""
         self.fenced = 0
 
-    async def look(self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]) -> Picture:
-        return Picture(
+    async def look(
+        self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
+    ) -> ClusterSnapshot:
+        return ClusterSnapshot(
             meta=meta, leader=None, servers=(), storages=tuple([await self._view(one.name) for one in storages]),
             partitions=(PartitionView(partition=0, owner=None, generation=0, replicas={}, said=None),),
         )  # fmt: skip

@@ -18,7 +18,7 @@ from waltzctl.placement.mover import MoveOptions, carry_out, completion, situati
 from waltzctl.placement.replica_moves import Relocation
 from waltzctl.placement.rescue import carry_out as finish_rescue
 from waltzctl.placement.rescue import seen, with_archive
-from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView, compared
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, ServerMeta, StorageMeta
 from waltzd.errors import CannotConnect, ChangedMeanwhile, WaltzError
@@ -170,7 +170,7 @@ class _Tool:
     async def pause(self) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
-    async def look(self) -> Picture:
+    async def look(self) -> ClusterSnapshot:
         cluster = self._cluster
         assignment, _ = await cluster.assignment()
         sets, _ = await cluster.replicas()
@@ -183,7 +183,7 @@ class _Tool:
             if view.said is not None
             for found in view.said.partitions
         }
-        return Picture(
+        return ClusterSnapshot(
             meta=await cluster.meta(),
             leader=None,
             servers=tuple(servers),

@@ -8,7 +8,7 @@ from tests.simulation.lost_metadata import wipe
 from tests.unit.waltzd.testing.test_group_log import as_server
 from waltzctl.placement.metadata import loading, rebuilding
 from waltzctl.shell.change import Change
-from waltzctl.snapshot.picture import Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.cluster.metadata import Saved, cut, read, write
@@ -24,12 +24,14 @@ class Hands:
     def __init__(self, local: LocalCluster) -> None:
         self._local = local
 
-    async def look(self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]) -> Picture:
+    async def look(
+        self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
+    ) -> ClusterSnapshot:
         views = [
             StorageView(meta=one, said=await self._local._storages[one.name].calls.describe(), error=None)
             for one in sorted(storages, key=lambda one: one.name)
         ]
-        return Picture(meta=meta, leader=None, servers=(), storages=tuple(views), partitions=())
+        return ClusterSnapshot(meta=meta, leader=None, servers=(), storages=tuple(views), partitions=())
 
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         return await self._local._storages[storage.name].calls.fence(partition, session)

@@ -12,7 +12,7 @@ from tests.simulation.cell import KEY, Cell, cell, story
 from waltzctl.placement.mover import completion
 from waltzctl.placement.rescue import carry_out, seen, with_archive
 from waltzctl.placement.rescue_scene import Scene
-from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.cluster.cluster import partition_path
 from waltzd.cluster.coordinator import Delete, Set
 from waltzd.cluster.documents import ClusterMeta, Membership, StorageMeta
@@ -31,9 +31,9 @@ class Hands:
         self.between: Any = None
         """Called once, when the first replica is fenced."""
 
-    async def look(self) -> Picture:
+    async def look(self) -> ClusterSnapshot:
         sets, _ = await self.cell.cluster.replicas()
-        return Picture(
+        return ClusterSnapshot(
             meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
             storages=tuple([await self._view(name) for name in self.cell.storages]),
             partitions=(PartitionView(partition=0, owner="a", generation=1, replicas=sets.partitions[0], said=None),),
@@ -72,12 +72,12 @@ class Hands:
         return calls.restorer.restore(order)
 
     async def scene(self, *, without_archive: bool = True) -> Scene:
-        picture = await self.look()
-        found, _ = await seen(self.cell.cluster, picture, 0)
+        snapshot = await self.look()
+        found, _ = await seen(self.cell.cluster, snapshot, 0)
         return (
             found
             if without_archive
-            else await with_archive(self, found, {one.meta.name: one.meta for one in picture.storages})
+            else await with_archive(self, found, {one.meta.name: one.meta for one in snapshot.storages})
         )
 
     async def rescue(self, *, without_archive: bool = True) -> Scene:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from waltzctl.shell.change import Asked, recorded
 from waltzctl.shell.safety import Plan, margin
-from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.cluster.cluster import MOVES, NO_VERSION, STORAGES, Cluster, partition_path, replicas_path
 from waltzd.cluster.coordinator import Change, Create, Set
 from waltzd.cluster.documents import (
@@ -161,7 +161,7 @@ class Tool:
 
     # -- `waltzctl.placement.mover.Daemons`
 
-    async def look(self) -> Picture:
+    async def look(self) -> ClusterSnapshot:
         world = self.world
         storages = world.storages
         sets, moves = world.sets, world.moves
@@ -174,7 +174,7 @@ class Tool:
         views = tuple(world.storage_view(storages[name]) for name in sorted(storages))
         partitions = tuple(owner.view(sets) for owner in world.owners)
         await world.pause()
-        return Picture(
+        return ClusterSnapshot(
             meta=world.meta, leader=SERVER, servers=(), storages=views, partitions=partitions, moves=moves.partitions
         )
 

@@ -70,7 +70,7 @@ OFFLINE = ("waltzd.storage.offline", "waltzd.storage.replica")
 """What tools may use of a daemon: files that no daemon holds."""
 
 DECIDING = (
-    "waltzctl.snapshot.picture", "waltzctl.placement.replica_moves", "waltzctl.placement.plan",
+    "waltzctl.snapshot.cluster_snapshot", "waltzctl.placement.replica_moves", "waltzctl.placement.plan",
     "waltzctl.placement.proof",
     "waltzctl.placement.rescue_scene", "waltzctl.shell.safety",
     "waltzctl.health.facts", "waltzctl.health.rates", "waltzctl.health.rules",

@@ -20,7 +20,7 @@ from waltzctl.shell.reach import Meant, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot.attendance import attendance
-from waltzctl.snapshot.picture import silence
+from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of, save_channels
 from waltzd.cluster.cluster import Cluster

@@ -24,7 +24,7 @@ from waltzctl.show.client import NO_POLICY, grants, rights, spelled
 from waltzctl.show.forms import AnyForm, Column, Listing, put
 from waltzctl.snapshot import attendance
 from waltzctl.snapshot.attendance import Attendance, Attendant
-from waltzctl.snapshot.picture import silence
+from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.cluster.channels import channels_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, PolicyDocument

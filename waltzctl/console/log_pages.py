@@ -48,9 +48,9 @@ MODES = ("write", "read", "append")
 async def client_of(asked: Asked) -> AsyncIterator[Client]:
     """At the servers of the last look: also while ZooKeeper does not answer."""
     check_operator(asked.reach.tls, "read transactions")
-    addresses = [view.meta.listen for view in asked.picture.servers if view.error is None]
+    addresses = [view.meta.listen for view in asked.snapshot.servers if view.error is None]
     if not addresses:
-        raise NoServerUp(f"no server of the cluster {asked.picture.meta.name} is up")
+        raise NoServerUp(f"no server of the cluster {asked.snapshot.meta.name} is up")
     async with opened(asked.reach, addresses, seconds=CALL_SECONDS) as client:
         yield client
 
@@ -209,7 +209,7 @@ async def transactions(asked: Asked) -> Page:
                 template="transactions.html",
                 given={
                     "partition": partition,
-                    "partitions": asked.picture.meta.partitions,
+                    "partitions": asked.snapshot.meta.partitions,
                     "header": header,
                     "lock": lock,
                     "since": since,
@@ -235,7 +235,7 @@ async def transactions(asked: Asked) -> Page:
 
 async def transaction(asked: Asked) -> Page:
     found = re.fullmatch(r"([0-9]{1,10})-([0-9]{1,19})", asked.name)
-    if found is None or int(found[1]) >= asked.picture.meta.partitions:
+    if found is None or int(found[1]) >= asked.snapshot.meta.partitions:
         raise unknown("transaction", asked.name, ())
     partition, id_ = int(found[1]), int(found[2])
     async with client_of(asked) as client:
@@ -285,7 +285,7 @@ def whole_text(payload: bytes) -> str:
 
 
 def _partition(asked: Asked) -> int:
-    return asked.number("partition", 0, asked.picture.meta.partitions - 1) or 0
+    return asked.number("partition", 0, asked.snapshot.meta.partitions - 1) or 0
 
 
 # -- locks -------------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ async def locks(asked: Asked) -> Page:
     given: dict[str, Any] = {
         **query,
         "partition": partition,
-        "partitions": asked.picture.meta.partitions,
+        "partitions": asked.snapshot.meta.partitions,
         "mode": mode,
         "modes": MODES,
         "mark": mark,

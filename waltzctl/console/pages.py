@@ -21,7 +21,7 @@ from waltzctl.shell.reach import MEANT, Reach, option, unknown
 from waltzctl.show import activity, cluster
 from waltzctl.show.forms import Column, Columns
 from waltzctl.show.terminal import count
-from waltzctl.snapshot.picture import PartitionView, Picture, silence
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, silence
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, WaltzError
 
@@ -69,8 +69,8 @@ class Asked:
         return found
 
     @property
-    def picture(self) -> Picture:
-        return self.sighting.picture
+    def snapshot(self) -> ClusterSnapshot:
+        return self.sighting.snapshot
 
     async def cluster(self) -> Cluster:
         """The documents; raises while the coordinator does not answer."""
@@ -232,13 +232,13 @@ def partition_columns(*, has_group_log: bool = False) -> Columns[Any]:
 
 
 async def partitions(asked: Asked) -> Page:
-    picture, found = asked.picture, asked.seen.rates
+    snapshot, found = asked.snapshot, asked.seen.rates
     sort = asked.query.get("sort", "partition")
     if sort not in SORTS:
         raise BadArgument(f"sort: {sort!r} is none of {', '.join(SORTS)}", not_done="nothing was sorted")
-    wanting = {view.partition for view in (*picture.closed, *picture.short)}
+    wanting = {view.partition for view in (*snapshot.closed, *snapshot.short)}
     rated: dict[int | None, PartitionRates] = {} if found is None else {one.partition: one for one in found.partitions}
-    views = list(picture.partitions)
+    views = list(snapshot.partitions)
     if sort != "partition" and found is not None:
         there = {view.partition: view for view in views}
         views = [there[one.partition] for one in by(sort, found.partitions) if one.partition in there]
@@ -247,7 +247,7 @@ async def partitions(asked: Asked) -> Page:
         views = [view for view in views if view.partition in wanting]
     chosen, pager = cut(asked, views, {"sort": sort} | ({"show": "wanting"} if is_wanting else {}))
     rows = [(view, rated.get(view.partition)) for view in chosen]
-    columns = partition_columns(has_group_log=picture.group_log is not None)
+    columns = partition_columns(has_group_log=snapshot.group_log is not None)
     nothing = "No partition wants anything." if is_wanting else "The cluster has no partitions."
     return Page(
         title="Partitions",
@@ -266,7 +266,7 @@ async def partitions(asked: Asked) -> Page:
                     "sort": sort,
                     "is_wanting": is_wanting,
                     "wanting": len(wanting),
-                    "total": len(picture.partitions),
+                    "total": len(snapshot.partitions),
                 },
             ),
         ),
@@ -290,26 +290,26 @@ def cut(asked: Asked, things: Sequence[T], kept: Mapping[str, str]) -> tuple[Seq
 
 
 async def partition(asked: Asked) -> Page:
-    picture = asked.picture
+    snapshot = asked.snapshot
     text = asked.name
-    if not text.isdecimal() or len(text) > 10 or int(text) >= len(picture.partitions):
-        raise unknown("partition", text, range(len(picture.partitions)) if len(picture.partitions) < 20 else ())
+    if not text.isdecimal() or len(text) > 10 or int(text) >= len(snapshot.partitions):
+        raise unknown("partition", text, range(len(snapshot.partitions)) if len(snapshot.partitions) < 20 else ())
     number = int(text)
-    view, trouble, meta = picture.partitions[number], None, None
+    view, trouble, meta = snapshot.partitions[number], None, None
     try:
         meta, _ = await (await asked.cluster()).partition(number)
     except WaltzError as error:  # what its owner says is shown all the same
         trouble = error
-    told = cluster.partition(view, meta, picture.moves.get(number))
+    told = cluster.partition(view, meta, snapshot.moves.get(number))
     rates = (
         next((one for one in asked.seen.rates.partitions if one.partition == number), None) if asked.seen.rates else None
     )
     moves: list[tuple[str, tuple[object, ...]]] = [
         (f"move it to {one.meta.name}", ("partition", "transfer", number, "--to", one.meta.name))
-        for one in picture.servers
+        for one in snapshot.servers
         if one.meta.name != view.owner and not one.meta.is_draining
     ]
-    if number in picture.moves:
+    if number in snapshot.moves:
         moves.append(("take the move of its replicas back", ("moves", "cancel", number)))
     return Page(
         title=f"Partition {number}",
@@ -321,7 +321,7 @@ async def partition(asked: Asked) -> Page:
                 given={
                     "view": view,
                     "tone": tone_of(view.state),
-                    "goal": picture.moves.get(number),
+                    "goal": snapshot.moves.get(number),
                     "about": grid(
                         "About it",
                         lifted(cluster.PARTITIONS, 0),
@@ -362,7 +362,7 @@ async def storages(asked: Asked) -> Page:
         parts=(
             grids(
                 "storages",
-                listed("Storages", cluster.storages(asked.picture), look),
+                listed("Storages", cluster.storages(asked.snapshot), look),
                 grid("In the last seconds", activity.STORAGE_RATES, rates, nothing="Not known yet."),
             ),
         ),
@@ -371,12 +371,12 @@ async def storages(asked: Asked) -> Page:
 
 async def servers(asked: Asked) -> Page:
     look = Look(tones={"state": tone_of}, wide={"version", "error"})
-    found = listed("Servers", cluster.servers(asked.picture), look)
+    found = listed("Servers", cluster.servers(asked.snapshot), look)
     drains = [
         (f"let {view.meta.name} take partitions again", ("server", "drain", view.meta.name, "--undo"))
         if view.meta.is_draining
         else (f"let {view.meta.name} give its partitions away", ("server", "drain", view.meta.name))
-        for view in asked.picture.servers
+        for view in asked.snapshot.servers
     ]
     return Page(
         title="Servers",
@@ -400,7 +400,7 @@ def head(asked: Asked) -> Part:
         name="head",
         template="head.html",
         given={
-            "name": asked.picture.meta.name,
+            "name": asked.snapshot.meta.name,
             "health": str(verdict.health),
             "tone": HEALTH[verdict.health],
             "sentence": verdict.sentence,

@@ -16,7 +16,7 @@ from waltzctl.show import archive as shown_archive
 from waltzctl.show.forms import Column
 from waltzctl.snapshot import attendance
 from waltzctl.snapshot.attendance import UseAt
-from waltzctl.snapshot.picture import silent_servers
+from waltzctl.snapshot.cluster_snapshot import silent_servers
 from waltzd.errors import BadArgument
 
 HISTORY_ENTRIES = 100
@@ -64,8 +64,8 @@ async def clients(asked: Asked) -> Page:
 
 
 async def archive(asked: Asked) -> Page:
-    told = shown_archive.reaching(await reached(await asked.cluster(), asked.picture))
-    backups = backed_up(asked.picture)
+    told = shown_archive.reaching(await reached(await asked.cluster(), asked.snapshot))
+    backups = backed_up(asked.snapshot)
     look = Look(links={"partition": lambda one: of_partition(one.partition)}, wide={"archive", "sha256"})
     backup = backups.page()
     reach, pager = cut(asked, told.rows, {})
@@ -126,7 +126,7 @@ async def events(asked: Asked) -> Page:
                     "daemon": daemon,
                     "spans": SINCE,
                     "levels": LEVELS,
-                    "daemons": [view.meta.name for view in asked.picture.nodes],
+                    "daemons": [view.meta.name for view in asked.snapshot.nodes],
                 },
             ),
             grids(

@@ -208,7 +208,7 @@ class Site:
         text = self.paper.page(
             session,
             title=page.title,
-            cluster=asked.picture.meta.name,
+            cluster=asked.snapshot.meta.name,
             head=pages.head(asked),
             parts=page.parts,
             commands=page.commands,

@@ -96,13 +96,13 @@ class Watch:
     def name(self) -> str:
         """Of the cluster."""
         assert self.seen.sighting is not None
-        return self.seen.sighting.picture.meta.name
+        return self.seen.sighting.snapshot.meta.name
 
     @property
     def key(self) -> UUID:
         """Of the cluster."""
         assert self.seen.sighting is not None
-        return self.seen.sighting.picture.meta.key
+        return self.seen.sighting.snapshot.meta.key
 
     def end(self) -> None:
         """All that follow are let go."""
@@ -188,7 +188,7 @@ class Watch:
     def _rated(self, before: Seen, sighting: Sighting, seconds: float) -> Seen:
         if before.error is not None or before.sighting is None:
             return replace(before, sighting=sighting, error=None, rates=None)
-        found = rates(before.sighting.picture, sighting.picture, seconds)
+        found = rates(before.sighting.snapshot, sighting.snapshot, seconds)
         now = time.time()
         self._trail.append(Point(at=now, total=found.total))
         while self._trail[0].at < now - TRAIL_SECONDS:

@@ -22,8 +22,8 @@ from waltzctl.shell.reach import check_name
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.group import settings
 from waltzctl.show.terminal import count
+from waltzctl.snapshot.collector import look
 from waltzctl.snapshot.groups import GroupView, groups
-from waltzctl.snapshot.look import look
 from waltzd.cluster import group_log
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.channels import channels_of

@@ -22,7 +22,7 @@ from waltzctl.shell.options import Timeout
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.cluster import checks
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.snapshot.picture import ServerView
+from waltzctl.snapshot.cluster_snapshot import ServerView
 from waltzd.client import loop
 from waltzd.cluster.access import CoordinatorTls
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY
@@ -73,7 +73,7 @@ async def examined(reach: Reach, sighting: Sighting, *, seconds: float) -> Facts
         files = [reach.origins[f"tls_{name}"][0] for name in ("certificate", "key", "ca")]
         daemons = [
             (view.meta.name, Role.SERVER if isinstance(view, ServerView) else Role.STORAGE, view.meta.admin_listen)
-            for view in sighting.picture.nodes
+            for view in sighting.snapshot.nodes
         ]
         days = {"waltzctl": own_days(*files), **await days_left(reach.tls, daemons, seconds=seconds)}
     return replace(

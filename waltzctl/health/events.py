@@ -23,7 +23,7 @@ from waltzctl.shell.merged_log import Line, merged
 from waltzctl.shell.reach import Meant, Reach, first_contact, unknown
 from waltzctl.show import activity
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import HistoryEntry
@@ -90,8 +90,8 @@ async def heard(
 ) -> tuple[list[Line], dict[str, WaltzError]]:
     """The lines, and who did not answer."""
     _check(sighting, names)
-    async with Listening(sighting.picture.meta.key, poll.reach.tls, seconds=CALL_SECONDS) as listening:
-        told = await listening.listen(sighting.picture, names)
+    async with Listening(sighting.snapshot.meta.key, poll.reach.tls, seconds=CALL_SECONDS) as listening:
+        told = await listening.listen(sighting.snapshot, names)
         history = await _history(poll, sighting)
     silent = dict(listening.silent)
     if sighting.lost is not None:
@@ -109,7 +109,7 @@ async def _history(poll: Poll, sighting: Sighting) -> list[HistoryEntry]:
 
 
 def _check(sighting: Sighting, names: Sequence[str]) -> None:
-    there = [view.meta.name for view in sighting.picture.nodes]
+    there = [view.meta.name for view in sighting.snapshot.nodes]
     for name in names:
         if name not in there:
             raise unknown("daemon", name, there, not_done="no daemon was asked for events")
@@ -183,7 +183,7 @@ class Listening:
         for client in self._clients.values():
             await client.close()
 
-    async def listen(self, found: Picture, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
+    async def listen(self, found: ClusterSnapshot, names: Sequence[str] = ()) -> dict[tuple[str, str], Events]:
         """Return the newest lines of every daemon."""
         turn = asyncio.Semaphore(CALLS_MAX)
         daemons = [

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.errors import WaltzError
 
 REPAIR = "start it again, or see why its machine does not answer"
@@ -93,7 +93,7 @@ class ZooKeeperServer:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    picture: Picture
+    snapshot: ClusterSnapshot
     lost: Lost | None = None
     """Why the coordinator was left out."""
     coordinator_ms: float | None = None
@@ -115,7 +115,7 @@ class Facts:
 
     @property
     def silent(self) -> set[str]:
-        return {*self.picture.silent, *self.down}
+        return {*self.snapshot.silent, *self.down}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +129,8 @@ class Sighting:
     """Of the whole look."""
 
     @property
-    def picture(self) -> Picture:
-        return self.facts.picture
+    def snapshot(self) -> ClusterSnapshot:
+        return self.facts.snapshot
 
     @property
     def lost(self) -> Lost | None:

@@ -23,7 +23,7 @@ from waltzctl.shell.reach import Meant, Reach, StorageName, unknown
 from waltzctl.shell.safety import without
 from waltzctl.show.forms import AnyForm, put, put_json
 from waltzctl.show.terminal import printable
-from waltzctl.snapshot.picture import PartitionView, Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
 from waltzd.client import loop
 from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, Retry, Unsafe, WaltzError
@@ -91,22 +91,22 @@ def may_stop(
     """
 
     def waits_for(found: Sighting) -> Sequence[str]:
-        return obstacles(found.picture, name)
+        return obstacles(found.snapshot, name)
 
     def is_hopeless(found: Sighting) -> bool:
-        return has_no_owner(found.picture, name) or cannot_spare(found.picture, name)
+        return has_no_owner(found.snapshot, name) or cannot_spare(found.snapshot, name)
 
     with Waiting(progress) as line:
         found = loop.run(_until(reach, timeout, waits_for, line.say, is_hopeless))
-    if has_no_owner(found.picture, name):
+    if has_no_owner(found.snapshot, name):
         raise Unsafe(
-            f"whether {name} may be stopped is not known: {obstacles(found.picture, name)[0]}",
+            f"whether {name} may be stopped is not known: {obstacles(found.snapshot, name)[0]}",
             not_done="it was not waited for the other storages: they do not become level without a server",
             next_step="start a server and ask again; when the whole cluster is shut down, stop the storage all the same",
         )
     if left := waits_for(found):
         more = f"; and {len(left) - TOLD_MAX} more" if len(left) > TOLD_MAX else ""
-        hopeless = cannot_spare(found.picture, name)
+        hopeless = cannot_spare(found.snapshot, name)
         raise Unsafe(
             f"{name} should not be stopped now: {'; '.join(left[:TOLD_MAX])}{more}",
             not_done=f"it was not waited for the other storages: {name} holds partitions that cannot spare a replica"
@@ -121,7 +121,7 @@ def may_stop(
     return EXIT_OK
 
 
-def obstacles(found: Picture, name: str) -> list[str]:
+def obstacles(found: ClusterSnapshot, name: str) -> list[str]:
     """Return why a storage should not fall silent, a sentence for each partition that would not go on, or one sentence when
     ZooKeeper lists no server: then no owner says which replicas are level. Pure."""
     if name not in {view.meta.name for view in found.storages}:
@@ -141,18 +141,18 @@ def obstacles(found: Picture, name: str) -> list[str]:
     return reasons
 
 
-def has_no_owner(found: Picture, name: str) -> bool:
+def has_no_owner(found: ClusterSnapshot, name: str) -> bool:
     """Return whether this storage has members of partitions and no server is registered that could own them. Pure."""
     return not found.servers and bool(_held(found, name))
 
 
-def cannot_spare(found: Picture, name: str) -> bool:
+def cannot_spare(found: ClusterSnapshot, name: str) -> bool:
     """Return whether a partition has so few members that it stops without this one, however level the others are. Pure."""
     sizes = [sum(role is Membership.MEMBER for role in view.replicas.values()) for view in _held(found, name)]
     return any(size - 1 < majority(size) for size in sizes)
 
 
-def _held(found: Picture, name: str) -> list[PartitionView]:
+def _held(found: ClusterSnapshot, name: str) -> list[PartitionView]:
     return [view for view in found.partitions if view.replicas.get(name) is Membership.MEMBER]
 
 

@@ -55,7 +55,7 @@ async def _probe(
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
         sighting = await poll.look()
         contact_ms = sighting.facts.coordinator_ms
-        found = sighting.picture
+        found = sighting.snapshot
         for number in wanted:
             if number >= found.meta.partitions:
                 raise NoSuchPartition(

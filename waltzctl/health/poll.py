@@ -23,10 +23,10 @@ from waltzctl.shell.blueprint import BLUEPRINT, ZOOKEEPER, load_blueprint
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach
 from waltzctl.snapshot import last_seen
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzctl.snapshot.collector import Contacts, look, look_without
 from waltzctl.snapshot.documents import Kept
 from waltzctl.snapshot.last_seen import LastSeen
-from waltzctl.snapshot.look import Contacts, look, look_without
-from waltzctl.snapshot.picture import Picture
 from waltzd.cluster.cluster import ROOT, Cluster
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.zookeeper import ZooKeeperCoordinator
@@ -139,7 +139,7 @@ class Poll:
             there = {ZOOKEEPER, *(view.meta.name for view in found.nodes), *(meta.name for meta in found.missing)}
             down = [name for name in down if name in there]
         facts = Facts(
-            picture=found,
+            snapshot=found,
             lost=lost,
             coordinator_ms=coordinator_ms,
             opened=opened,
@@ -220,7 +220,7 @@ def _blueprint(reach: Reach, directory: Path) -> LastSeen:
     )
 
 
-def processes(cluster: LocalCluster, found: Picture) -> tuple[list[str], dict[str, int]]:
+def processes(cluster: LocalCluster, found: ClusterSnapshot) -> tuple[list[str], dict[str, int]]:
     """Of a cluster on this machine: processes that should run and do not; and servers that run and are not in the
     coordinator's list, with their process numbers."""
     running = {
@@ -232,7 +232,7 @@ def processes(cluster: LocalCluster, found: Picture) -> tuple[list[str], dict[st
     return missed(down, cluster.blueprint.storage_names, found), unlisted
 
 
-def missed(down: Sequence[str], storage_names: Sequence[str], found: Picture) -> list[str]:
+def missed(down: Sequence[str], storage_names: Sequence[str], found: ClusterSnapshot) -> list[str]:
     """Without storages that are not in the cluster, not yet or no longer: they may be down."""
     members = {view.meta.name for view in found.storages}
     return [name for name in down if name not in storage_names or name in members]

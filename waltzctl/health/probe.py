@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client.pending import Request, batch_of
 from waltzd.errors import BadFrame, CannotConnect, PartitionsClosed, SessionEnded, TlsMismatch, WaltzError
 from waltzd.protocol.batches import (
@@ -80,7 +80,7 @@ Connect = Callable[[str], ServerPort]
 
 
 async def probe_all(
-    found: Picture, partitions: Sequence[int], connect: Connect, *, seconds: float, is_writing: bool
+    found: ClusterSnapshot, partitions: Sequence[int], connect: Connect, *, seconds: float, is_writing: bool
 ) -> Probing:
     """`found` says which servers there are, and why a partition may not answer."""
     started = time.perf_counter()
@@ -111,7 +111,7 @@ async def probe_all(
     )
 
 
-async def _locate(found: Picture, connect: Connect, *, is_writing: bool) -> tuple[Topology, Registration | None]:
+async def _locate(found: ClusterSnapshot, connect: Connect, *, is_writing: bool) -> tuple[Topology, Registration | None]:
     """From the first server that answers."""
     last: WaltzError = CannotConnect("no server is up", not_done="nothing was written", next_step="start a server")
     for view in sorted(found.servers, key=lambda view: (view.error is not None, view.meta.name)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.protocol.histogram import Histogram
 
 
@@ -53,7 +53,7 @@ class Rates:
     storages: tuple[StorageRates, ...]
 
 
-def rates(before: Picture, now: Picture, seconds: float) -> Rates:
+def rates(before: ClusterSnapshot, now: ClusterSnapshot, seconds: float) -> Rates:
     """`seconds` between the two."""
     assert seconds > 0
     earlier = {view.partition: view for view in before.partitions}

@@ -20,7 +20,7 @@ from waltzctl.health.troubles import coordination, documents, durable_groups, ma
 from waltzctl.placement.plan import crowded, sizes
 from waltzctl.placement.plan import together as together_in_one
 from waltzctl.shell.numbers import spell
-from waltzctl.snapshot.picture import Picture, silence
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, silence
 from waltzd.protocol.descriptions import StorageDescription
 from waltzd.protocol.quorum import majority
 from waltzd.protocol.retention import ALL
@@ -67,7 +67,7 @@ class Rule:
 
 
 def judge(facts: Facts) -> Verdict:
-    found = facts.picture
+    found = facts.snapshot
     ordinary = [view for view in found.partitions if not view.is_group_log]
     everything = [reason for rule in RULES if rule.is_now for reason in _found(rule, facts)[0]]
     reasons = [reason for reason in everything if reason.key]
@@ -100,7 +100,7 @@ def _found(rule: Rule, facts: Facts) -> tuple[list[Reason], str]:
         passed = yield from rule.find(facts)
 
     found = list(find())
-    for kind, views in (("servers", facts.picture.servers), ("storages", facts.picture.storages)):
+    for kind, views in (("servers", facts.snapshot.servers), ("storages", facts.snapshot.storages)):
         if kind in rule.needs:
             silent = {view.meta.name: view.error for view in views if view.said is None}
             found += [
@@ -123,7 +123,7 @@ def _check(rule: Rule, facts: Facts) -> Check:
     return Check(name=rule.name, grade=worst, finding=finding, fix=AGAIN if worst is Grade.UNKNOWN else "; ".join(steps))
 
 
-def _sentence(found: Picture, opened: int) -> str:
+def _sentence(found: ClusterSnapshot, opened: int) -> str:
     """`opened`: how many partitions of applications are open. The group log has a word of its own while it is closed."""
     total = found.meta.partitions
     partitions = "1 partition is open" if (opened, total) == (1, 1) else f"{opened} of {total} partitions are open"
@@ -137,7 +137,7 @@ def _sentence(found: Picture, opened: int) -> str:
     return f"{partitions}; {who} answer"
 
 
-def _forks(found: Picture) -> Iterator[str]:
+def _forks(found: ClusterSnapshot) -> Iterator[str]:
     forked = [view.partition for view in found.partitions if view.timelines]
     if forked:
         yield f"an operator ended the log of {spell(forked)} once: see its timelines in `waltzctl partition describe`"
@@ -152,8 +152,8 @@ def _of(some: int, total: int, noun: str) -> str:
 
 
 def _space(facts: Facts) -> Found:
-    least, is_trimmed = 1.0, facts.picture.meta.keep_local != ALL and not _stuck(facts)
-    for view in facts.picture.storages:
+    least, is_trimmed = 1.0, facts.snapshot.meta.keep_local != ALL and not _stuck(facts)
+    for view in facts.snapshot.storages:
         if view.said is None:
             continue
         name, said = view.meta.name, view.said
@@ -192,7 +192,7 @@ def _hours_left(said: StorageDescription) -> float:
 
 def _scrubs(facts: Facts) -> Found:
     oldest = 0
-    for view in facts.picture.storages:
+    for view in facts.snapshot.storages:
         scrub = None if view.said is None else view.said.scrub
         if view.said is None or scrub is None:
             continue
@@ -223,7 +223,7 @@ def _scrubs(facts: Facts) -> Found:
 
 def _flushes(facts: Facts) -> Found:
     worst = 0.0
-    for view in facts.picture.storages:
+    for view in facts.snapshot.storages:
         if view.said is None:
             continue
         name, done = view.meta.name, view.said.statistics
@@ -240,7 +240,7 @@ def _flushes(facts: Facts) -> Found:
 
 def _lag(facts: Facts) -> Found:
     unknown = []
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if view.said is None:
             unknown.append(view.partition)
             continue
@@ -257,7 +257,7 @@ def _lag(facts: Facts) -> Found:
 def _stuck(facts: Facts) -> dict[str, list[int]]:
     """Partitions whose archives do not go on, by the reason, which many may share."""
     partitions: dict[str, list[int]] = {}
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if view.said is not None and view.said.archive_trouble:
             partitions.setdefault(view.said.archive_trouble, []).append(view.partition)
     return partitions
@@ -267,13 +267,15 @@ def _archive(facts: Facts) -> Found:
     lasting = _lasting(facts)
     for trouble, numbers in _stuck(facts).items():
         yield warn(f"the archive of {spell(numbers, 'does', 'do')} not go on: {trouble}; {lasting}")
-    is_archived = any(view.said is not None and view.said.archived is not None for view in facts.picture.partitions)
+    is_archived = any(view.said is not None and view.said.archived is not None for view in facts.snapshot.partitions)
     return "what is sealed is archived" if is_archived else "nothing is archived, and no storage is asked to"
 
 
 def _lasting(facts: Facts) -> str:
     """How long the disks last while nothing leaves them."""
-    said = [(_hours_left(view.said), view.meta.name, view.said) for view in facts.picture.storages if view.said is not None]
+    said = [
+        (_hours_left(view.said), view.meta.name, view.said) for view in facts.snapshot.storages if view.said is not None
+    ]
     hours, name, first = min(said, key=lambda one: one[:2], default=(math.inf, "", None))
     if first is None or hours == math.inf:
         return "how long the disks last is not known before storages have run and written for ten minutes"
@@ -284,7 +286,7 @@ def _lasting(facts: Facts) -> str:
 def _contents(facts: Facts) -> Found:
     """What was archived is looked for again and again."""
     oldest = None
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if view.said is None:
             continue
         if lost := view.said.lost_object:
@@ -309,7 +311,7 @@ def _contents(facts: Facts) -> Found:
 
 def _log_times(facts: Facts) -> Found:
     """A clock was wrong once."""
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if view.said is not None and view.said.ahead_ms > 0:
             hours = view.said.ahead_ms / 3_600_000
             yield warn(f"the times of partition {view.partition} stand {hours:,.1f} hours ahead: a clock was wrong")
@@ -319,7 +321,7 @@ def _log_times(facts: Facts) -> Found:
 def _backup(facts: Facts) -> Found:
     late: list[int] = []
     troubles: dict[str, list[int]] = {}
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if view.said is not None and view.said.backup_lag_ms > BACKUP_MS_WARN:
             found = troubles.setdefault(view.said.backup_trouble, []) if view.said.backup_trouble else late
             found.append(view.partition)
@@ -327,19 +329,19 @@ def _backup(facts: Facts) -> Found:
         yield warn(f"the backup of {spell(numbers, 'is', 'are')} behind: {trouble}")
     if late:
         yield warn(f"the backup of {spell(late, 'is', 'are')} more than {BACKUP_MS_WARN // 60_000} minutes behind")
-    for server in facts.picture.servers:
+    for server in facts.snapshot.servers:
         saved = None if server.said is None else server.said.metadata_backup
         if saved is not None and not 0 <= saved.age_ms <= BACKUP_MS_WARN and saved.trouble:
             yield warn(f"the documents of the cluster are not saved in the archive: {saved.trouble}")
-    is_backed_up = any(view.said is not None and view.said.backed_up is not None for view in facts.picture.partitions)
+    is_backed_up = any(view.said is not None and view.said.backed_up is not None for view in facts.snapshot.partitions)
     return "what is committed is backed up" if is_backed_up else "nothing is backed up, and no storage is asked to"
 
 
 def _groups(facts: Facts) -> Found:
-    group_of = {view.meta.name: view.meta.group for view in facts.picture.storages}
+    group_of = {view.meta.name: view.meta.group for view in facts.snapshot.storages}
     together, most = dict[str, list[int]](), dict[str, list[int]]()
     unknown = []
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if not view.replicas:
             unknown.append(view.partition)
             continue
@@ -365,8 +367,8 @@ def _could_be_apart(group_of: Mapping[str, str], replicas: int) -> bool:
 
 def _orphans(facts: Facts) -> Found:
     """Replicas that no document names: they are never removed by themselves."""
-    sets = {view.partition: view.replicas for view in facts.picture.partitions}
-    for view in facts.picture.storages:
+    sets = {view.partition: view.replicas for view in facts.snapshot.partitions}
+    for view in facts.snapshot.storages:
         held = view.said.assigned if view.said is not None else ()
         numbers = [one.partition for one in held if view.meta.name not in sets.get(one.partition, {})]
         if numbers:
@@ -378,7 +380,7 @@ def _orphans(facts: Facts) -> Found:
 
 
 def _draining(facts: Facts) -> Found:
-    for view in facts.picture.servers:
+    for view in facts.snapshot.servers:
         if view.said is not None and view.said.is_draining and not view.said.partitions:
             yield warn(f"{view.meta.name} takes no partitions since it was drained, and owns none")
     return "none is forgotten"
@@ -410,7 +412,7 @@ def _ensemble(facts: Facts) -> Found:
 def _clocks(facts: Facts) -> Found:
     """Each offset is as good as half the time that the answer took."""
     offsets: dict[str, tuple[float, float]] = {}
-    for view in facts.picture.nodes:
+    for view in facts.snapshot.nodes:
         if view.said is None:
             continue
         if view.said.vitals is None:
@@ -429,7 +431,7 @@ def _clocks(facts: Facts) -> Found:
 
 def _times(facts: Facts) -> Iterator[Reason]:
     """A clock that was ahead is corrected, and the log remembers: times never fall."""
-    said = [view.said for view in facts.picture.storages if view.said is not None]
+    said = [view.said for view in facts.snapshot.storages if view.said is not None]
     clocks = [one.vitals.time_ms for one in said if one.vitals is not None]
     ends = [
         (held.status.end.time / 1000, held.partition)
@@ -451,7 +453,7 @@ def _times(facts: Facts) -> Iterator[Reason]:
 
 def _files(facts: Facts) -> Found:
     most = 0.0
-    for view in facts.picture.nodes:
+    for view in facts.snapshot.nodes:
         if view.said is None:
             continue
         vitals = view.said.vitals
@@ -490,7 +492,7 @@ def _closed(facts: Facts) -> Found:
 
 def _versions(facts: Facts) -> Found:
     names: dict[str, list[str]] = {facts.tool_version: ["waltzctl"]}
-    for view in facts.picture.nodes:
+    for view in facts.snapshot.nodes:
         if view.said is not None:
             names.setdefault(view.said.version, []).append(view.meta.name)
     if len(names) > 1:

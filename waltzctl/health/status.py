@@ -12,7 +12,7 @@ from waltzctl.shell.options import Timeout, Watch
 from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show import cluster
 from waltzctl.show.forms import AnyForm, Listing, objects, put, put_again, screen_for
-from waltzctl.snapshot.picture import PartitionView
+from waltzctl.snapshot.cluster_snapshot import PartitionView
 from waltzd.client import loop
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, WaltzError
 

@@ -36,7 +36,7 @@ from waltzctl.shell.reach import Meant, Reach
 from waltzctl.show.activity import events
 from waltzctl.show.cluster import checks, status
 from waltzctl.show.forms import JSON_VERSION, plain, put_json
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.client import loop
 from waltzd.cluster.cluster import CLIENT_IDS
 from waltzd.cluster.coordinator import Coordinator
@@ -101,12 +101,12 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
     found = Bundle()
     async with Poll(reach, seconds=seconds, aloud=True) as poll:
         sighting = await poll.look()
-        picture = sighting.picture
+        snapshot = sighting.snapshot
         found.put_json("status.json", status(sighting).document)
         found.put_json("doctor.json", checks(diagnose(await examined(reach, sighting, seconds=seconds))).document)
-        for name, error in picture.silent.items():
+        for name, error in snapshot.silent.items():
             found.missing[f"daemons/{name}.json"] = f"{error.code} {error.message}"
-        for name, described in describe(picture).items():
+        for name, described in describe(snapshot).items():
             found.put_json(f"daemons/{name}.json", described)
         history = []
         if sighting.lost is None:
@@ -120,13 +120,13 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
         else:
             found.missing["metadata"] = f"{sighting.lost.cause.code} {sighting.lost.cause.message}"
         found.put_json("history.json", {"history": [plain(entry) for entry in history]})
-        async with Listening(picture.meta.key, reach.tls, seconds=seconds) as listening:
-            told = await listening.listen(picture)
+        async with Listening(snapshot.meta.key, reach.tls, seconds=seconds) as listening:
+            told = await listening.listen(snapshot)
         lines = told_lines(told, history, since_ms=0, level="debug")
         found.put_json("events.json", events(lines).document)
         for name, silent in listening.silent.items():
             found.missing[f"events of {name}"] = f"{silent.code} {silent.message}"
-        versions = {view.meta.name: None if view.said is None else view.said.version for view in picture.nodes}
+        versions = {view.meta.name: None if view.said is None else view.said.version for view in snapshot.nodes}
         tool = {"waltzctl": version("waltzd"), "python": python_version()}
         found.put_json("versions.json", {**tool, "daemons": versions, "collected": sighting.at, "epoch": int(time.time())})
     if reach.directory is not None:
@@ -136,10 +136,10 @@ async def _collect(reach: Reach, seconds: float) -> tuple[Bundle, str, str]:
             except (OSError, UnicodeDecodeError) as trouble:
                 found.missing[f"config/{file.parent.name}.yml"] = str(trouble)
     found.put_json("missing.json", {"missing": found.missing})
-    return found, picture.meta.name, sighting.at
+    return found, snapshot.meta.name, sighting.at
 
 
-def describe(found: Picture) -> dict[str, Any]:
+def describe(found: ClusterSnapshot) -> dict[str, Any]:
     """What each daemon said of itself, by its name."""
     return {view.meta.name: plain(view.said) for view in found.nodes if view.said is not None}
 

@@ -63,7 +63,7 @@ async def _twice(reach: Reach, every: float) -> tuple[Rates, Sighting]:
         before, at = await poll.look(), time.monotonic()
         await asyncio.sleep(every)
         now, then = await poll.look(), time.monotonic()
-        return rates(before.picture, now.picture, then - at), now
+        return rates(before.snapshot, now.snapshot, then - at), now
 
 
 async def _live(reach: Reach, every: float, screen: Screen, sort: str, rows_max: int | None) -> None:
@@ -76,9 +76,9 @@ async def _live(reach: Reach, every: float, screen: Screen, sort: str, rows_max:
                 continue
             at = time.monotonic()
             if before is None:  # nothing to compare it with yet
-                found = rates(replace(now.picture, partitions=(), storages=()), now.picture, every)
+                found = rates(replace(now.snapshot, partitions=(), storages=()), now.snapshot, every)
             else:
-                found = rates(before[0].picture, now.picture, at - before[1])
+                found = rates(before[0].snapshot, now.snapshot, at - before[1])
             before = now, at
             rows = rows_max
             if rows is None and screen.out.is_terminal:

@@ -8,7 +8,7 @@ from waltzctl.health.facts import REPAIR, Facts, Found, Grade, Reason, unsure, w
 from waltzctl.shell.blueprint import ZOOKEEPER
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.safety import margin
-from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import (
@@ -40,7 +40,7 @@ _WHEN_SHORT = dict.fromkeys(
 
 
 def coordination(facts: Facts) -> Found:
-    found, lost = facts.picture, facts.lost
+    found, lost = facts.snapshot, facts.lost
     if lost is not None:
         seen = f"; it was last seen from here at {lost.seen}" if lost.seen else ""
         if isinstance(lost.cause, NodeMissing | BadMetadata):
@@ -95,7 +95,7 @@ def coordination(facts: Facts) -> Found:
 
 
 def processes(facts: Facts) -> Found:
-    found = facts.picture
+    found = facts.snapshot
     if not found.servers and facts.lost is None:
         yield Reason(
             key="servers",
@@ -142,7 +142,7 @@ def processes(facts: Facts) -> Found:
 
 def _silence(view: ServerView | StorageView, error: WaltzError, facts: Facts, *, is_down: bool) -> Reason:
     kind, name = "server" if isinstance(view, ServerView) else "storage", view.meta.name
-    touched = tuple(one.partition for one in facts.picture.partitions if name in one.replicas or name == one.owner)
+    touched = tuple(one.partition for one in facts.snapshot.partitions if name in one.replicas or name == one.owner)
     step = error.detail_next_step
     if is_down:
         cause, step = f"{kind} {name} does not run", facts.repair
@@ -163,7 +163,7 @@ def _silence(view: ServerView | StorageView, error: WaltzError, facts: Facts, *,
     return Reason(key=f"silent {name}", sentence=cause, next_step=step, partitions=touched, names=(name,))
 
 
-def slow(found: Picture) -> list[ServerView | StorageView]:
+def slow(found: ClusterSnapshot) -> list[ServerView | StorageView]:
     return [view for view in found.nodes if view.error is None and view.call.milliseconds > SLOW_MS]
 
 
@@ -174,10 +174,10 @@ def margins(facts: Facts) -> Found:
     """An owner notices late that a storage is silent, and the tool may know before. Or only the tool cannot reach it: such
     a lonely partition may be open, and is not called closed."""
     yield from _closed(facts)
-    answering = {view.meta.name for view in facts.picture.storages if view.said is not None}
+    answering = {view.meta.name for view in facts.snapshot.storages if view.said is not None}
     lonely: dict[tuple[int, int], list[int]] = {}
     below, thin, single, unknown = [], [], [], []
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if not view.is_open:
             continue
         counted = margin(view.partition, view.replicas, view.counted)
@@ -214,7 +214,7 @@ def margins(facts: Facts) -> Found:
 
 
 def _closed(facts: Facts) -> Iterator[Reason]:
-    found = facts.picture
+    found = facts.snapshot
     grouped: dict[str, list[PartitionView]] = {}
     up = {view.meta.name for view in found.servers}
     for view in found.closed:
@@ -267,7 +267,7 @@ def _short(facts: Facts) -> Iterator[Reason]:
     """Replicas that should count and do not, where the storage itself answers."""
     grouped: dict[tuple[str, str], list[tuple[int, str]]] = {}
     silent = facts.silent
-    for view in facts.picture.partitions:
+    for view in facts.snapshot.partitions:
         if view.said is None or not view.is_open:
             continue
         told = {replica.storage for replica in view.said.replicas}
@@ -299,7 +299,7 @@ def _short(facts: Facts) -> Iterator[Reason]:
 
 
 def replicas(facts: Facts) -> Found:
-    for view in facts.picture.storages:
+    for view in facts.snapshot.storages:
         if view.said is None:
             continue
         name = view.meta.name
@@ -329,7 +329,7 @@ def replicas(facts: Facts) -> Found:
 
 
 def moves(facts: Facts) -> Found:
-    found = facts.picture
+    found = facts.snapshot
     grouped: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for partition, wanted in sorted(found.moves.items()):
         replicas = found.partitions[partition].replicas if partition < len(found.partitions) else {}
@@ -347,7 +347,7 @@ def moves(facts: Facts) -> Found:
 
 
 def documents(facts: Facts) -> Found:
-    for trouble, numbers in facts.picture.spoiled.items():
+    for trouble, numbers in facts.snapshot.spoiled.items():
         who = f"; the owners of {spell(numbers)} go on with what is known" if numbers else ""
         yield Reason(key=f"documents {trouble}", sentence=trouble + who, partitions=tuple(numbers))
     return "every document of the coordinator can be understood"
@@ -359,8 +359,8 @@ def documents(facts: Facts) -> Found:
 def durable_groups(facts: Facts) -> Found:
     """Those that do not go on, and those that have put something aside. The cluster is well all the same: mostly it is an
     application that is in the way."""
-    found = facts.picture.groups
-    for view in facts.picture.servers:
+    found = facts.snapshot.groups
+    for view in facts.snapshot.servers:
         if view.said is not None and view.said.groups is not None and view.said.groups.trouble:
             yield Reason(
                 sentence=f"{view.meta.name} may not know the newest of durable groups: {view.said.groups.trouble}",

@@ -56,8 +56,8 @@ from waltzctl.shell.blueprint import (
 )
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.reach import access_to, tls_of
-from waltzctl.snapshot.look import look
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzctl.snapshot.collector import look
 from waltzd.client import loop
 from waltzd.cluster.access import ANYBODY, Access, Verify
 from waltzd.cluster.cluster import Cluster
@@ -366,7 +366,7 @@ class LocalCluster:
 
     # -- up
 
-    def start(self, timeout: float | None = None) -> Picture:
+    def start(self, timeout: float | None = None) -> ClusterSnapshot:
         """Start what does not run yet, and return when every partition is open. When that fails, the daemons of a new
         cluster that were started here are stopped again; a cluster that was made before runs on, as far as it runs.
         `timeout`: seconds for the daemons to become ready, for a portion of the replicas to be made, and for the partitions
@@ -400,7 +400,7 @@ class LocalCluster:
                 raise missed
             return found
 
-    async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool, open_seconds: float) -> Picture:
+    async def _wait_open(self, failed: dict[str, WaltzError], *, is_new: bool, open_seconds: float) -> ClusterSnapshot:
         """Until every partition takes transactions with all of its replicas; when that takes long, with what there is.
         `failed`: daemons that did not come up, and why. A daemon that ends meanwhile is added; for a new cluster it is
         raised instead."""
@@ -435,7 +435,7 @@ class LocalCluster:
                     raise
                 failed[name] = error
 
-    def _is_whole(self, found: Picture) -> bool:
+    def _is_whole(self, found: ClusterSnapshot) -> bool:
         """Every replica takes part, and every server is there."""
         there = {view.meta.name for view in found.servers if view.said is not None}
         return not found.short and there.issuperset(self.blueprint.server_names)
@@ -576,7 +576,7 @@ class LocalCluster:
             ),
         )
 
-    async def picture(self) -> Picture:
+    async def snapshot(self) -> ClusterSnapshot:
         async with self._coordinator() as coordinator:
             return await look(coordinator, tls=self.tls)
 
@@ -627,7 +627,7 @@ class LocalCluster:
         return killed
 
 
-def _opened(found: Picture) -> str:
+def _opened(found: ClusterSnapshot) -> str:
     """How many partitions are open, and whether the group log is."""
     total = found.meta.partitions
     opened = total - sum(not view.is_group_log for view in found.closed)
@@ -635,7 +635,7 @@ def _opened(found: Picture) -> str:
     return f"{opened} of {total} are open{', the log of groups is not' if is_log_closed else ''}"
 
 
-def is_even(found: Picture) -> bool:
+def is_even(found: ClusterSnapshot) -> bool:
     owned = [len(view.said.partitions) for view in found.servers if view.said is not None and not view.meta.is_draining]
     return not owned or max(owned) - min(owned) <= 1
 
@@ -670,14 +670,14 @@ def _check_unmade(directory: Path) -> None:
 # -- what is said when it does not come up -----------------------------------------------------------------------------
 
 
-def closed_error(found: Picture, seconds: float) -> PartitionsClosed:
+def closed_error(found: ClusterSnapshot, seconds: float) -> PartitionsClosed:
     """Of a cluster that is new: nothing of it stays."""
     step = "read the logs of the daemons; `waltzctl up` again goes on from here, and `--timeout` waits longer"
     return _closed(found, seconds, explain(DaemonEnded)[1], step)
 
 
 def unfinished_error(
-    directory: Path, found: Picture, running: Sequence[str], failed: Mapping[str, WaltzError], seconds: float
+    directory: Path, found: ClusterSnapshot, running: Sequence[str], failed: Mapping[str, WaltzError], seconds: float
 ) -> WaltzError | None:
     """Of a cluster that was made before: what is missing, while the rest runs."""
     if not failed:
@@ -708,7 +708,7 @@ def unseen_error(directory: Path, error: WaltzError, running: Sequence[str]) -> 
     )
 
 
-def _closed(found: Picture, seconds: float, not_done: str, next_step: str) -> PartitionsClosed:
+def _closed(found: ClusterSnapshot, seconds: float, not_done: str, next_step: str) -> PartitionsClosed:
     waiting = "; ".join(f"partition {view.partition}: {view.waiting}" for view in found.closed[:TOLD_PARTITIONS])
     number = len(found.closed)
     return PartitionsClosed(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from waltzctl.snapshot.picture import Picture
+    from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 
 REFRESHES_PER_SECOND = 10
 FRAMES, FRAMES_ASCII = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
@@ -178,7 +178,7 @@ def processes(found: Sequence[Process], key: UUID, directory: Path) -> list[Part
 def ready(
     directory: Path,
     running: Sequence[Process],
-    found: Picture,
+    found: ClusterSnapshot,
     *,
     seconds: float,
     stays: bool,
@@ -229,7 +229,7 @@ def _archive_lines(directory: Path, archive: str | None) -> Iterator[str]:
             yield f"  to check signatures: export WALTZ_ARCHIVE_KEY={shlex.quote(str(signing))}"
 
 
-def _unlisted(running: Sequence[Process], found: Picture, here: str) -> Iterator[Part]:
+def _unlisted(running: Sequence[Process], found: ClusterSnapshot, here: str) -> Iterator[Part]:
     """Storages that were brought up later, or taken out."""
     known = {view.meta.name for view in found.storages}
     for one in running:
@@ -279,7 +279,7 @@ def missing_for_console() -> str:
 
 
 def _tries(
-    directory: Path, running: Sequence[Process], found: Picture, *, here: str, stays: bool, has_console: bool
+    directory: Path, running: Sequence[Process], found: ClusterSnapshot, *, here: str, stays: bool, has_console: bool
 ) -> list[tuple[str, str]]:
     """Commands, and what each is for."""
     needed = ", with pip install 'waltzd[console]'" if missing_for_console() else ""

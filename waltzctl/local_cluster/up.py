@@ -34,7 +34,7 @@ from waltzctl.shell.safety import Plan
 from waltzctl.show.change import put_plan
 from waltzctl.show.forms import Lines, put
 from waltzctl.show.terminal import count, size
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import FORMAT
 from waltzd.errors import EXIT_ERROR, EXIT_OK, BadArgument, NoLocalCluster, NotInstalled, WaltzError
 from waltzd.format.layout import VERSIONS
@@ -235,7 +235,7 @@ def _strangers(cluster: LocalCluster) -> list[str]:
 
 
 def _ready(
-    cluster: LocalCluster, found: Picture, *, seconds: float, stays: bool, output: str, has_console: bool = False
+    cluster: LocalCluster, found: ClusterSnapshot, *, seconds: float, stays: bool, output: str, has_console: bool = False
 ) -> None:
     try:
         meant = resolve({}).directory
@@ -283,7 +283,7 @@ class _Console:
             self._process.wait()
 
 
-def _stay(cluster: LocalCluster, found: Picture, seconds: float, output: str, *, has_console: bool) -> int:
+def _stay(cluster: LocalCluster, found: ClusterSnapshot, seconds: float, output: str, *, has_console: bool) -> int:
     """Tell what comes and goes, until told to end or until nothing is left."""
     names = cluster.running
     try:

@@ -18,8 +18,8 @@ from waltzctl.shell.change import Change, Request
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.safety import Plan
-from waltzctl.snapshot.look import look
-from waltzctl.snapshot.picture import PartitionView, Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
+from waltzctl.snapshot.collector import look
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import FormatUnknown, Unfinished, Unsafe
 
@@ -62,7 +62,7 @@ def change_format(wanted: int, seconds: float | None, request: Request) -> int:
     return request.perform(prepare)
 
 
-def plan_of(found: Picture, wanted: int) -> Plan:
+def plan_of(found: ClusterSnapshot, wanted: int) -> Plan:
     """Raises where it must not be done: there is no way back, and no replica may be left behind."""
     meta, left = found.meta, waiting(found, wanted)
     if wanted < meta.format:
@@ -89,12 +89,12 @@ def plan_of(found: Picture, wanted: int) -> Plan:
     return Plan(verb="cluster set", subject=meta.name, steps=tuple(steps))
 
 
-def waiting(found: Picture, wanted: int) -> list[PartitionView]:
+def waiting(found: ClusterSnapshot, wanted: int) -> list[PartitionView]:
     """Partitions whose sessions do not write this format, as far as is known."""
     return [view for view in found.partitions if (view.format or 0) < wanted]
 
 
-def _check_storages(found: Picture, wanted: int) -> None:
+def _check_storages(found: ClusterSnapshot, wanted: int) -> None:
     silent = [view.meta.name for view in found.storages if view.said is None]
     if silent:
         raise FormatUnknown(

@@ -20,10 +20,10 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.reach import Meant, check_operator, using
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.change import history as told_history
-from waltzctl.show.cluster import picture
+from waltzctl.show.cluster import snapshot
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot import last_seen
-from waltzctl.snapshot.look import look, seen
+from waltzctl.snapshot.collector import look, seen
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import cut, write
 from waltzd.disk.real import translate
@@ -41,7 +41,7 @@ def describe(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
     """
     found = seen(reach)
-    put(picture(found, where=reach.where), output)
+    put(snapshot(found, where=reach.where), output)
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
 
 

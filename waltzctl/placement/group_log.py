@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from waltzctl.placement.creation import CALL_SECONDS, is_fresh
 from waltzctl.placement.plan import assign_replicas
-from waltzctl.snapshot.look import look
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzctl.snapshot.collector import look
 from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
@@ -24,7 +24,7 @@ from waltzd.wire.tls import Tls
 ATTEMPTS_MAX = 5
 
 
-def plan_group_log(found: Picture) -> tuple[str, ...]:
+def plan_group_log(found: ClusterSnapshot) -> tuple[str, ...]:
     """The storages that are to hold it; none where the cluster has it already. Raises where it must not be made."""
     if found.group_log is not None:
         return ()
@@ -62,7 +62,7 @@ async def make_group_log(cluster: Cluster, *, tls: Tls | None = None) -> bool:
     raise ChangedMeanwhile(f"the documents of the cluster were changed by others {ATTEMPTS_MAX} times in a row")
 
 
-async def _create_replicas(found: Picture, names: Sequence[str], tls: Tls | None) -> None:
+async def _create_replicas(found: ClusterSnapshot, names: Sequence[str], tls: Tls | None) -> None:
     number, key = found.meta.partitions, found.meta.key
     for name in names:
         view = found.storage(name)

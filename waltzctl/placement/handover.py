@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from waltzctl.shell.progress import Say
-from waltzctl.snapshot.picture import OPEN
+from waltzctl.snapshot.cluster_snapshot import OPEN
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ServerMeta

@@ -43,7 +43,7 @@ from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.forms import put_json
 from waltzctl.show.terminal import count
 from waltzctl.snapshot import last_seen
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.cluster import (
     ASSIGNMENT,
     CLIENT_IDS,
@@ -227,7 +227,7 @@ async def loading(
 
 async def _from_file(
     cluster: Cluster, daemons: Daemons, saved: Saved, known: Mapping[str, StorageMeta]
-) -> tuple[Target, Restoration, Picture]:
+) -> tuple[Target, Restoration, ClusterSnapshot]:
     target = await look_at(cluster, saved.meta)
     storages = {**target.storages, **known}
     found = await daemons.look(saved.meta, list(storages.values()), list(saved.servers.values()))
@@ -290,7 +290,7 @@ def _verdict(saved: Saved, target: Target, told: Statement, generation: int) -> 
     return from_saved(told, ours, roles, replicas=replicas, generation=generation)
 
 
-def _generations(saved: Saved, told: Collection[Statement], found: Picture) -> tuple[int, ...]:
+def _generations(saved: Saved, told: Collection[Statement], found: ClusterSnapshot) -> tuple[int, ...]:
     """The highest that is known of each partition: from the file, and from servers that run."""
     assignment, highest = saved.assignment, [0] * len(told)
     for number in range(len(told)):
@@ -329,7 +329,7 @@ def _format(told: Collection[Statement]) -> int:
     return BATCHES if written else 0
 
 
-def _named(found: Picture, where: str) -> set[str]:
+def _named(found: ClusterSnapshot, where: str) -> set[str]:
     """Storages that servers which run, or this machine, know of this cluster."""
     names = {
         replica.storage
@@ -456,7 +456,7 @@ async def rebuilding(
 
 async def _from_storages(
     cluster: Cluster, daemons: Daemons, meta: ClusterMeta, storages: Mapping[str, StorageMeta], replicas: int
-) -> tuple[Restoration, Target, Picture]:
+) -> tuple[Restoration, Target, ClusterSnapshot]:
     target = await look_at(cluster, meta)
     if target.meta is not None:
         raise NameInUse(

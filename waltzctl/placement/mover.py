@@ -21,8 +21,8 @@ from waltzctl.placement.replica_moves import Goals, Relocation, Situation
 from waltzctl.shell.change import Change, changing, who
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Say
-from waltzctl.snapshot.look import look
-from waltzctl.snapshot.picture import Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
+from waltzctl.snapshot.collector import look
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta
@@ -88,7 +88,7 @@ def _rate_of(text: str) -> int:
 class Daemons(Protocol):
     """Those of one cluster, as far as a move of replicas needs them. Tests have their own."""
 
-    async def look(self) -> Picture: ...
+    async def look(self) -> ClusterSnapshot: ...
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
     ) -> dict[int, WaltzError | None]: ...
@@ -117,7 +117,7 @@ class RealDaemons:
         key = (await self._cluster.meta()).key
         return AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name)
 
-    async def look(self) -> Picture:
+    async def look(self) -> ClusterSnapshot:
         return await look(self._cluster.coordinator, tls=self._tls)
 
     async def remove_partitions(
@@ -360,7 +360,7 @@ class Mover:
         self._copied = {replica: (total, total) for replica, (_, total) in self._copied.items()} | copying
 
     async def _view(
-        self, found: Picture, sets: ReplicaSets, number: int, goal: tuple[str, ...]
+        self, found: ClusterSnapshot, sets: ReplicaSets, number: int, goal: tuple[str, ...]
     ) -> tuple[int, replica_moves.View]:
         meta, _ = await self._cluster.partition(number)
         return number, replica_moves.view_of(found, number, goal, sets.partitions.get(number, {}), meta)
@@ -403,7 +403,7 @@ class Mover:
         ]
 
 
-def _bytes_of(found: Picture, number: int) -> int:
+def _bytes_of(found: ClusterSnapshot, number: int) -> int:
     """The size of the largest replica: owners say how many transactions each has, and storages how many bytes."""
     return max((one.disk_bytes for view in found.storages if (one := view.replica(number))), default=0)
 
@@ -432,7 +432,7 @@ def _check_goals(left: Goals, found: Moves, sets: ReplicaSets) -> None:
             )
 
 
-def _check_storages(moving: Goals, found: Picture) -> None:
+def _check_storages(moving: Goals, found: ClusterSnapshot) -> None:
     there = {view.meta.name for view in found.storages}
     for name in sorted({name for goal in moving.values() for name in goal} - there):
         numbers = [number for number, goal in moving.items() if name in goal]

@@ -23,7 +23,7 @@ from waltzctl.shell.reach import Meant, Reach, ServerName, first_contact, known_
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.cluster import servers as server_list
 from waltzctl.show.forms import AnyForm, Column, Listing, put
-from waltzctl.snapshot.look import seen
+from waltzctl.snapshot.collector import seen
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta

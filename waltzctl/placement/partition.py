@@ -15,7 +15,7 @@ from waltzctl.shell.options import Misused
 from waltzctl.shell.reach import Meant, using
 from waltzctl.show.cluster import partition, partitions
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.snapshot.look import seen
+from waltzctl.snapshot.collector import seen
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument

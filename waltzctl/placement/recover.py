@@ -24,8 +24,8 @@ from waltzctl.shell.options import Misused, Output
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
-from waltzctl.snapshot.look import look
-from waltzctl.snapshot.picture import PartitionView, Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
+from waltzctl.snapshot.collector import look
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
@@ -110,7 +110,7 @@ def standing(name: str, view: PartitionView, there: PartitionDescription | None)
     return Standing(state=State.COUNTS if counts else State.COMES, why=ours.story, held=held)
 
 
-def plan_for(name: str, found: Picture, standings: Mapping[int, Standing]) -> Plan:
+def plan_for(name: str, found: ClusterSnapshot, standings: Mapping[int, Standing]) -> Plan:
     """A step for each replica that does not count: it is set aside, or waited for."""
     steps, margins = list[str](), list[Effect]()
     for number, one in standings.items():
@@ -175,7 +175,7 @@ def _replicas_of(now: Situation, name: str, wanted: list[int] | None) -> list[in
     return wanted
 
 
-def _standings(name: str, found: Picture, chosen: list[int]) -> dict[int, Standing]:
+def _standings(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int, Standing]:
     """Raises when the storage does not run: nothing can be brought back there."""
     view = found.storage(name)
     if view.said is None:
@@ -242,7 +242,7 @@ async def _follow(
         raise Unfinished(f"not done within {options.timeout:g} seconds: {waits}") from None
 
 
-def _copied(standings: Mapping[int, Standing], found: Picture) -> Amount:
+def _copied(standings: Mapping[int, Standing], found: ClusterSnapshot) -> Amount:
     done = total = 0
     for number, one in standings.items():
         said = found.partitions[number].said
@@ -264,7 +264,7 @@ def _check_hope(name: str, left: Mapping[int, Standing], lost: list[int]) -> Non
             raise Unfinished(f"partition {number} on {name} cannot come back by itself: {one.why}")
 
 
-def _spell(left: Mapping[int, Standing], found: Picture, most: int) -> str:
+def _spell(left: Mapping[int, Standing], found: ClusterSnapshot, most: int) -> str:
     told = []
     for number, one in list(left.items())[:most]:
         said = found.partitions[number].said

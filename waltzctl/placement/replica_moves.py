@@ -22,7 +22,7 @@ from waltzctl.shell.progress import duration
 from waltzctl.shell.reach import unknown
 from waltzctl.shell.safety import Danger, Effect, Margin, Plan, danger, margin, without
 from waltzctl.show.terminal import size
-from waltzctl.snapshot.picture import Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.errors import Unsafe
@@ -36,7 +36,7 @@ Goals = Mapping[int, tuple[str, ...]]
 class Situation:
     """Everything that a plan is made from, and the versions that it had."""
 
-    found: Picture
+    found: ClusterSnapshot
     sets: ReplicaSets
     versions: Mapping[int, int]
     """Of the replicas of each partition."""
@@ -399,7 +399,7 @@ def applied(sets: ReplicaSets, steps: Mapping[int, Step]) -> ReplicaSets:
 
 
 def view_of(
-    found: Picture, number: int, goal: Iterable[str], roles: Mapping[str, Membership], meta: PartitionMeta | None
+    found: ClusterSnapshot, number: int, goal: Iterable[str], roles: Mapping[str, Membership], meta: PartitionMeta | None
 ) -> View:
     partition = found.partitions[number]
     replicas = partition.said.replicas if partition.said is not None else ()

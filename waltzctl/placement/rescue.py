@@ -23,7 +23,7 @@ from waltzctl.shell.change import Change, Changing, who
 from waltzctl.shell.numbers import chosen, spell
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.cluster import NO_VERSION, Cluster, partition_path
 from waltzd.cluster.documents import PartitionMeta, StorageMeta
 from waltzd.errors import BadMetadata, ChangedMeanwhile, PartitionsClosed, Unsafe, WaltzError
@@ -40,7 +40,7 @@ OPEN_SECONDS = 60.0
 class Storages(Protocol):
     """Those of one cluster, as far as a rescue needs them. Tests have their own."""
 
-    async def look(self) -> Picture: ...
+    async def look(self) -> ClusterSnapshot: ...
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
     async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
         """Up to which id the archive of this storage proves the log of this timeline; -1 where it proves nothing."""
@@ -134,7 +134,7 @@ def plan_for(subject: str, scenes: Mapping[int, Scene]) -> Plan:
     return Plan(verb=VERB, subject=subject, steps=tuple(steps), danger=Danger.TYPED, unsafe=tuple(against))
 
 
-async def seen(cluster: Cluster, found: Picture, number: int) -> tuple[Scene, int]:
+async def seen(cluster: Cluster, found: ClusterSnapshot, number: int) -> tuple[Scene, int]:
     """The scene, and the version of the partition's document."""
     path = partition_path(number)
     node = await cluster.coordinator.get(path)

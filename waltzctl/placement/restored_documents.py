@@ -19,8 +19,8 @@ from typing import Protocol
 from waltzctl.placement.creation import is_fresh
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
 from waltzctl.shell.progress import Say
-from waltzctl.snapshot.look import look_without
-from waltzctl.snapshot.picture import Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
+from waltzctl.snapshot.collector import look_without
 from waltzd.cluster.assignment import UNOWNED
 from waltzd.cluster.cluster import (
     ASSIGNMENT,
@@ -80,7 +80,7 @@ class Daemons(Protocol):
 
     async def look(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
-    ) -> Picture: ...
+    ) -> ClusterSnapshot: ...
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
 
 
@@ -97,7 +97,9 @@ class RestoringDaemons(Daemons, Protocol):
 class RealDaemons:
     tls: Tls | None
 
-    async def look(self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]) -> Picture:
+    async def look(
+        self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
+    ) -> ClusterSnapshot:
         return await look_without(meta, servers, storages, {}, tls=self.tls)
 
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:

@@ -13,8 +13,8 @@ from waltzctl.shell.change import Change, Request
 from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzctl.show.terminal import size
-from waltzctl.snapshot.look import look
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
+from waltzctl.snapshot.collector import look
 from waltzd.cluster.archives import all_archived, save_keep_local
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, Unsafe
@@ -44,7 +44,7 @@ def change_keep_local(wanted: str, request: Request) -> int:
     return request.perform(prepare)
 
 
-def plan_of(found: Picture, wanted: str, keep: Keep, *, archived: bool) -> Plan:
+def plan_of(found: ClusterSnapshot, wanted: str, keep: Keep, *, archived: bool) -> Plan:
     """Raises where it must not be done."""
     meta = found.meta
     if keep != Keep() and not archived:
@@ -84,7 +84,7 @@ def _spelled(policy: str) -> str:
     return f"{policy} of the log of each replica"
 
 
-def too_much(found: Picture, size_max: int) -> int:
+def too_much(found: ClusterSnapshot, size_max: int) -> int:
     """Bytes on all storages together above what they would keep."""
     said = [one for view in found.storages if view.said is not None for one in view.said.assigned]
     return sum(max(0, one.disk_bytes - size_max) for one in said)

@@ -34,7 +34,7 @@ from waltzctl.show import storage as shown_storage
 from waltzctl.show.cluster import storages
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
-from waltzctl.snapshot.look import seen
+from waltzctl.snapshot.collector import seen
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, PartitionMeta

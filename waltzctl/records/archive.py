@@ -43,7 +43,7 @@ from waltzd.errors import (
 
 if TYPE_CHECKING:
     from waltzctl.show.archive import Reaching
-    from waltzctl.snapshot.picture import Picture
+    from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
     from waltzd.archive.manifest import Entry, Label
     from waltzd.archive.store import Store
     from waltzd.archive.verification import Flaw, Survey
@@ -109,19 +109,19 @@ def _marks(store: str, end: End, output: str) -> int:
 
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
-    from waltzctl.snapshot.look import look
+    from waltzctl.snapshot.collector import look
 
     return await reached(cluster, await look(cluster.coordinator, tls=reach.tls))
 
 
-async def reached(cluster: Cluster, picture: Picture) -> list[Reaching]:
-    """What the documents say, beside what the owners of a picture say."""
+async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]:
+    """What the documents say, beside what the owners of a snapshot say."""
     from waltzctl.show.archive import Reaching
     from waltzd.cluster.archives import all_archived
 
     documents = await all_archived(cluster.coordinator)
     found = []
-    for view in picture.partitions:
+    for view in snapshot.partitions:
         meta, said = documents.get(view.partition), view.said
         found.append(
             Reaching(

@@ -15,7 +15,7 @@ from waltzd.errors import EXIT_FINDINGS, EXIT_OK, WaltzError
 
 if TYPE_CHECKING:
     from waltzctl.show.archive import Backups
-    from waltzctl.snapshot.picture import Picture
+    from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
     from waltzd.cluster.cluster import Cluster
 
 LATE_SECONDS = 60.0
@@ -84,17 +84,17 @@ def _watch(store: str | None, reach: Reach | None, every: float, output: str) ->
 
 
 async def _said(cluster: Cluster, reach: Reach) -> Backups:
-    from waltzctl.snapshot.look import look
+    from waltzctl.snapshot.collector import look
 
     return backed_up(await look(cluster.coordinator, tls=reach.tls))
 
 
-def backed_up(picture: Picture) -> Backups:
+def backed_up(snapshot: ClusterSnapshot) -> Backups:
     """As owners and the leader say."""
     from waltzctl.show.archive import BackedUpPartition, Backups, SavedMetadata
 
     rows = []
-    for view in picture.partitions:
+    for view in snapshot.partitions:
         said = view.said
         is_kept = said is not None and said.backed_up_to is not None
         rows.append(
@@ -109,7 +109,7 @@ def backed_up(picture: Picture) -> Backups:
             )
         )
     metadata = None
-    for server in picture.servers:
+    for server in snapshot.servers:
         saved = None if server.said is None else server.said.metadata_backup
         if saved is not None:
             age = saved.age_ms / 1000 if saved.age_ms >= 0 else None

@@ -30,7 +30,7 @@ from waltzd.errors import (
 )
 
 if TYPE_CHECKING:
-    from waltzctl.snapshot.picture import Picture, StorageView
+    from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
     from waltzd.cluster.cluster import Cluster
     from waltzd.format.digest import Digest
     from waltzd.format.record import Record
@@ -76,11 +76,11 @@ def compare(
 async def _compare(
     cluster: Cluster, reach: Reach, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
 ) -> Comparison:
-    from waltzctl.snapshot.look import look
+    from waltzctl.snapshot.collector import look
 
-    picture = await look(cluster.coordinator, tls=reach.tls)
-    views = _chosen(picture, partition, names)
-    roles = picture.partitions[partition].replicas
+    snapshot = await look(cluster.coordinator, tls=reach.tls)
+    views = _chosen(snapshot, partition, names)
+    roles = snapshot.partitions[partition].replicas
     marks: dict[str, int] = {}
     troubles: dict[str, WaltzError] = {}
     last_ids: dict[str, int] = {}
@@ -90,10 +90,10 @@ async def _compare(
             troubles[name] = found
         else:
             marks[name], last_ids[name] = visible_mark(found), found.last_id
-    owned = picture.partitions[partition].said
+    owned = snapshot.partitions[partition].said
     committed = max([-1 if owned is None else owned.committed, *marks.values()])
     metas = {name: view.meta for name, view in views.items()}
-    async with _Asking(partition, picture.meta.key, metas, reach, seconds, waiting) as asking:
+    async with _Asking(partition, snapshot.meta.key, metas, reach, seconds, waiting) as asking:
         standings = await asking.run(marks)
         ids = {standing.difference[0] for standing in standings.values() if standing.difference is not None}
         differing = {id_: await asking.records([name for name in marks if marks[name] >= id_], id_) for id_ in sorted(ids)}
@@ -122,15 +122,15 @@ def visible_mark(status: ReplicaStatus) -> int:
     return max(status.committed, min(status.low_mark, status.last_id))
 
 
-def _chosen(picture: Picture, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
+def _chosen(snapshot: ClusterSnapshot, partition: int, names: tuple[str, ...]) -> dict[str, StorageView]:
     check_partitions(
         [partition],
-        picture.meta.partitions,
-        has_group_log=picture.group_log is not None,
+        snapshot.meta.partitions,
+        has_group_log=snapshot.group_log is not None,
         not_done="nothing was compared",
     )
-    there = {view.meta.name: view for view in picture.storages}
-    replicas = picture.partitions[partition].replicas
+    there = {view.meta.name: view for view in snapshot.storages}
+    replicas = snapshot.partitions[partition].replicas
     for name in names:
         if name not in there:
             raise unknown("storage", name, there, not_done="nothing was compared")

@@ -20,7 +20,7 @@ from waltzctl.shell.numbers import check_partitions
 from waltzctl.shell.reach import Reach, check_operator, first_contact, using
 from waltzctl.show.terminal import printable
 from waltzctl.snapshot import last_seen
-from waltzctl.snapshot.picture import timeline_sentence
+from waltzctl.snapshot.cluster_snapshot import timeline_sentence
 from waltzd import Client, ClientSettings, Transaction
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster

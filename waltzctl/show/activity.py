@@ -30,7 +30,7 @@ from waltzctl.show.forms import (
     verdict,
 )
 from waltzctl.show.terminal import ROWS_MAX, count, printable, size
-from waltzctl.snapshot.picture import silence
+from waltzctl.snapshot.cluster_snapshot import silence
 from waltzd.errors import TlsMismatch, WaltzError
 
 
@@ -171,7 +171,7 @@ def top(found: Rates, sighting: Sighting, *, sort: str, rows_max: int | None) ->
     worst = f"; {reasons[0].sentence}" if reasons else ""
     shown = {column.name: column.shown(total) for column in PARTITION_RATES}
     fed = next(column.shown(total) for column in PARTITION_RATES if column.json == "fed_per_second")
-    groups = group.totals(sighting.picture.groups)
+    groups = group.totals(sighting.snapshot.groups)
     page: list[Part] = [
         Line(f"{health}: {sighting.verdict.sentence}{worst}", STYLES[health], "cut"),
         Line(
@@ -198,7 +198,7 @@ def top(found: Rates, sighting: Sighting, *, sort: str, rows_max: int | None) ->
 
 def _slowed(sighting: Sighting) -> list[str]:
     """Names that had to wait in the last seconds, at any server."""
-    servers = sighting.facts.picture.servers
+    servers = sighting.facts.snapshot.servers
     return sorted({name for view in servers if view.said is not None for name in view.said.clients.slowed})
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, attributes, objects, warnings
 from waltzctl.show.terminal import duration, size
 from waltzctl.snapshot.attendance import Attendance, Attendant, UseAt
-from waltzctl.snapshot.picture import silent_servers
+from waltzctl.snapshot.cluster_snapshot import silent_servers
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import PolicyDocument
 from waltzd.protocol.channels import NO_CHANNELS

@@ -15,7 +15,7 @@ from waltzctl.health.troubles import SLOW_MS
 from waltzctl.show import group
 from waltzctl.show.forms import Column, Columns, Line, Listing, Part, Table, next_step, objects, pick, plain, verdict
 from waltzctl.show.terminal import ROWS_MAX, count, duration, size
-from waltzctl.snapshot.picture import PartitionView, Picture, ServerView, StorageView, timeline_sentence
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, ServerView, StorageView, timeline_sentence
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
@@ -32,7 +32,7 @@ PAGES_ONLY = frozenset({"partitions", "answered"})
 NOT_LISTED = CannotConnect("it is not in ZooKeeper's list of servers")
 
 
-def all_servers(found: Picture) -> list[ServerView]:
+def all_servers(found: ClusterSnapshot) -> list[ServerView]:
     """With those that should be up and are not."""
     missing = [ServerView(meta=replace(meta, is_draining=False), said=None, error=NOT_LISTED) for meta in found.missing]
     return [*found.servers, *missing]
@@ -56,7 +56,7 @@ def _answered(view: ServerView | StorageView) -> str:
 # -- servers -----------------------------------------------------------------------------------------------------------
 
 
-def servers(found: Picture) -> Listing[ServerView]:
+def servers(found: ClusterSnapshot) -> Listing[ServerView]:
     return Listing(
         kind="servers",
         columns=tuple(one for one in server_columns(found) if one.name not in PAGES_ONLY),
@@ -66,7 +66,7 @@ def servers(found: Picture) -> Listing[ServerView]:
     )
 
 
-def server_columns(found: Picture) -> Columns[ServerView]:
+def server_columns(found: ClusterSnapshot) -> Columns[ServerView]:
     def owned(view: ServerView) -> list[PartitionView]:
         return [one for one in found.partitions if view.error is not NOT_LISTED and one.owner == view.meta.name]
 
@@ -136,7 +136,7 @@ STORAGES: Columns[StorageView] = (
 )  # fmt: skip
 
 
-def storages(found: Picture) -> Listing[StorageView]:
+def storages(found: ClusterSnapshot) -> Listing[StorageView]:
     columns = tuple(one for one in STORAGES if one.name not in PAGES_ONLY)
     return Listing(kind="storages", columns=columns, rows=found.storages, nothing="The cluster has no storages.")
 
@@ -173,7 +173,7 @@ PARTITIONS: Columns[PartitionView] = (
 HOLDS: Column[PartitionView] = Column("holds", lambda view: "groups" if view.is_group_log else "transactions")
 
 
-def partitions(found: Picture) -> Listing[PartitionView]:
+def partitions(found: ClusterSnapshot) -> Listing[PartitionView]:
     goal: Column[PartitionView] = Column("moves to", lambda view: found.moves.get(view.partition), is_wide=True)
     columns = (*PARTITIONS, goal) if found.group_log is None else (*PARTITIONS, goal, replace(HOLDS, is_wide=True))
     return Listing(kind="partitions", columns=columns, rows=found.partitions, nothing="The cluster has no partitions.")
@@ -233,13 +233,13 @@ def partition(view: PartitionView, meta: PartitionMeta | None, goal: tuple[str, 
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def picture(found: Picture, *, where: str) -> Listing[PartitionView]:
+def snapshot(found: ClusterSnapshot, *, where: str) -> Listing[PartitionView]:
     listing = partitions(found)
     told = {"coordinator": where, **picture_json(found)}
     return replace(listing, page=list(_picture(found, where)), told=told)
 
 
-def _picture(found: Picture, where: str) -> Iterator[Part]:
+def _picture(found: ClusterSnapshot, where: str) -> Iterator[Part]:
     yield verdict(sentence(found), is_good=found.is_healthy)
     yield f"cluster {found.meta.name}, {_format(found)}, key {found.meta.key}, {where}"
     yield Table(pick(server_columns(found), "server", "address", "admin", "partitions", "state"), all_servers(found))
@@ -263,7 +263,7 @@ def _picture(found: Picture, where: str) -> Iterator[Part]:
                 yield Line(f"partition {view.partition}: {replica.storage} is {state}{story}", "yellow")
 
 
-def picture_json(found: Picture) -> dict[str, Any]:
+def picture_json(found: ClusterSnapshot) -> dict[str, Any]:
     return {
         "is_healthy": found.is_healthy,
         "name": found.meta.name,
@@ -301,14 +301,14 @@ def picture_json(found: Picture) -> dict[str, Any]:
     }
 
 
-def _format(found: Picture) -> str:
+def _format(found: ClusterSnapshot) -> str:
     """What the cluster writes, and how far the change to it has come."""
     formats = [view.format for view in found.partitions if view.format is not None and not view.is_group_log]
     wanted, over = found.meta.format, sum(format >= found.meta.format for format in formats)
     return f"format {wanted}" + (f" ({over} of {count(len(formats), 'partition')} so far)" if over < len(formats) else "")
 
 
-def sentence(found: Picture) -> str:
+def sentence(found: ClusterSnapshot) -> str:
     views = [view for view in found.partitions if not view.is_group_log]
     opened, total = sum(view.is_open for view in views), len(views)
     said = f"{count(total, 'partition')} open" if opened == total else f"{opened} of {count(total, 'partition')} open"
@@ -371,11 +371,11 @@ def status(found: Sighting, local: Listing[Any] | None = None) -> Listing[Partit
     """`local`: the processes of a cluster on this machine."""
     beside = Listing[Any](page=(), told={}) if local is None else local
     page, told = [*_status(found), *(beside.page or ())], {**status_json(found), **beside.document}
-    return replace(partitions(found.picture), page=page, told=told)
+    return replace(partitions(found.snapshot), page=page, told=told)
 
 
 def _status(found: Sighting) -> Iterator[Part]:
-    said, seen = found.verdict, found.picture
+    said, seen = found.verdict, found.snapshot
     yield Line(f"{said.health}: {said.sentence}", STYLES[said.health])
     for reason in said.reasons[:REASONS_MAX]:
         since = f" (seen since {reason.since})" if reason.since is not None else ""
@@ -426,7 +426,7 @@ ALIKE: Columns[list[PartitionView]] = (
 )
 
 
-def _scrubbed(found: Picture) -> str:
+def _scrubbed(found: ClusterSnapshot) -> str:
     """Since when all sealed segments of all storages were read, or how much of them; empty where no storage says."""
     scrubs = [view.said.scrub for view in found.storages if view.said is not None and view.said.scrub is not None]
     ages = [scrub.age_ms for scrub in scrubs if scrub.period_seconds]
@@ -444,7 +444,7 @@ def _scrubbed(found: Picture) -> str:
 
 
 def status_json(found: Sighting) -> dict[str, Any]:
-    seen, lost = found.picture, found.lost
+    seen, lost = found.snapshot, found.lost
     return {
         "verdict": str(found.verdict.health),
         "sentence": found.verdict.sentence,

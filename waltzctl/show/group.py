@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from waltzctl.records.decode import decoded
 from waltzctl.show.forms import Column, Columns, Line, Listing, attributes, capped, objects, plain, warnings
 from waltzctl.show.terminal import ROWS_MAX, count, duration
+from waltzctl.snapshot.cluster_snapshot import silent_servers, timeline_sentence
 from waltzctl.snapshot.groups import GroupAt, Groups, GroupView, Standing
-from waltzctl.snapshot.picture import silent_servers, timeline_sentence
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.groups import GroupMeta
 from waltzd.protocol.groups import GroupMember, GroupTotals, Mode, ParkedTransaction

@@ -1,4 +1,4 @@
-"""What the coordinator holds of a cluster, as far as a picture needs it, read in one go; and kept while it stays the same.
+"""What the coordinator holds of a cluster, as far as a snapshot needs it, read in one go; and kept while it stays the same.
 
 Documents hardly ever change, and a cluster of a thousand partitions has more than a thousand of them. Who looks at it again
 and again keeps what it has read, and lets the coordinator say when something has changed. The order is the point: ask for a

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import ClusterMeta, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.document import Document, decode, encode
@@ -33,7 +33,7 @@ class LastSeen(Document):
     """Trouble → since when it was seen at every look."""
 
 
-def of(where: str, found: Picture, *, seen: str, troubles: Mapping[str, str]) -> LastSeen:
+def of(where: str, found: ClusterSnapshot, *, seen: str, troubles: Mapping[str, str]) -> LastSeen:
     return LastSeen(
         where=where,
         meta=found.meta,

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.pictures import NOW_MS, partition, storage, well
+from tests.unit.snapshots import NOW_MS, partition, storage, well
 from waltzctl.main import run
 from waltzctl.placement.creation import storage_of
 from waltzctl.shell import change
 from waltzctl.shell.merged_log import Line
 from waltzctl.show import activity
 from waltzctl.show.change import history
-from waltzctl.show.cluster import picture
+from waltzctl.show.cluster import snapshot
 from waltzctl.show.forms import Column, Columns, Listing, put
 from waltzctl.show.terminal import console, is_line, printable
 from waltzd.cluster.documents import HistoryEntry
@@ -66,8 +66,8 @@ def test_a_picture_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     said = partition(0).said
     assert said is not None
     waiting = partition(0, said=replace(said, waiting=NASTY))
-    put(picture(replace(found, partitions=(waiting, *found.partitions[1:])), where="here"), "table")
-    put(picture(found, where="here"), "json")
+    put(snapshot(replace(found, partitions=(waiting, *found.partitions[1:])), where="here"), "table")
+    put(snapshot(found, where="here"), "json")
     check(capsys.readouterr().out)
 
 

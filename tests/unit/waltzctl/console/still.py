@@ -1,4 +1,4 @@
-"""A console of which nothing moves: one look at a picture, and documents in memory."""
+"""A console of which nothing moves: one look at a snapshot, and documents in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waltzctl.health.facts import Facts, Sighting
 from waltzctl.health.rates import rates
 from waltzctl.health.rules import diagnose, judge
 from waltzctl.shell.reach import Reach
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect
 
@@ -25,10 +25,10 @@ HOST = "127.0.0.1:8765"
 AT = "2026-11-24T12:00:00Z"
 
 
-def seen_of(picture: Picture, **changes: Any) -> Seen:
-    facts = Facts(picture=picture, **changes)
+def seen_of(snapshot: ClusterSnapshot, **changes: Any) -> Seen:
+    facts = Facts(snapshot=snapshot, **changes)
     sighting = Sighting(facts=facts, verdict=judge(facts), at=AT, milliseconds=1.0)
-    found = rates(picture, picture, 2.0)
+    found = rates(snapshot, snapshot, 2.0)
     return Seen(
         number=1,
         sighting=sighting,

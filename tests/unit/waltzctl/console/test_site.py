@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from tests.cli.test_mentions import complaint
-from tests.unit.pictures import owned, partition, replica, silent, storage, well
+from tests.unit.snapshots import owned, partition, replica, silent, storage, well
 from tests.unit.waltzctl.console.still import HOST, Still, seen_of, visiting
 from waltzctl.console.door import HEADERS, Door, hosts_of
 from waltzctl.console.pages import partition_columns
@@ -180,11 +180,11 @@ def test_pages_are_well_made() -> None:
 
 
 def test_numbers_are_those_of_json() -> None:
-    picture = well()
-    seen = seen_of(picture)
+    snapshot = well()
+    seen = seen_of(snapshot)
     client = browser(seen)
     assert seen.rates is not None
-    listed = cluster.partitions(picture)
+    listed = cluster.partitions(snapshot)
     told = [
         first | {key: value for key, value in second.items() if key not in first}
         for first, second in zip(
@@ -193,9 +193,9 @@ def test_numbers_are_those_of_json() -> None:
     ]
     assert agree(table_of(client.get("/partitions").text, "Partitions"), told) >= 20
     html = client.get("/storages").text
-    assert agree(table_of(html, "Storages"), objects(cluster.STORAGES, picture.storages)) >= 6
+    assert agree(table_of(html, "Storages"), objects(cluster.STORAGES, snapshot.storages)) >= 6
     assert agree(table_of(html, "In the last seconds"), objects(activity.STORAGE_RATES, seen.rates.storages)) >= 6
-    listed_servers = cluster.servers(picture)
+    listed_servers = cluster.servers(snapshot)
     html = client.get("/servers").text
     assert agree(table_of(html, "Servers"), objects(listed_servers.columns, listed_servers.rows)) >= 2
 
@@ -240,8 +240,8 @@ def test_a_look_that_saw_nothing_leaves_the_last_one_with_its_time() -> None:
 
 @pytest.mark.slow
 def test_a_thousand_partitions_are_cut_by_the_server() -> None:
-    picture = well(partitions=tuple(partition(number) for number in range(1000)))
-    client = browser(seen_of(picture))
+    snapshot = well(partitions=tuple(partition(number) for number in range(1000)))
+    client = browser(seen_of(snapshot))
     numbers: list[str] = []
     path: str | None = "/partitions"
     while path is not None:
@@ -257,9 +257,9 @@ def test_a_thousand_partitions_are_cut_by_the_server() -> None:
 
 @pytest.mark.slow
 def test_archives_of_a_thousand_partitions_are_cut_too() -> None:
-    picture = well(partitions=tuple(partition(number) for number in range(1000)))
-    documents = asyncio.run(Cluster.create(MemoryTree().connect(), picture.meta))
-    answer = browser(seen_of(picture), documents).get("/archive?page=9")
+    snapshot = well(partitions=tuple(partition(number) for number in range(1000)))
+    documents = asyncio.run(Cluster.create(MemoryTree().connect(), snapshot.meta))
+    answer = browser(seen_of(snapshot), documents).get("/archive?page=9")
     assert len(answer.content) < 200_000
     for caption in ("How far archives reach", "What would be lost with all storages"):
         assert [row["partition"] for row in table_of(answer.text, caption)] == [str(number) for number in range(900, 1000)]
@@ -329,8 +329,8 @@ def test_history_and_archive_from_their_documents() -> None:
     said = well().partitions[0].said
     assert said is not None
     kept = replace(said, backed_up=BackedUp(last_id=97, moment=1_800_000_000_000_000), backup_lag_ms=4_500)
-    picture = well(partitions=(replace(well().partitions[0], said=kept), *well().partitions[1:]))
-    html = browser(seen_of(picture), asyncio.run(documents())).get("/archive").text
+    snapshot = well(partitions=(replace(well().partitions[0], said=kept), *well().partitions[1:]))
+    html = browser(seen_of(snapshot), asyncio.run(documents())).get("/archive").text
     row = table_of(html, "What would be lost with all storages")[0]
     assert (row["backed_up_to"], row["lost_transactions"], row["lost_seconds"]) == ("97", "2", "4.5")
     assert "2027-01-15" in html

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.pictures import offline, partition, silent, storage, well
+from tests.unit.snapshots import offline, partition, silent, storage, well
 from waltzctl.console.table import Look, Tone, grid, listed, tone_of, tone_of_outcome
 from waltzctl.show import cluster
 from waltzctl.show.forms import Column, objects

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.pictures import well
+from tests.unit.snapshots import well
 from waltzctl.console import watch as watching
 from waltzctl.console.watch import Watch
 from waltzctl.health.facts import Check, Facts, Grade, Sighting
@@ -46,7 +46,7 @@ class Poll:
 
 
 def sight(at: str = "2026-11-24T12:00:00Z") -> Sighting:
-    facts = Facts(picture=well())
+    facts = Facts(snapshot=well())
     return Sighting(facts=facts, verdict=judge(facts), at=at, milliseconds=1.0)
 
 

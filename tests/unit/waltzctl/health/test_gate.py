@@ -1,4 +1,4 @@
-"""Whether a storage may fall silent, as a picture of the cluster says."""
+"""Whether a storage may fall silent, as a snapshot of the cluster says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.pictures import partition, storage, well
+from tests.unit.snapshots import partition, storage, well
 from waltzctl.health.gate import cannot_spare, has_no_owner, obstacles
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, NoSuchName

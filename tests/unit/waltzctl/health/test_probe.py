@@ -11,9 +11,9 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from tests.unit.pictures import KEY, partition, server, silent, well
+from tests.unit.snapshots import KEY, partition, server, silent, well
 from waltzctl.health.probe import PAYLOAD, Probing, probe_all
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.errors import CannotConnect, NotOwner, TlsMismatch, WaltzError
 from waltzd.format.record import Run, encode_payloads
 from waltzd.protocol.batches import (
@@ -107,13 +107,15 @@ class Server:
         self.open -= 1
 
 
-def probe(server: Server, found: Picture | None = None, *, seconds: float = 5.0, is_writing: bool = True) -> Probing:
+def probe(
+    server: Server, found: ClusterSnapshot | None = None, *, seconds: float = 5.0, is_writing: bool = True
+) -> Probing:
     def connect(_address: str) -> Server:
         server.open += 1
         return server
 
-    picture = found or well(partitions=(partition(0),))
-    probing = asyncio.run(probe_all(picture, [0], connect, seconds=seconds, is_writing=is_writing))
+    snapshot = found or well(partitions=(partition(0),))
+    probing = asyncio.run(probe_all(snapshot, [0], connect, seconds=seconds, is_writing=is_writing))
     assert server.open == 0, "every connection is closed again"
     return probing
 
@@ -155,10 +157,10 @@ def test_the_stage_that_failed(answers: tuple[Any, ...], stage: str, said: str) 
 
 
 def test_servers_that_want_a_certificate_are_not_asked_again() -> None:
-    """The picture knows already; who owns what the coordinator says."""
+    """The snapshot knows already; who owns what the coordinator says."""
     error = TlsMismatch("a:2 speaks TLS, and no certificate was given")
-    picture = well(partitions=(partition(0),), servers=tuple(silent(server(name), error) for name in ("a", "b")))
-    found = probe(Server(CannotConnect("the call failed")), picture)
+    snapshot = well(partitions=(partition(0),), servers=tuple(silent(server(name), error) for name in ("a", "b")))
+    found = probe(Server(CannotConnect("the call failed")), snapshot)
     assert found.error is error
     assert (found.probes[0].owner, found.probes[0].stage, found.probes[0].error) == ("a", "locate", error)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.pictures import STORAGES, owned, partition, replica, silent, storage, well
+from tests.unit.snapshots import STORAGES, owned, partition, replica, silent, storage, well
 from waltzctl.health.rates import PartitionRates, by, rates
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import PartitionStatistics, Statistics
 from waltzd.protocol.histogram import Durations
@@ -22,7 +22,7 @@ def took(*seconds: float) -> Any:
     return durations.histogram()
 
 
-def with_statistics(number: int, **fields: Any) -> Picture:
+def with_statistics(number: int, **fields: Any) -> ClusterSnapshot:
     replicas = tuple(replica(name) for name in STORAGES)
     said = owned(number, replicas, statistics=PartitionStatistics(**fields))
     return well(partitions=(partition(number, said=said),))
@@ -60,7 +60,7 @@ def test_nothing_is_known_of_who_did_not_answer() -> None:
 
 
 def test_all_together() -> None:
-    def both(committed: int) -> Picture:
+    def both(committed: int) -> ClusterSnapshot:
         return well(partitions=tuple(with_statistics(number, committed=committed).partitions[0] for number in range(2)))
 
     found = rates(both(0), both(5), 1.0)
@@ -71,8 +71,8 @@ def test_all_together() -> None:
 def test_the_lag_is_of_replicas_that_count() -> None:
     late = replace(replica("s2"), durable_id=49)
     down = replace(replica("s3", counts=False), durable_id=-1)
-    picture = well(partitions=(partition(0, said=owned(0, (replica("s1"), late, down))),))
-    assert rates(picture, picture, 1.0).partitions[0].lag == 50
+    snapshot = well(partitions=(partition(0, said=owned(0, (replica("s1"), late, down))),))
+    assert rates(snapshot, snapshot, 1.0).partitions[0].lag == 50
 
 
 def test_storages() -> None:

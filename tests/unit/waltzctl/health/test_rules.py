@@ -1,4 +1,4 @@
-"""The doctor's rules: each has a picture that passes, ones that do not, and one that nobody could look at."""
+"""The doctor's rules: each has a snapshot that passes, ones that do not, and one that nobody could look at."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.pictures import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
+from tests.unit.snapshots import NOW_MS, STORAGES, held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.health.facts import Facts, Grade, Health, Lost, Verdict, ZooKeeperServer
 from waltzctl.health.rules import AGAIN, RULES, diagnose, judge
 from waltzctl.show.group import totals
-from waltzctl.snapshot.picture import Picture, ServerView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, ServerView
 from waltzd.cluster.documents import Membership
 from waltzd.daemon import readiness
 from waltzd.errors import CannotConnect, ObjectAbsent
@@ -46,13 +46,13 @@ def flushing(*seconds: float) -> Statistics:
     return Statistics(groups=len(seconds), group_microseconds_max=5, flush=durations.histogram())
 
 
-def sound() -> Picture:
+def sound() -> ClusterSnapshot:
     return well(storages=tuple(storage(name, statistics=flushing(0.002)) for name in STORAGES))
 
 
-def facts(picture: Picture | None = None, **changes: Any) -> Facts:
+def facts(snapshot: ClusterSnapshot | None = None, **changes: Any) -> Facts:
     fields: dict[str, Any] = {
-        "picture": picture or sound(), "lost": None, "coordinator_ms": 2.0, "ensemble": ENSEMBLE,
+        "snapshot": snapshot or sound(), "lost": None, "coordinator_ms": 2.0, "ensemble": ENSEMBLE,
         "tool_version": "1", "is_secured": True, "certificate_days": {"waltzctl": 300.0, "s1": 100.0},
     }  # fmt: skip
     return Facts(**{**fields, **changes})
@@ -67,9 +67,9 @@ def finding(found: Facts, name: str) -> str:
     return next(check.finding for check in diagnose(found) if check.name == name)
 
 
-def with_storage(**changes: Any) -> Picture:
-    picture = sound()
-    return replace(picture, storages=(storage("s1", **{"statistics": flushing(0.002), **changes}), *picture.storages[1:]))
+def with_storage(**changes: Any) -> ClusterSnapshot:
+    snapshot = sound()
+    return replace(snapshot, storages=(storage("s1", **{"statistics": flushing(0.002), **changes}), *snapshot.storages[1:]))
 
 
 def scrub(**changes: Any) -> ScrubStatus:
@@ -77,23 +77,23 @@ def scrub(**changes: Any) -> ScrubStatus:
     return ScrubStatus(**pace | changes)
 
 
-def holding(**changes: Any) -> Picture:
+def holding(**changes: Any) -> ClusterSnapshot:
     """With 100 MiB of replicas."""
     return with_storage(assigned=(replace(held(0), disk_bytes=100 << 20),), **changes)
 
 
-def filling(*, hours: int, uptime_ms: int = 3_600_000) -> Picture:
+def filling(*, hours: int, uptime_ms: int = 3_600_000) -> ClusterSnapshot:
     """With so much free as was written in so many hours."""
     return with_storage(
         free_bytes=hours << 30, uptime_ms=uptime_ms, statistics=replace(flushing(0.002), appended_bytes=1 << 30)
     )
 
 
-def with_partition(view: Any) -> Picture:
+def with_partition(view: Any) -> ClusterSnapshot:
     return replace(sound(), partitions=(view,))
 
 
-def with_archive(**changes: Any) -> Picture:
+def with_archive(**changes: Any) -> ClusterSnapshot:
     members = (replica("s1"), replica("s2"), replica("s3"))
     return with_partition(partition(0, said=replace(owned(0, members), archive_check=ArchiveCheck(last_id=7, **changes))))
 
@@ -157,7 +157,7 @@ def test_every_check_that_does_not_pass_has_a_fix() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_is_found(ill: Picture, name: str, grade: Grade, said: str) -> None:
+def test_what_is_found(ill: ClusterSnapshot, name: str, grade: Grade, said: str) -> None:
     assert grades(facts(ill))[name] is grade
     assert said in finding(facts(ill), name)
 
@@ -191,16 +191,18 @@ def test_replicas_that_were_taken_offline_do_not_count() -> None:
 
 
 def test_a_majority_that_is_silent_here_is_unknown() -> None:
-    picture = replace(sound(), storages=(*sound().storages[:1], *(silent(storage(name), GONE) for name in ("s2", "s3"))))
-    found = facts(picture)
+    snapshot = replace(sound(), storages=(*sound().storages[:1], *(silent(storage(name), GONE) for name in ("s2", "s3"))))
+    found = facts(snapshot)
     assert grades(found)["quorum margin"] is Grade.UNKNOWN
     assert finding(found, "quorum margin").startswith("seen from here, 1 of 3 replicas of partitions 0-3 are level")
 
 
 def test_all_replicas_in_one_group() -> None:
-    picture = replace(sound(), storages=tuple(storage(name, group="rack", statistics=flushing(0.002)) for name in STORAGES))
-    assert grades(facts(picture)) == {"failure domains": Grade.WARN}
-    assert finding(facts(picture), "failure domains") == "all replicas of partitions 0-3 are in the group rack"
+    snapshot = replace(
+        sound(), storages=tuple(storage(name, group="rack", statistics=flushing(0.002)) for name in STORAGES)
+    )
+    assert grades(facts(snapshot)) == {"failure domains": Grade.WARN}
+    assert finding(facts(snapshot), "failure domains") == "all replicas of partitions 0-3 are in the group rack"
 
 
 def test_most_replicas_in_one_group_where_there_are_groups_enough() -> None:
@@ -213,8 +215,8 @@ def test_most_replicas_in_one_group_where_there_are_groups_enough() -> None:
 
 
 def test_what_could_not_be_looked_at_is_unknown() -> None:
-    picture = replace(sound(), storages=(*sound().storages[:2], silent(storage("s3"), GONE)))
-    found = {check.name: check for check in diagnose(facts(picture))}
+    snapshot = replace(sound(), storages=(*sound().storages[:2], silent(storage("s3"), GONE)))
+    found = {check.name: check for check in diagnose(facts(snapshot))}
     for name in ("damaged replicas", "free space", "flush latency", "clocks", "open files", "versions"):
         assert (found[name].grade, found[name].fix) == (Grade.UNKNOWN, AGAIN), name
         assert "s3 does not answer" in found[name].finding
@@ -266,7 +268,7 @@ def test_what_is_archived_was_there_not_long_ago() -> None:
     assert finding(facts(with_archive(age_ms=3 * 3_600_000)), "archived objects").endswith("3 hours ago, or later")
 
 
-def with_groups(*troubles: GroupTrouble, **totals: Any) -> Picture:
+def with_groups(*troubles: GroupTrouble, **totals: Any) -> ClusterSnapshot:
     """As the first server says."""
     told = GroupTotals(**{"groups": 3, "troubles": troubles, **totals})
     return replace(sound(), servers=(server("a", groups=told), server("b", groups=GroupTotals(groups=3))))
@@ -302,10 +304,10 @@ def test_all_groups_in_one_line() -> None:
 def test_what_is_worse_hides_nothing() -> None:
     """The grade is the worst one; the finding has everything."""
     one, two, three = sound().storages
-    picture = replace(sound(), storages=(*holding(free_bytes=1 << 20).storages[:1], silent(two, GONE), three))
+    snapshot = replace(sound(), storages=(*holding(free_bytes=1 << 20).storages[:1], silent(two, GONE), three))
     assert one.meta.name == "s1"
-    assert grades(facts(picture))["free space"] is Grade.FAIL
-    assert "s2 does not answer" in finding(facts(picture), "free space")
+    assert grades(facts(snapshot))["free space"] is Grade.FAIL
+    assert "s2 does not answer" in finding(facts(snapshot), "free space")
 
 
 def test_zookeeper() -> None:
@@ -335,7 +337,7 @@ def test_clocks_are_only_compared_as_well_as_they_were_measured() -> None:
 
 
 def test_a_log_that_remembers_a_clock_which_was_ahead() -> None:
-    def written(seconds: float) -> Picture:
+    def written(seconds: float) -> ClusterSnapshot:
         end = End(time=int(1000 * NOW_MS + 1e6 * seconds))
         return with_storage(assigned=(held(0, end=end), *(held(number) for number in range(1, 4))))
 
@@ -404,7 +406,7 @@ def test_alerts_have_the_words_the_severity_and_the_patience_of_their_rows() -> 
     ],
     ids=["no contact", "not listed", "not open", "disk full", "was full", "refused"],
 )  # fmt: skip
-def test_what_makes_a_daemon_unready_fails_a_check(reasons: list[str], ill: Picture, name: str) -> None:
+def test_what_makes_a_daemon_unready_fails_a_check(reasons: list[str], ill: ClusterSnapshot, name: str) -> None:
     assert len(reasons) == 1
     assert grades(facts(ill))[name] is Grade.FAIL
 

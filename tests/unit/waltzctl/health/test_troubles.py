@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.pictures import held, offline, owned, partition, replica, server, silent, storage, well
+from tests.unit.snapshots import held, offline, owned, partition, replica, server, silent, storage, well
 from waltzctl.health import rules
 from waltzctl.health.facts import Facts, Grade, Health, Lost, Verdict
 from waltzctl.health.poll import missed
 from waltzctl.health.rules import with_since
 from waltzctl.placement.storage import availability
 from waltzctl.shell.options import command_of
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import Membership
 from waltzd.errors import BadMetadata, CannotConnect, CoordinatorRefused, ForeignCluster, NodeMissing
 
@@ -23,8 +23,8 @@ GONE = CannotConnect("nobody listens there")
 UP = "waltzctl up here --detach"
 
 
-def judge(found: Picture, **known: Any) -> Verdict:
-    return rules.judge(Facts(picture=found, **known))
+def judge(found: ClusterSnapshot, **known: Any) -> Verdict:
+    return rules.judge(Facts(snapshot=found, **known))
 
 
 def one(found: Verdict) -> tuple[str, str]:
@@ -33,7 +33,7 @@ def one(found: Verdict) -> tuple[str, str]:
     return found.reasons[0].sentence, found.reasons[0].next_step
 
 
-def without(found: Picture, name: str) -> Picture:
+def without(found: ClusterSnapshot, name: str) -> ClusterSnapshot:
     """One daemon is silent."""
     return replace(
         found,
@@ -63,17 +63,17 @@ def test_the_group_log_is_no_partition_of_applications(is_open: bool) -> None:
 def test_a_storage_is_gone() -> None:
     """Its replicas no longer count, which is the same cause and said once."""
     replicas = (replica("s1"), replica("s2"), replica("s3", counts=False, state="DOWN", story="refused"))
-    picture = well(partitions=tuple(partition(number, said=owned(number, replicas)) for number in range(4)))
-    found = judge(without(picture, "s3"))
+    snapshot = well(partitions=tuple(partition(number, said=owned(number, replicas)) for number in range(4)))
+    found = judge(without(snapshot, "s3"))
     said, step = one(found)
     assert found.health is Health.DEGRADED
     assert said == "storage s3 does not answer at s3:2: nobody listens there. It has a replica of partitions 0-3"
     assert step == "start it again, or see why its machine does not answer"
-    assert one(judge(without(picture, "s3"), down=["s3"], repair=UP)) == (
+    assert one(judge(without(snapshot, "s3"), down=["s3"], repair=UP)) == (
         "storage s3 does not run. It has a replica of partitions 0-3",
         UP,
     )
-    assert one(judge(without(picture, "s3"), repair=UP))[1] == (
+    assert one(judge(without(snapshot, "s3"), repair=UP))[1] == (
         "its process runs: see what it says with `waltzctl logs --daemon s3`"
     )
 
@@ -85,29 +85,29 @@ def test_documents_that_were_deleted_or_spoiled() -> None:
         replace(view, said=replace(view.said, trouble="/storages/s1 is gone")) if view.said and view.partition < 2 else view
         for view in told.partitions
     ]
-    picture = replace(told, partitions=tuple(views), unreadable={"/storages/s9": BadMetadata("/storages/s9 is no JSON")})
-    found = judge(picture)
+    snapshot = replace(told, partitions=tuple(views), unreadable={"/storages/s9": BadMetadata("/storages/s9 is no JSON")})
+    found = judge(snapshot)
     assert found.health is Health.DEGRADED
     assert [reason.sentence for reason in found.reasons] == [
         "/storages/s9 is no JSON",
         "/storages/s1 is gone; the owners of partitions 0-1 go on with what is known",
     ]
     assert all("waltzctl storage add" in reason.next_step for reason in found.reasons)
-    assert not picture.is_healthy
+    assert not snapshot.is_healthy
 
 
 def test_a_server_that_should_be_there_is_missed() -> None:
     """Also when its session is over and its partitions are open elsewhere; until an operator takes it out."""
-    picture = replace(well(servers=(server("a"),)), missing=(server("b").meta,))
-    picture = replace(picture, partitions=tuple(replace(view, owner="a") for view in picture.partitions))
-    found = judge(picture)
+    snapshot = replace(well(servers=(server("a"),)), missing=(server("b").meta,))
+    snapshot = replace(snapshot, partitions=tuple(replace(view, owner="a") for view in snapshot.partitions))
+    found = judge(snapshot)
     assert found.health is Health.DEGRADED
     assert found.sentence == "all 4 partitions are open; 1 of 2 servers and 3 storages answer"
     said, step = one(found)
     assert said == "server b is not up: it was at b:2, and ZooKeeper has lost it"
     assert "`waltzctl server remove b`" in step
-    assert one(judge(picture, down=["b"], repair=UP)) == ("b does not run", UP)
-    assert not picture.is_healthy
+    assert one(judge(snapshot, down=["b"], repair=UP)) == ("b does not run", UP)
+    assert not snapshot.is_healthy
 
 
 def test_an_assignment_without_partitions_is_not_well() -> None:
@@ -155,7 +155,7 @@ def test_a_replica_of_another_history_fails_and_names_the_way_out() -> None:
     for role in ("member", "learner"):
         other = replace(replica("s3", counts=False, state="DIVERGED", story=story), role=role)
         view = partition(1, said=owned(1, (replica("s1"), replica("s2"), other)))
-        checks = rules.diagnose(Facts(picture=well(partitions=(partition(0), view))))
+        checks = rules.diagnose(Facts(snapshot=well(partitions=(partition(0), view))))
         (found,) = [check for check in checks if check.name == "quorum margin"]
         assert found.grade is Grade.FAIL
         assert f"s3's replica of partition 1 no longer counts: diverged, {story}" in found.finding
@@ -217,8 +217,8 @@ def test_an_owner_that_has_not_noticed_yet() -> None:
 
 def test_an_owner_that_has_not_noticed_that_replicas_are_offline() -> None:
     """The storages say so themselves, so there is no doubt: nothing is committed."""
-    picture = offline(s1=(0, 1), s2=(0,))
-    found = judge(picture)
+    snapshot = offline(s1=(0, 1), s2=(0,))
+    found = judge(snapshot)
     assert (found.health, found.sentence[:27]) == (Health.DEGRADED, "3 of 4 partitions are open;")
     first = found.reasons[0]
     assert (first.sentence, first.stops, first.partitions) == (
@@ -228,12 +228,12 @@ def test_an_owner_that_has_not_noticed_that_replicas_are_offline() -> None:
         (0,),
     )
     assert first.next_step == "bring those on s1, s2 back: `waltzctl storage describe s1` says how they are"
-    assert [(view.state, view.counting) for view in picture.partitions] == [
+    assert [(view.state, view.counting) for view in snapshot.partitions] == [
         ("waiting", 1), ("open", 2), ("open", 3), ("open", 3),
     ]  # fmt: skip
-    assert not picture.is_healthy
-    assert [view.partition for view in picture.short] == [1]
-    assert picture.partitions[0].owner_waiting == "", "whoever moves replicas goes by what the owner does"
+    assert not snapshot.is_healthy
+    assert [view.partition for view in snapshot.short] == [1]
+    assert snapshot.partitions[0].owner_waiting == "", "whoever moves replicas goes by what the owner does"
 
 
 def test_one_offline_and_one_silent() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.pictures import owned, partition, replica, well
+from tests.unit.snapshots import owned, partition, replica, well
 from waltzctl.local_cluster.local import closed_error, unfinished_error, unseen_error
 from waltzd.errors import CannotConnect, DaemonEnded, DaemonSilent, PartitionsClosed, WaltzError
 

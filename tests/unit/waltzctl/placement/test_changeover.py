@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from tests.unit import pictures
+from tests.unit import snapshots
 from waltzctl.placement.changeover import plan_of, waiting
 from waltzctl.show.cluster import picture_json
-from waltzctl.snapshot.picture import PartitionView, Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView, StorageView
 from waltzd.errors import CannotConnect, FormatUnknown, Unsafe
 
 
 def partition(number: int, format: int, **changes: Any) -> PartitionView:
-    found = pictures.partition(number)
+    found = snapshots.partition(number)
     assert found.said is not None
     return replace(found, said=replace(found.said, format=format, **changes))
 
 
-def cluster(*formats: int, told: int = 0, storages: tuple[StorageView, ...] | None = None) -> Picture:
-    found = pictures.well(
+def cluster(*formats: int, told: int = 0, storages: tuple[StorageView, ...] | None = None) -> ClusterSnapshot:
+    found = snapshots.well(
         partitions=tuple(partition(number, format) for number, format in enumerate(formats)),
-        storages=storages or tuple(pictures.storage(name, formats=(0, 1)) for name in pictures.STORAGES),
+        storages=storages or tuple(snapshots.storage(name, formats=(0, 1)) for name in snapshots.STORAGES),
     )
     return replace(found, meta=replace(found.meta, partitions=len(formats), format=told))
 
@@ -55,8 +55,8 @@ def test_a_partition_that_is_not_open_goes_over_later() -> None:
 
 
 def test_every_storage_must_answer_and_know_the_format() -> None:
-    one, two, three = (pictures.storage(name, formats=(0, 1)) for name in pictures.STORAGES)
-    old = pictures.storage("s2", version="0.1.0")
+    one, two, three = (snapshots.storage(name, formats=(0, 1)) for name in snapshots.STORAGES)
+    old = snapshots.storage("s2", version="0.1.0")
     with pytest.raises(FormatUnknown, match=r"s2 cannot write format 1: its version is 0\.1\.0"):
         plan_of(cluster(0, storages=(one, old, three)), 1)
     silent = replace(two, said=None, error=CannotConnect("no answer"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit import pictures
+from tests.unit import snapshots
 from waltzctl.placement.creation import check_formats
 from waltzd.errors import FormatUnknown
 from waltzd.protocol.descriptions import StorageDescription
 
 
 def said(formats: tuple[int, ...], version: str) -> StorageDescription:
-    found = pictures.storage("one", formats=formats, version=version).said
+    found = snapshots.storage("one", formats=formats, version=version).said
     assert found is not None
     return found
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.pictures import SERVERS, STORAGES, held, partition, server, silent, situation, storage, well
+from tests.unit.snapshots import SERVERS, STORAGES, held, partition, server, silent, situation, storage, well
 from waltzctl.placement.group_log import plan_group_log
 from waltzctl.placement.membership import removal
 from waltzctl.placement.restored_documents import statements
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect, GroupLogRefused, MetadataMissing, NoSuchPartition
 
@@ -18,13 +18,13 @@ N = 4
 FRESH = held(N, promised_session=0, session=-1, committed=-1, last_id=-1)
 
 
-def able(**changes: Any) -> Picture:
+def able(**changes: Any) -> ClusterSnapshot:
     servers = tuple(server(name, keeps_group_log=True) for name in SERVERS)
     storages = tuple(storage(name, keeps_group_log=True) for name in (*STORAGES, "s4", "s5"))
     return well(**{"servers": servers, "storages": storages, **changes})
 
 
-def with_group_log() -> Picture:
+def with_group_log() -> ClusterSnapshot:
     views = (*(partition(number) for number in range(N)), partition(N, is_group_log=True))
     return able(partitions=views, meta=well().meta)
 

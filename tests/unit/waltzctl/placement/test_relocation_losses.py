@@ -8,11 +8,11 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.unit import pictures
-from tests.unit.pictures import STORAGES, held, owned, partition, replica, storage, well
+from tests.unit import snapshots
+from tests.unit.snapshots import STORAGES, held, owned, partition, replica, storage, well
 from waltzctl.placement.replica_moves import Relocation, Situation, members_at_hand
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.snapshot.picture import StorageView
+from waltzctl.snapshot.cluster_snapshot import StorageView
 from waltzd.cluster.documents import Membership
 from waltzd.errors import CannotConnect
 
@@ -34,7 +34,7 @@ def situation(*hows: str, is_open: bool = False) -> Situation:
     said = owned(0, replicas, step="OPEN" if is_open else "VOTING", waiting="" if is_open else "undecided")
     found = well(storages=tuple(views), partitions=(partition(0, said=said),))
     found = replace(found, meta=replace(found.meta, partitions=1))
-    return pictures.situation(found, {0: MEMBERS})
+    return snapshots.situation(found, {0: MEMBERS})
 
 
 def planned(now: Situation, *kept: str) -> Plan:

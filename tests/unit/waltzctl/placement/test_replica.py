@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.pictures import STORAGES, partition, silent, situation, storage, well
+from tests.unit.snapshots import STORAGES, partition, silent, situation, storage, well
 from waltzctl.placement.replica_moves import Situation
 from waltzctl.placement.storage import KEPT_MS, cleaning, switching, tidying
 from waltzctl.shell.safety import Danger, Plan
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.cluster.documents import Membership, PartitionMeta
 from waltzd.errors import CannotConnect
 from waltzd.protocol.descriptions import SetAside
@@ -19,7 +19,7 @@ from waltzd.protocol.descriptions import SetAside
 OPENED = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)
 
 
-def now(found: Picture, roles: Sequence[str] = STORAGES) -> Situation:
+def now(found: ClusterSnapshot, roles: Sequence[str] = STORAGES) -> Situation:
     return situation(found, {number: dict.fromkeys(roles, Membership.MEMBER) for number in range(4)})
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.pictures import KEY, held, owned, partition, replica, silent, situation, storage, well
+from tests.unit.snapshots import KEY, held, owned, partition, replica, silent, situation, storage, well
 from waltzctl.placement.mover import Mover, Throttle, take_out
 from waltzctl.placement.replica_moves import Add, Done, Drop, Step, View, Wait, applied, next_step, view_of
-from waltzctl.snapshot.picture import Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.cluster import NO_VERSION, Cluster
 from waltzd.cluster.documents import ClusterMeta, Decision, Membership, PartitionMeta, ReplicaSets, StorageMeta
 from waltzd.cluster.memory import MemoryTree
@@ -125,7 +125,7 @@ def said(replicas: Mapping[str, tuple[str, int, bool]]) -> OwnedPartition:
     return owned(0, tuple(told), committed=9, last_id=9)
 
 
-def picture(found: OwnedPartition | None = None, *storages: StorageView, **more: Any) -> Picture:
+def snapshot(found: OwnedPartition | None = None, *storages: StorageView, **more: Any) -> ClusterSnapshot:
     """Of four partitions; one is looked at."""
     view = partition(0, owner="server-1", said=found, replicas={})
     return well(meta=well().meta, storages=storages or tuple(map(storage, "abc")), partitions=(view,), **more)
@@ -134,7 +134,7 @@ def picture(found: OwnedPartition | None = None, *storages: StorageView, **more:
 def test_what_is_seen_of_a_partition() -> None:
     served = said({"a": ("LIVE", 9, True), "b": ("CATCHING_UP", 4, False), "c": ("DOWN", -1, False)})
     meta = PartitionMeta(generation=1, session=4, opened=4, members=("a", "x"))
-    found = view_of(picture(served), 0, ("a", "b"), roles("abC"), meta)
+    found = view_of(snapshot(served), 0, ("a", "b"), roles("abC"), meta)
     assert (found.level, found.voting, found.was_opened) == (frozenset("a"), frozenset("ax"), True)
     assert found.held == {"a": 9, "b": 4}, "of who is down nothing is known"
     assert (found.committed, found.waiting, found.missing, found.surplus) == (9, "", [], ["c"])
@@ -142,13 +142,13 @@ def test_what_is_seen_of_a_partition() -> None:
 
 def test_what_is_seen_of_one_that_nobody_serves() -> None:
     empty = storage("a", assigned=(held(0, last_id=-1),))
-    seen = picture(None, empty)
+    seen = snapshot(None, empty)
     unowned = replace(seen, partitions=(replace(seen.partitions[0], owner=None),))
     found = view_of(unowned, 0, ("a",), roles("a"), None)
     assert (found.level, found.voting, found.was_opened) == (frozenset(), frozenset(), False)
     assert found.waiting == "no server owns it"
     closed = PartitionMeta(generation=1, session=2, decision=Decision(mark=-1, session=2))
-    assert view_of(picture(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
+    assert view_of(snapshot(None, empty), 0, ("a",), roles("a"), closed).was_opened, "its first session was decided"
 
 
 REFUSED = replace(held(0), status=None, refused=PartitionDamaged("x"))
@@ -157,7 +157,7 @@ REFUSED = replace(held(0), status=None, refused=PartitionDamaged("x"))
 @pytest.mark.parametrize("one", [held(0, last_id=0), REFUSED], ids=["one transaction", "what it refuses"])
 def test_a_partition_without_a_document_was_opened_where_a_storage_may_hold_anything(one: PartitionDescription) -> None:
     """An operator deleted it: nothing may move before it is there again."""
-    found = picture(None, storage("a", assigned=(held(1),)), storage("b", assigned=(one,)))
+    found = snapshot(None, storage("a", assigned=(held(1),)), storage("b", assigned=(one,)))
     seen = view_of(found, 0, ("a",), roles("abc"), None)
     assert seen.was_opened
     assert isinstance(next_step(seen), Wait)
@@ -174,13 +174,13 @@ def test_an_owner_may_not_have_noticed() -> None:
         silent(storage("e"), CannotConnect("gone")),
         storage("g"),
     ]
-    assert picture(served, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
-    assert picture(None, *storages).level(0) == set()
+    assert snapshot(served, *storages).level(0) == {"a"}, "f is no storage of the cluster, and g lags behind"
+    assert snapshot(None, *storages).level(0) == set()
 
 
 def test_goals() -> None:
     """What moves counts as moved already, unless it moves to a storage that is gone."""
-    found = picture(moves={1: ("b", "c"), 2: ("a", "x")})
+    found = snapshot(moves={1: ("b", "c"), 2: ("a", "x")})
     sets = ReplicaSets(partitions={0: roles("ba"), 1: roles("ab"), 2: roles("bC")})
     assert situation(found, sets.partitions).goals == {0: ("a", "b"), 1: ("b", "c"), 2: ("b", "c"), 3: ()}
 
@@ -260,8 +260,8 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
     removed: list[tuple[str, tuple[int, ...]]] = []
 
     class Daemons:
-        async def look(self) -> Picture:
-            return picture(None, storage("a", assigned=(held(0, last_id=last_id, session=session),)))
+        async def look(self) -> ClusterSnapshot:
+            return snapshot(None, storage("a", assigned=(held(0, last_id=last_id, session=session),)))
 
         async def remove_partitions(self, storage: StorageMeta, numbers: Sequence[int], **how: Any) -> dict[int, None]:
             removed.append((storage.name, tuple(numbers)))

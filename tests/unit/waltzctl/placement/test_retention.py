@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.unit import pictures
+from tests.unit import snapshots
 from waltzctl.placement.retention import plan_of, too_much
 from waltzctl.shell.safety import Plan
-from waltzctl.snapshot.picture import Picture
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
 from waltzd.errors import BadArgument, Unsafe
 from waltzd.protocol.retention import keep_of
 
 
-def cluster(**changes: Any) -> Picture:
-    found = pictures.well()
+def cluster(**changes: Any) -> ClusterSnapshot:
+    found = snapshots.well()
     return replace(found, meta=replace(found.meta, **changes))
 
 
-def planned(found: Picture, wanted: str, *, archived: bool = True) -> Plan:
+def planned(found: ClusterSnapshot, wanted: str, *, archived: bool = True) -> Plan:
     keep = keep_of(wanted)
     assert keep is not None
     return plan_of(found, wanted, keep, archived=archived)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.pictures import STORAGES, held, owned, partition, replica, situation, storage, well
+from tests.unit.snapshots import STORAGES, held, owned, partition, replica, situation, storage, well
 from waltzctl.placement.replica_moves import Goals, Relocation, Situation, Wait, next_step, view_of
-from waltzctl.snapshot.picture import Picture, StorageView
+from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
 from waltzd.cluster.documents import Membership, PartitionMeta
 
 MB = 10**6
@@ -90,7 +90,7 @@ def waiting(state: str, *, story: str, is_full: bool = False) -> str:
     four = replica("s4", counts=False, state=state, story=story)
     said = owned(0, (*(replica(name) for name in STORAGES), replace(four, durable_id=9)))
     copying = storage("s4", assigned=(held(0, is_full=is_full, last_id=9),))
-    found: Picture = well(partitions=(partition(0, said=said),))
+    found: ClusterSnapshot = well(partitions=(partition(0, said=said),))
     found = replace(found, storages=(*found.storages, copying))
     roles = {**dict.fromkeys(STORAGES, Membership.MEMBER), "s4": Membership.LEARNER}
     meta = PartitionMeta(generation=1, session=4, opened=4, members=STORAGES)

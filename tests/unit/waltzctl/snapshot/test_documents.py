@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.unit.pictures import KEY, server, storage
+from tests.unit.snapshots import KEY, server, storage
 from waltzctl.snapshot.documents import Kept, read
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Create, Delete, Node, Set

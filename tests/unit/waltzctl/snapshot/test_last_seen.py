@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.pictures import KEY, well
+from tests.unit.snapshots import KEY, well
 from waltzctl.health.support import Bundle, describe, strip_secrets
 from waltzctl.show.forms import plain
 from waltzctl.snapshot import last_seen
@@ -30,7 +30,7 @@ def some() -> last_seen.LastSeen:
     return last_seen.of(WHERE, well(), seen="2026-01-01T00:00:00Z", troubles={"silent s3": "2026-01-01T00:00:00Z"})
 
 
-# -- the last picture --------------------------------------------------------------------------------------------------
+# -- the last snapshot --------------------------------------------------------------------------------------------------
 
 
 def test_it_is_remembered_for_each_cluster() -> None:

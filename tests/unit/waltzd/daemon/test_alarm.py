@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tests.unit.pictures import owned, replica
+from tests.unit.snapshots import owned, replica
 from waltzd.daemon import alarm
 from waltzd.daemon.alarm import AGAIN_SECONDS, Alarms, Trouble
 

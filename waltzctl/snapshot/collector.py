@@ -1,4 +1,4 @@
-"""Making a picture of a cluster: the coordinator's documents are read, and each process is asked at the same time.
+"""Making a snapshot of a cluster: the coordinator's documents are read, and each process is asked at the same time.
 
 Only a coordinator that does not answer is an error. Then `look_without` shows what the processes say by themselves, where
 the caller still knows their addresses.
@@ -17,8 +17,8 @@ from uuid import UUID
 
 from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach, first_contact, using
+from waltzctl.snapshot.cluster_snapshot import Call, ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzctl.snapshot.documents import Documents, read
-from waltzctl.snapshot.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, Membership, ServerMeta, StorageMeta
@@ -29,7 +29,7 @@ from waltzd.wire.storages import AdminClient
 from waltzd.wire.tls import Tls
 
 CALL_SECONDS = 5.0
-"""Of each call: a process that does not answer by then is silent, and the picture waits no longer for it."""
+"""Of each call: a process that does not answer by then is silent, and the snapshot waits no longer for it."""
 CALLS_MAX = 32
 """How many processes are asked at once."""
 T = TypeVar("T")
@@ -37,8 +37,8 @@ N = TypeVar("N", ServerMeta, StorageMeta)
 C = TypeVar("C", ServerAdminClient, AdminClient)
 
 
-def seen(reach: Reach) -> Picture:
-    """The picture for a command that only shows something."""
+def seen(reach: Reach) -> ClusterSnapshot:
+    """The snapshot for a command that only shows something."""
     return using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
 
 
@@ -92,7 +92,7 @@ async def look(
     aloud: bool = False,
     contacts: Contacts | None = None,
     documents: Callable[[Cluster], Awaitable[Documents]] = read,
-) -> Picture:
+) -> ClusterSnapshot:
     """`aloud`: say on standard error whom it waits for. `contacts`: connections of the last look, kept for the next, and
     so may `documents` be."""
     if contacts is None:
@@ -123,7 +123,7 @@ async def look(
     owned = {
         (view.meta.name, one.partition): one for view in servers if view.said is not None for one in view.said.partitions
     }
-    return Picture(
+    return ClusterSnapshot(
         meta=meta,
         leader=found.leader,
         servers=tuple(servers),
@@ -156,7 +156,7 @@ async def look_without(
     *,
     tls: Tls | None = None,
     seconds: float = CALL_SECONDS,
-) -> Picture:
+) -> ClusterSnapshot:
     """Without the coordinator: the owner of a partition is the server that says so, of several the one of the newest
     generation."""
     async with Contacts() as contacts:
@@ -172,7 +172,7 @@ async def look_without(
     has_group_log = meta.partitions in owned or meta.partitions in replicas
     numbers = range(meta.partitions + has_group_log)
     leaders = [view.meta.name for view in server_views if view.said is not None and view.said.is_leader]
-    return Picture(
+    return ClusterSnapshot(
         meta=meta,
         leader=leaders[0] if len(leaders) == 1 else None,
         servers=tuple(server_views),

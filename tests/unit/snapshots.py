@@ -1,4 +1,4 @@
-"""Pictures of a cluster as `waltzctl.snapshot.picture` makes them, for tests: all well, and then made worse."""
+"""Pictures of a cluster as `waltzctl.snapshot.cluster_snapshot` makes them, for tests: all well, and then made worse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from waltzctl.placement.replica_moves import Situation
-from waltzctl.snapshot.picture import Call, PartitionView, Picture, ServerView, StorageView, compared
+from waltzctl.snapshot.cluster_snapshot import Call, ClusterSnapshot, PartitionView, ServerView, StorageView, compared
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.errors import WaltzError
 from waltzd.protocol.descriptions import (
@@ -84,7 +84,7 @@ def partition(number: int, *, owner: str | None = None, **changes: Any) -> Parti
     return PartitionView(**{**fields, **changes})
 
 
-def well(**changes: Any) -> Picture:
+def well(**changes: Any) -> ClusterSnapshot:
     """Two servers, three storages, four partitions."""
     fields: dict[str, Any] = {
         "meta": ClusterMeta(name="trial", key=KEY, partitions=len(changes.get("partitions", "four")), created="2026-01-01"),
@@ -93,15 +93,15 @@ def well(**changes: Any) -> Picture:
         "storages": tuple(storage(name) for name in STORAGES),
         "partitions": tuple(partition(number) for number in range(4)),
     }
-    return Picture(**{**fields, **changes})
+    return ClusterSnapshot(**{**fields, **changes})
 
 
-def situation(found: Picture, roles: Mapping[int, Mapping[str, Membership]]) -> Situation:
-    """What a plan is made from: this picture, and who is assigned which partition."""
+def situation(found: ClusterSnapshot, roles: Mapping[int, Mapping[str, Membership]]) -> Situation:
+    """What a plan is made from: this snapshot, and who is assigned which partition."""
     return Situation(found=found, sets=ReplicaSets(partitions=roles), versions={}, moves_version=1)
 
 
-def offline(**refusing: tuple[int, ...]) -> Picture:
+def offline(**refusing: tuple[int, ...]) -> ClusterSnapshot:
     """All well, until an operator took these partitions offline on these storages, which their owners have not noticed."""
     storages = tuple(
         storage(

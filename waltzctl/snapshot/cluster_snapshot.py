@@ -1,7 +1,7 @@
 """A cluster as a whole, as one value: what the coordinator has written down, and what its processes say of themselves.
 
 It is put together from many answers that are a moment apart (`look`), so it may not agree with itself while things move. A
-process that does not answer is part of the picture, with the reason.
+process that does not answer is part of the snapshot, with the reason.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PartitionView:
     """It holds where durable groups stand, and nothing of applications."""
     refusing: frozenset[str] = frozenset()
     """Storages that answer, and say that they do not serve this replica: it was taken offline, is refused, or is not there.
-    While nothing is written an owner does not notice it; a picture asks both sides and knows more."""
+    While nothing is written an owner does not notice it; a snapshot asks both sides and knows more."""
 
     @property
     def is_open(self) -> bool:
@@ -160,7 +160,7 @@ class PartitionView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class ClusterSnapshot:
     meta: ClusterMeta
     leader: str | None
     servers: tuple[ServerView, ...]

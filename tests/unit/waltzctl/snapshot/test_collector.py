@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.unit.pictures import KEY, server, storage, well
-from waltzctl.snapshot import look
-from waltzctl.snapshot.look import Contacts
+from tests.unit.snapshots import KEY, server, storage, well
+from waltzctl.snapshot import collector
+from waltzctl.snapshot.collector import Contacts
 from waltzd.cluster.documents import ServerMeta
 from waltzd.errors import CannotConnect
 
@@ -107,14 +107,14 @@ def test_a_daemon_that_moved_or_is_another_one_has_its_own() -> None:
 
 def test_a_look_by_itself_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        monkeypatch.setattr(look, "ServerAdminClient", Server)
-        monkeypatch.setattr(look, "AdminClient", Storage)
+        monkeypatch.setattr(collector, "ServerAdminClient", Server)
+        monkeypatch.setattr(collector, "AdminClient", Storage)
 
         async def describe(_self: Client) -> Any:
             raise CannotConnect("gone")
 
         monkeypatch.setattr(Client, "describe", describe, raising=False)
-        found = await look.look_without(well().meta, [META], [storage("s1").meta], {})
+        found = await collector.look_without(well().meta, [META], [storage("s1").meta], {})
         assert [view.error is not None for view in found.nodes] == [True, True]
         assert all(one.is_closed for one in (*Server.made, *Storage.made))
 
