@@ -24,7 +24,7 @@ from waltzctl.placement import handover
 from waltzctl.placement.ownership import Owners, drain_plan, preference_rows, save, transfer_of, transfer_plan, undrain_plan
 from waltzctl.shell import change
 from waltzctl.shell.reach import resolve, using
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, HistoryEntry, Ownership, Preferences, ServerMeta
 from waltzd.cluster.memory import MemoryTree
@@ -52,7 +52,7 @@ def is_settled(directory: Path) -> bool:
     async def ask(cluster: Cluster) -> bool:
         found = await Owners.of(cluster)
         is_planned = found.planned(found.servers, found.preferences) == found.assignment
-        return len(found.servers) == 2 and is_planned and (await look(cluster.coordinator)).is_healthy
+        return len(found.servers) == 2 and is_planned and (await take_snapshot(cluster.coordinator)).is_healthy
 
     return using(resolve({"directory": str(directory)}), ask)
 

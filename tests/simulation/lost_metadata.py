@@ -34,7 +34,7 @@ class Hands:
         """Storages that the tool cannot reach; owners can."""
         self.fenced = 0
 
-    async def look(
+    async def take_snapshot(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> ClusterSnapshot:
         return ClusterSnapshot(

@@ -118,7 +118,7 @@ class _Tool:
 
     async def upgrade(self) -> bool:
         """One turn of `cluster set --format 1`. True when every partition writes it."""
-        found = await self.look()
+        found = await self.take_snapshot()
         if found.meta.format != BATCHES:
             plan_of(found, BATCHES)  # refuses while a storage is silent, or too old
             await self._cluster.set_format(BATCHES, before=found.meta)
@@ -127,7 +127,7 @@ class _Tool:
 
     async def rescue(self, kept: str, wanted: dict[int, int]) -> None:
         """One turn of `partition rescue` for what is closed, while the storage that has all of it answers."""
-        found = await self.look()
+        found = await self.take_snapshot()
         for number, timelines in list(wanted.items()):
             scene, _ = await seen(self._cluster, found, number)
             if scene.lineage.number > timelines or found.partitions[number].is_open:
@@ -170,7 +170,7 @@ class _Tool:
     async def pause(self) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
-    async def look(self) -> ClusterSnapshot:
+    async def take_snapshot(self) -> ClusterSnapshot:
         cluster = self._cluster
         assignment, _ = await cluster.assignment()
         sets, _ = await cluster.replicas()

@@ -24,7 +24,7 @@ class Hands:
     def __init__(self, local: LocalCluster) -> None:
         self._local = local
 
-    async def look(
+    async def take_snapshot(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> ClusterSnapshot:
         views = [

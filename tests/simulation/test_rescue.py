@@ -31,7 +31,7 @@ class Hands:
         self.between: Any = None
         """Called once, when the first replica is fenced."""
 
-    async def look(self) -> ClusterSnapshot:
+    async def take_snapshot(self) -> ClusterSnapshot:
         sets, _ = await self.cell.cluster.replicas()
         return ClusterSnapshot(
             meta=ClusterMeta(name="test", key=KEY, partitions=1, created=""), leader=None, servers=(),
@@ -72,7 +72,7 @@ class Hands:
         return calls.restorer.restore(order)
 
     async def scene(self, *, without_archive: bool = True) -> Scene:
-        snapshot = await self.look()
+        snapshot = await self.take_snapshot()
         found, _ = await seen(self.cell.cluster, snapshot, 0)
         return (
             found

@@ -161,7 +161,7 @@ class Tool:
 
     # -- `waltzctl.placement.mover.Daemons`
 
-    async def look(self) -> ClusterSnapshot:
+    async def take_snapshot(self) -> ClusterSnapshot:
         world = self.world
         storages = world.storages
         sets, moves = world.sets, world.moves

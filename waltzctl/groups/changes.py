@@ -22,7 +22,7 @@ from waltzctl.shell.reach import check_name
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.group import settings
 from waltzctl.show.terminal import count
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzctl.snapshot.groups import GroupView, groups
 from waltzd.cluster import group_log
 from waltzd.cluster.assignment import spell_numbers
@@ -104,7 +104,7 @@ def create(
         starts = tuple([await _start(cluster, *one) for one in sorted(afters.items()) if one[1] >= 0])
         storages: Sequence[str] = ()
         if not group_log.is_there((await cluster.assignment())[0], meta):
-            storages = plan_group_log(await look(cluster.coordinator, tls=request.reach.tls))
+            storages = plan_group_log(await take_snapshot(cluster.coordinator, tls=request.reach.tls))
         plan = Plan(
             verb="group create",
             subject=name,

@@ -24,7 +24,7 @@ from waltzctl.shell.progress import waiting_aloud
 from waltzctl.shell.reach import Reach
 from waltzctl.snapshot import last_seen
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzctl.snapshot.collector import Contacts, look, look_without
+from waltzctl.snapshot.collector import AdminConnections, snapshot_from_daemons, take_snapshot
 from waltzctl.snapshot.documents import Kept
 from waltzctl.snapshot.last_seen import LastSeen
 from waltzd.cluster.cluster import ROOT, Cluster
@@ -53,7 +53,7 @@ class Poll:
         self._seconds = seconds
         self._coordinator: ZooKeeperCoordinator | None = None
         self._connecting = asyncio.Lock()
-        self._contacts = Contacts()
+        self._contacts = AdminConnections()
         self._documents = Kept()
         self._local: LocalCluster | None = None
         self._last: LastSeen | None = None
@@ -103,7 +103,7 @@ class Poll:
         opened: list[str] = []
         try:
             cluster = await self.cluster()
-            found = await look(
+            found = await take_snapshot(
                 cluster.coordinator,
                 tls=self.reach.tls,
                 seconds=self._seconds,
@@ -122,7 +122,7 @@ class Poll:
             if known is not last:  # of a cluster that was here before
                 last = None
             lost = Lost(cause=error, seen=known.seen or None)
-            found = await look_without(
+            found = await snapshot_from_daemons(
                 known.meta,
                 known.servers,
                 known.storages,

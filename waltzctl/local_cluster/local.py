@@ -57,7 +57,7 @@ from waltzctl.shell.blueprint import (
 from waltzctl.shell.numbers import spell
 from waltzctl.shell.reach import access_to, tls_of
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.client import loop
 from waltzd.cluster.access import ANYBODY, Access, Verify
 from waltzd.cluster.cluster import Cluster
@@ -410,7 +410,7 @@ class LocalCluster:
             while True:
                 self._check_running(failed, is_new=is_new)
                 began = time.monotonic()
-                found = await look(coordinator, tls=self.tls)
+                found = await take_snapshot(coordinator, tls=self.tls)
                 now = time.monotonic()
                 if owners != (owners := [partition.owner for partition in found.partitions]):
                     moved = now
@@ -578,7 +578,7 @@ class LocalCluster:
 
     async def snapshot(self) -> ClusterSnapshot:
         async with self._coordinator() as coordinator:
-            return await look(coordinator, tls=self.tls)
+            return await take_snapshot(coordinator, tls=self.tls)
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Coordinator]:

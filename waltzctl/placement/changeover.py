@@ -19,7 +19,7 @@ from waltzctl.shell.numbers import spell
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.safety import Plan
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import FormatUnknown, Unfinished, Unsafe
 
@@ -35,14 +35,14 @@ def change_format(wanted: int, seconds: float | None, request: Request) -> int:
     tls = request.reach.tls
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await look(cluster.coordinator, tls=tls)
+        found = await take_snapshot(cluster.coordinator, tls=tls)
         made = plan_of(found, wanted)
 
         async def do(cluster: Cluster, say: Say) -> Mapping[str, Any]:
             if found.meta.format != wanted:
                 await cluster.set_format(wanted, before=found.meta)
             began = time.monotonic()
-            while left := waiting(now := await look(cluster.coordinator, tls=tls), wanted):
+            while left := waiting(now := await take_snapshot(cluster.coordinator, tls=tls), wanted):
                 if seconds is not None and time.monotonic() - began >= seconds:
                     raise Unfinished(
                         f"the cluster is told to write format {wanted}, and after {seconds:g} seconds not all partitions "

@@ -23,7 +23,7 @@ from waltzctl.show.change import history as told_history
 from waltzctl.show.cluster import snapshot
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.snapshot import last_seen
-from waltzctl.snapshot.collector import look, seen
+from waltzctl.snapshot.collector import snapshot_of, take_snapshot
 from waltzd.cluster.cluster import HISTORY_MAX, Cluster
 from waltzd.cluster.metadata import cut, write
 from waltzd.disk.real import translate
@@ -40,7 +40,7 @@ def describe(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl cluster describe --coordinator 127.0.0.1:2181
       waltzctl cluster describe --coordinator 127.0.0.1:2181 --root /waltz -o json
     """
-    found = seen(reach)
+    found = snapshot_of(reach)
     put(snapshot(found, where=reach.where), output)
     return EXIT_OK if found.is_healthy else EXIT_UNHEALTHY
 
@@ -172,7 +172,7 @@ def delete(
 
     async def prepare(cluster: Cluster) -> Change:
         await cluster.check_alone()
-        found = await look(cluster.coordinator, tls=reach.tls)
+        found = await take_snapshot(cluster.coordinator, tls=reach.tls)
         name = found.meta.name
         await _check_rest(cluster, name)
         up = [view.meta.name for view in found.storages if view.error is None]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from waltzctl.placement.creation import CALL_SECONDS, is_fresh
 from waltzctl.placement.plan import assign_replicas
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster import group_log
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
@@ -50,7 +50,7 @@ def plan_group_log(found: ClusterSnapshot) -> tuple[str, ...]:
 async def make_group_log(cluster: Cluster, *, tls: Tls | None = None) -> bool:
     """Whether it was made now; False where the cluster has it already."""
     for _ in range(ATTEMPTS_MAX):
-        found = await look(cluster.coordinator, tls=tls)
+        found = await take_snapshot(cluster.coordinator, tls=tls)
         names = plan_group_log(found)
         if not names:
             return False

@@ -230,7 +230,7 @@ async def _from_file(
 ) -> tuple[Target, Restoration, ClusterSnapshot]:
     target = await look_at(cluster, saved.meta)
     storages = {**target.storages, **known}
-    found = await daemons.look(saved.meta, list(storages.values()), list(saved.servers.values()))
+    found = await daemons.take_snapshot(saved.meta, list(storages.values()), list(saved.servers.values()))
     told = statements(found.storages, saved.meta.partitions, logs=saved.logs)
     generations = _generations(saved, told, found)
     _check_newer(saved, target)
@@ -464,7 +464,7 @@ async def _from_storages(
             not_done="nothing was changed",
             next_step="`waltzctl partition rescue` is for single partitions that do not open",
         )
-    found = await daemons.look(meta, list(storages.values()), ())
+    found = await daemons.take_snapshot(meta, list(storages.values()), ())
     told = statements(found.storages, meta.partitions)
     generation = clock_generation(time.time())
     verdicts = list[Verdict]()

@@ -22,7 +22,7 @@ from waltzctl.shell.change import Change, changing, who
 from waltzctl.shell.options import From, positive
 from waltzctl.shell.progress import Amount, Say
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.assignment import spell_numbers
 from waltzd.cluster.cluster import NO_VERSION, STORAGES, Cluster
 from waltzd.cluster.documents import CopyRate, Membership, Moves, ReplicaSets, StorageMeta
@@ -88,7 +88,7 @@ def _rate_of(text: str) -> int:
 class Daemons(Protocol):
     """Those of one cluster, as far as a move of replicas needs them. Tests have their own."""
 
-    async def look(self) -> ClusterSnapshot: ...
+    async def take_snapshot(self) -> ClusterSnapshot: ...
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
     ) -> dict[int, WaltzError | None]: ...
@@ -117,8 +117,8 @@ class RealDaemons:
         key = (await self._cluster.meta()).key
         return AdminClient(storage.admin_listen, key, tls=self._tls, name=storage.name)
 
-    async def look(self) -> ClusterSnapshot:
-        return await look(self._cluster.coordinator, tls=self._tls)
+    async def take_snapshot(self) -> ClusterSnapshot:
+        return await take_snapshot(self._cluster.coordinator, tls=self._tls)
 
     async def remove_partitions(
         self, storage: StorageMeta, numbers: Sequence[int], *, delete_files: bool
@@ -154,7 +154,7 @@ async def situation(cluster: Cluster, tls: Tls | None, *, daemons: Daemons | Non
     """`daemons`: those of the cluster, unless a test has others."""
     _, moves_version = await cluster.moves()
     sets, versions = await cluster.replicas()
-    found = await (daemons or RealDaemons(cluster, tls)).look()
+    found = await (daemons or RealDaemons(cluster, tls)).take_snapshot()
     return Situation(found=found, sets=sets, versions=versions, moves_version=moves_version)
 
 
@@ -311,7 +311,7 @@ class Mover:
             del left[number]
         if not moving:
             return {}
-        found = await self._daemons.look()
+        found = await self._daemons.take_snapshot()
         _check_storages(moving, found)
         views = dict(await self._cluster.each(moving, lambda number: self._view(found, sets, number, moving[number])))
         steps = {number: replica_moves.next_step(view) for number, view in views.items()}
@@ -368,7 +368,7 @@ class Mover:
     async def clear(self, goals: Goals, *, delete_files: bool) -> dict[str, list[int]]:
         """Take the files of these partitions off the storages that are no longer assigned any of them: storage → numbers.
         They are set aside there unless they are to be deleted. A storage that does not answer keeps them."""
-        found = await self._daemons.look()
+        found = await self._daemons.take_snapshot()
         cleared: dict[str, list[int]] = {}
         for storage in found.storages:
             name = storage.meta.name

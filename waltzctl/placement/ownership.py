@@ -23,7 +23,7 @@ from waltzctl.shell.reach import Meant, Reach, ServerName, first_contact, known_
 from waltzctl.shell.safety import Danger, Plan
 from waltzctl.show.cluster import servers as server_list
 from waltzctl.show.forms import AnyForm, Column, Listing, put
-from waltzctl.snapshot.collector import seen
+from waltzctl.snapshot.collector import snapshot_of
 from waltzd.cluster.assignment import moved, obstacles, plan, preferring, spell_numbers, transferred
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Assignment, ClusterMeta, Preferences, ServerMeta
@@ -112,7 +112,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl server list
       waltzctl server list -o json
     """
-    put(server_list(seen(reach)), output)
+    put(server_list(snapshot_of(reach)), output)
     return EXIT_OK
 
 

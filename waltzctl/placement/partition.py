@@ -15,7 +15,7 @@ from waltzctl.shell.options import Misused
 from waltzctl.shell.reach import Meant, using
 from waltzctl.show.cluster import partition, partitions
 from waltzctl.show.forms import AnyForm, put
-from waltzctl.snapshot.collector import seen
+from waltzctl.snapshot.collector import snapshot_of
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership
 from waltzd.errors import EXIT_OK, EXIT_UNHEALTHY, BadArgument
@@ -30,7 +30,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl partition list
       waltzctl partition list -o wide
     """
-    put(partitions(seen(reach)), output)
+    put(partitions(snapshot_of(reach)), output)
     return EXIT_OK
 
 

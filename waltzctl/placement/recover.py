@@ -25,7 +25,7 @@ from waltzctl.shell.progress import Amount, Say
 from waltzctl.shell.reach import ClusterOptions, Reach, known_storages
 from waltzctl.shell.safety import Danger, Effect, Plan, needed, without
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, PartitionView
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import CannotConnect, NoSuchPartition, Unfinished, Unsafe
 from waltzd.protocol.descriptions import DIVERGED, PartitionDescription
@@ -192,7 +192,7 @@ def _standings(name: str, found: ClusterSnapshot, chosen: list[int]) -> dict[int
 
 async def _still_lost(cluster: Cluster, reach: Reach, name: str, lost: list[int], asked: Asked) -> list[int]:
     """The question may have been answered late: other replicas may be gone since, or these be well."""
-    found = await look(cluster.coordinator, tls=reach.tls)
+    found = await take_snapshot(cluster.coordinator, tls=reach.tls)
     standings = {number: one for number, one in _standings(name, found, lost).items() if one.state is State.LOST}
     plan = plan_for(name, found, standings)
     if plan.refusals and asked.override != name:
@@ -223,7 +223,7 @@ async def _follow(
     try:
         async with asyncio.timeout(options.timeout):
             while True:
-                found = await look(cluster.coordinator, tls=reach.tls)
+                found = await take_snapshot(cluster.coordinator, tls=reach.tls)
                 if found.storage(name).said is None:
                     waits = f"{name} does not answer"
                     say(waits)

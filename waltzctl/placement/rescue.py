@@ -40,7 +40,7 @@ OPEN_SECONDS = 60.0
 class Storages(Protocol):
     """Those of one cluster, as far as a rescue needs them. Tests have their own."""
 
-    async def look(self) -> ClusterSnapshot: ...
+    async def take_snapshot(self) -> ClusterSnapshot: ...
     async def fence(self, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
     async def archived_to(self, storage: StorageMeta, partition: int, lineage: Lineage) -> int:
         """Up to which id the archive of this storage proves the log of this timeline; -1 where it proves nothing."""
@@ -172,7 +172,7 @@ async def carry_out(
     """Fence, and save the decision. What was done keeps at least as much as was agreed to."""
     number = agreed.partition
     for _ in range(ATTEMPTS_MAX):
-        found = await storages.look()
+        found = await storages.take_snapshot()
         roles, roles_version = await cluster.replica_set(number)
         scene, version = await seen(cluster, found, number)
         _check(agreed, scene)
@@ -238,7 +238,7 @@ async def _until_open(storages: Storages, numbers: Sequence[int], seconds: float
     waiting = ""
     try:
         async with asyncio.timeout(seconds):
-            while closed := [view for view in (await storages.look()).closed if view.partition in numbers]:
+            while closed := [view for view in (await storages.take_snapshot()).closed if view.partition in numbers]:
                 waiting = f"partition {closed[0].partition}: {closed[0].waiting}"
                 say(f"{len(numbers) - len(closed)} of {len(numbers)} partitions are open; {waiting}")
                 await asyncio.sleep(POLL_SECONDS)

@@ -20,7 +20,7 @@ from waltzctl.placement.creation import is_fresh
 from waltzctl.placement.proof import Proven, Statement, Unproven, Verdict
 from waltzctl.shell.progress import Say
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot, StorageView
-from waltzctl.snapshot.collector import look_without
+from waltzctl.snapshot.collector import snapshot_from_daemons
 from waltzd.cluster.assignment import UNOWNED
 from waltzd.cluster.cluster import (
     ASSIGNMENT,
@@ -78,7 +78,7 @@ def clock_generation(now: float) -> int:
 class Daemons(Protocol):
     """The daemons of one cluster, as far as putting it back needs them. Tests have their own."""
 
-    async def look(
+    async def take_snapshot(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> ClusterSnapshot: ...
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus: ...
@@ -97,10 +97,10 @@ class RestoringDaemons(Daemons, Protocol):
 class RealDaemons:
     tls: Tls | None
 
-    async def look(
+    async def take_snapshot(
         self, meta: ClusterMeta, storages: Collection[StorageMeta], servers: Collection[ServerMeta]
     ) -> ClusterSnapshot:
-        return await look_without(meta, servers, storages, {}, tls=self.tls)
+        return await snapshot_from_daemons(meta, servers, storages, {}, tls=self.tls)
 
     async def fence(self, meta: ClusterMeta, storage: StorageMeta, partition: int, session: int) -> ReplicaStatus:
         async with AdminClient(storage.admin_listen, meta.key, tls=self.tls, name=storage.name) as admin:

@@ -14,7 +14,7 @@ from waltzctl.shell.progress import Say
 from waltzctl.shell.safety import Plan
 from waltzctl.show.terminal import size
 from waltzctl.snapshot.cluster_snapshot import ClusterSnapshot
-from waltzctl.snapshot.collector import look
+from waltzctl.snapshot.collector import take_snapshot
 from waltzd.cluster.archives import all_archived, save_keep_local
 from waltzd.cluster.cluster import Cluster
 from waltzd.errors import BadArgument, Unsafe
@@ -32,7 +32,7 @@ def change_keep_local(wanted: str, request: Request) -> int:
         )
 
     async def prepare(cluster: Cluster) -> Change:
-        found = await look(cluster.coordinator, tls=request.reach.tls)
+        found = await take_snapshot(cluster.coordinator, tls=request.reach.tls)
         made = plan_of(found, wanted, keep, archived=bool(await all_archived(cluster.coordinator)))
 
         async def do(cluster: Cluster, _say: Say) -> Mapping[str, Any]:

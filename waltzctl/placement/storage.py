@@ -34,7 +34,7 @@ from waltzctl.show import storage as shown_storage
 from waltzctl.show.cluster import storages
 from waltzctl.show.forms import AnyForm, put
 from waltzctl.show.terminal import size
-from waltzctl.snapshot.collector import seen
+from waltzctl.snapshot.collector import snapshot_of
 from waltzd.client import loop
 from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import Membership, PartitionMeta
@@ -125,7 +125,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
       waltzctl storage list
       waltzctl storage list -o name
     """
-    put(storages(seen(reach)), output)
+    put(storages(snapshot_of(reach)), output)
     return EXIT_OK
 
 

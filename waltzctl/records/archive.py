@@ -109,9 +109,9 @@ def _marks(store: str, end: End, output: str) -> int:
 
 
 async def _reaching(cluster: Cluster, reach: Reach) -> list[Reaching]:
-    from waltzctl.snapshot.collector import look
+    from waltzctl.snapshot.collector import take_snapshot
 
-    return await reached(cluster, await look(cluster.coordinator, tls=reach.tls))
+    return await reached(cluster, await take_snapshot(cluster.coordinator, tls=reach.tls))
 
 
 async def reached(cluster: Cluster, snapshot: ClusterSnapshot) -> list[Reaching]:

@@ -84,9 +84,9 @@ def _watch(store: str | None, reach: Reach | None, every: float, output: str) ->
 
 
 async def _said(cluster: Cluster, reach: Reach) -> Backups:
-    from waltzctl.snapshot.collector import look
+    from waltzctl.snapshot.collector import take_snapshot
 
-    return backed_up(await look(cluster.coordinator, tls=reach.tls))
+    return backed_up(await take_snapshot(cluster.coordinator, tls=reach.tls))
 
 
 def backed_up(snapshot: ClusterSnapshot) -> Backups:

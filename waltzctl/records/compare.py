@@ -76,9 +76,9 @@ def compare(
 async def _compare(
     cluster: Cluster, reach: Reach, partition: int, names: tuple[str, ...], seconds: float, waiting: Waiting
 ) -> Comparison:
-    from waltzctl.snapshot.collector import look
+    from waltzctl.snapshot.collector import take_snapshot
 
-    snapshot = await look(cluster.coordinator, tls=reach.tls)
+    snapshot = await take_snapshot(cluster.coordinator, tls=reach.tls)
     views = _chosen(snapshot, partition, names)
     roles = snapshot.partitions[partition].replicas
     marks: dict[str, int] = {}

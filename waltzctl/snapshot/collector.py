@@ -1,7 +1,7 @@
 """Making a snapshot of a cluster: the coordinator's documents are read, and each process is asked at the same time.
 
-Only a coordinator that does not answer is an error. Then `look_without` shows what the processes say by themselves, where
-the caller still knows their addresses.
+Only a coordinator that does not answer is an error. Then `snapshot_from_daemons` shows what the processes say by
+themselves, where the caller still knows their addresses.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ N = TypeVar("N", ServerMeta, StorageMeta)
 C = TypeVar("C", ServerAdminClient, AdminClient)
 
 
-def seen(reach: Reach) -> ClusterSnapshot:
+def snapshot_of(reach: Reach) -> ClusterSnapshot:
     """The snapshot for a command that only shows something."""
-    return using(reach, lambda cluster: look(cluster.coordinator, tls=reach.tls))
+    return using(reach, lambda cluster: take_snapshot(cluster.coordinator, tls=reach.tls))
 
 
-class Contacts:
+class AdminConnections:
     """Connections to daemons. Used for one look after the other they stay open: to make one costs more than to ask. One
     over which a call failed is not used again, nor is one that a look had no use for. Use it as `async with`."""
 
@@ -84,20 +84,22 @@ class Contacts:
         self._used.clear()
 
 
-async def look(
+async def take_snapshot(
     coordinator: Coordinator,
     *,
     tls: Tls | None = None,
     seconds: float = CALL_SECONDS,
     aloud: bool = False,
-    contacts: Contacts | None = None,
+    contacts: AdminConnections | None = None,
     documents: Callable[[Cluster], Awaitable[Documents]] = read,
 ) -> ClusterSnapshot:
     """`aloud`: say on standard error whom it waits for. `contacts`: connections of the last look, kept for the next, and
     so may `documents` be."""
     if contacts is None:
-        async with Contacts() as passing:
-            return await look(coordinator, tls=tls, seconds=seconds, aloud=aloud, contacts=passing, documents=documents)
+        async with AdminConnections() as passing:
+            return await take_snapshot(
+                coordinator, tls=tls, seconds=seconds, aloud=aloud, contacts=passing, documents=documents
+            )
     cluster = Cluster(coordinator)
     found = await documents(cluster)
     meta, assignment, sets = found.meta, found.assignment, found.sets
@@ -148,7 +150,7 @@ async def look(
     )
 
 
-async def look_without(
+async def snapshot_from_daemons(
     meta: ClusterMeta,
     servers: Collection[ServerMeta],
     storages: Collection[StorageMeta],
@@ -159,7 +161,7 @@ async def look_without(
 ) -> ClusterSnapshot:
     """Without the coordinator: the owner of a partition is the server that says so, of several the one of the newest
     generation."""
-    async with Contacts() as contacts:
+    async with AdminConnections() as contacts:
         server_views, storage_views = await asyncio.gather(
             _each(servers, lambda server: _server(contacts, server, meta.key, tls, seconds, is_registered=False)),
             _each(storages, lambda storage: _storage(contacts, storage, meta.key, tls, seconds)),
@@ -231,7 +233,7 @@ class _Clock:
 
 
 async def _server(
-    contacts: Contacts, meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool
+    contacts: AdminConnections, meta: ServerMeta, key: UUID, tls: Tls | None, seconds: float, *, is_registered: bool
 ) -> ServerView:
     """`is_registered`: the process that answers must be the one that registered."""
     clock = _Clock()
@@ -247,7 +249,9 @@ async def _server(
     return ServerView(meta=meta, said=said, error=None, call=call)
 
 
-async def _storage(contacts: Contacts, meta: StorageMeta, key: UUID, tls: Tls | None, seconds: float) -> StorageView:
+async def _storage(
+    contacts: AdminConnections, meta: StorageMeta, key: UUID, tls: Tls | None, seconds: float
+) -> StorageView:
     clock = _Clock()
     try:
         async with contacts.to(AdminClient, meta, key, tls, seconds) as admin:

@@ -260,7 +260,7 @@ def test_what_a_storage_holds_is_not_cleared_while_the_document_is_gone(
     removed: list[tuple[str, tuple[int, ...]]] = []
 
     class Daemons:
-        async def look(self) -> ClusterSnapshot:
+        async def take_snapshot(self) -> ClusterSnapshot:
             return snapshot(None, storage("a", assigned=(held(0, last_id=last_id, session=session),)))
 
         async def remove_partitions(self, storage: StorageMeta, numbers: Sequence[int], **how: Any) -> dict[int, None]:

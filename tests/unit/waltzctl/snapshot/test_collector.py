@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.snapshots import KEY, server, storage, well
 from waltzctl.snapshot import collector
-from waltzctl.snapshot.collector import Contacts
+from waltzctl.snapshot.collector import AdminConnections
 from waltzd.cluster.documents import ServerMeta
 from waltzd.errors import CannotConnect
 
@@ -47,7 +47,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def call(contacts: Contacts, meta: Any = META, kind: Any = Server, error: BaseException | None = None) -> Client:
+async def call(
+    contacts: AdminConnections, meta: Any = META, kind: Any = Server, error: BaseException | None = None
+) -> Client:
     found: Client
     async with contacts.to(kind, meta, KEY, None, 1.0) as found:
         assert not found.is_closed
@@ -58,7 +60,7 @@ async def call(contacts: Contacts, meta: Any = META, kind: Any = Server, error: 
 
 def test_one_look_after_the_other_uses_the_same() -> None:
     async def work() -> None:
-        async with Contacts() as contacts:
+        async with AdminConnections() as contacts:
             first = await call(contacts)
             await contacts.rest()
             assert await call(contacts) is first
@@ -70,7 +72,7 @@ def test_one_look_after_the_other_uses_the_same() -> None:
 
 def test_over_which_a_call_failed_is_not_used_again() -> None:
     async def work() -> None:
-        async with Contacts() as contacts:
+        async with AdminConnections() as contacts:
             first = await call(contacts)
             for error in (CannotConnect("gone"), asyncio.CancelledError()):
                 with pytest.raises(type(error)):
@@ -83,7 +85,7 @@ def test_over_which_a_call_failed_is_not_used_again() -> None:
 
 def test_what_a_look_had_no_use_for_is_closed() -> None:
     async def work() -> None:
-        async with Contacts() as contacts:
+        async with AdminConnections() as contacts:
             first, second = await call(contacts), await call(contacts, OTHER)
             await contacts.rest()
             await call(contacts)
@@ -97,7 +99,7 @@ def test_a_daemon_that_moved_or_is_another_one_has_its_own() -> None:
     async def work() -> None:
         moved = ServerMeta(name="a", listen="x:1", admin_listen="x:2", instance=META.instance, version="1")
         same_name = storage("a").meta
-        async with Contacts() as contacts:
+        async with AdminConnections() as contacts:
             found = [await call(contacts), await call(contacts, moved), await call(contacts, same_name, Storage)]
             assert len({id(one) for one in found}) == 3
             assert found[1].address == "x:2"
@@ -114,7 +116,7 @@ def test_a_look_by_itself_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -
             raise CannotConnect("gone")
 
         monkeypatch.setattr(Client, "describe", describe, raising=False)
-        found = await collector.look_without(well().meta, [META], [storage("s1").meta], {})
+        found = await collector.snapshot_from_daemons(well().meta, [META], [storage("s1").meta], {})
         assert [view.error is not None for view in found.nodes] == [True, True]
         assert all(one.is_closed for one in (*Server.made, *Storage.made))
 
