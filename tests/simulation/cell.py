@@ -21,10 +21,10 @@ from waltzd.daemon.config import StorageConfig
 from waltzd.disk.simulated import SimDisk
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.format.record import encode_payloads
+from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings, since_boot
-from waltzd.server.session.wake import Ticker
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.replica.directory import Directory
 from waltzd.storage.replica.partition import Partition
@@ -207,7 +207,7 @@ class Cell:
         self.tree = MemoryTree()
         self.cluster = Cluster(self.tree.connect())
         self.members = list(self.storages)[: members or names]
-        self.ticker = Ticker(0.2)
+        self.timer = PeriodicTimer(0.2)
         self.owned_logs: list[OwnedLog[Appender]] = []
         self.log: list[str] = []
 
@@ -235,7 +235,7 @@ class Cell:
             cluster=Cluster(self.tree.connect()),
             connect=self.connect,
             settings=settings,
-            ticker=self.ticker,
+            timer=self.timer,
             make_pipeline=Appender,
             say=self.log.append,
             previous_owner_alive=previous,

@@ -9,7 +9,7 @@ from tests.simulation.loop import LIFE, Life
 from tests.simulation.machines import ZOOKEEPER, World
 from waltzd.cluster.coordinator import Create, Delete, Set
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
-from waltzd.server.session.wake import Bell
+from waltzd.server.session.change_signal import ChangeSignal
 
 GOING_BACK = ("/partitions/", "/replicas/")
 """What owners decide by."""
@@ -29,7 +29,7 @@ class ZooKeeper:
         self._backup: dict[str, bytes] | None = None
         self._going_back = GOING_BACK + (MORE_GOING_BACK if "regress" in world.setup.faults else ())
         self._sessions: list[Session] = []
-        self._bell = Bell()
+        self._changed = ChangeSignal()
         self._tick_seconds = world.setup.session_seconds / 8
         world.loop.after(self._tick_seconds, None, self._tick)
 
@@ -48,10 +48,10 @@ class ZooKeeper:
         await asyncio.sleep(0 if life is None else self.world.network.seconds(ZOOKEEPER))
         session = None if life is None else next((one for one in self._sessions if one.life is life), None)
         while session is not None and not self.hears(session.life.name) and session.coordinator.is_connected:
-            await self._bell.wait(self._bell.rings)
+            await self._changed.wait(self._changed.version)
 
     def changed(self) -> None:
-        self._bell.ring()
+        self._changed.notify()
 
     def spoil(self, path: str, data: bytes | None) -> None:
         """An operator's mistake: a document is nonsense from now on, or gone."""

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from tests.simulation.loop import Life, SimLoop
 from waltzd.errors import CannotConnect, WaltzError
-from waltzd.server.session.wake import Bell
+from waltzd.server.session.change_signal import ChangeSignal
 
 FRAMES_MAX = 4
 """How many messages of a stream are on their way, each way, before the sender waits."""
@@ -233,7 +233,7 @@ class End:
 
     def __init__(self, stream: Stream, life: Life) -> None:
         self.life = life
-        self.bell = Bell()
+        self.signal = ChangeSignal()
         self.is_over = False
         """The other end has no more to say, or nothing will come any more."""
         self.error: WaltzError | None = None
@@ -260,7 +260,7 @@ class End:
         """Waits while too much is on its way; raises when the stream is over."""
         while self.other._on_way >= FRAMES_MAX and not self.is_over:
             self._is_waiting = True
-            await self.bell.wait(self.bell.rings)
+            await self.signal.wait(self.signal.version)
         self._is_waiting = False
         if self.is_over:
             raise self.error or CannotConnect(f"{self.other.life.name} has ended the stream")
@@ -277,10 +277,10 @@ class End:
                 self._taker(frame)
             except Exception as mistake:  # noqa: BLE001  `receive` raises it
                 self._mistake, self._taker = mistake, None
-                self.bell.ring()
+                self.signal.notify()
             return
         self._arrived.append(frame)
-        self.bell.ring()
+        self.signal.notify()
 
     async def receive(self) -> Any:
         """The next frame, or None at the end; raises what ended it, behind all frames."""
@@ -291,14 +291,14 @@ class End:
                 if self.error is not None:
                     raise self.error
                 return None
-            await self.bell.wait(self.bell.rings)
+            await self.signal.wait(self.signal.version)
         self._taken()
         return self._arrived.popleft()
 
     def _taken(self) -> None:
         self._on_way -= 1
         if self.other._is_waiting:  # credit is given back like any other message
-            self._stream.connection.post(self.life, self.other.life, self.other.bell.ring)
+            self._stream.connection.post(self.life, self.other.life, self.other.signal.notify)
 
     def finish(self, error: WaltzError) -> None:
         """Tell the other end, behind everything that was sent, that this is the end."""
@@ -308,7 +308,7 @@ class End:
         """The first reason counts."""
         if not self.is_over:
             self.is_over, self.error = True, error
-            self.bell.ring()
+            self.signal.notify()
 
 
 class Stream:

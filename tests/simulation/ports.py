@@ -21,7 +21,7 @@ from waltzd.protocol.peers import Content, RecordsFrame
 from waltzd.protocol.role import Identity
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.service import LogService
-from waltzd.server.session.wake import Bell
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.service import ReplicaService
 from waltzd.testing.server import LocalServer
@@ -228,7 +228,7 @@ class _Lazy:
         self._begin = begin
         self._what = what
         self._stream: Stream | None = None
-        self._begun = Bell()
+        self._begun = ChangeSignal()
         self._is_given_up = False
 
     def caller(self) -> End:
@@ -236,19 +236,19 @@ class _Lazy:
             raise CannotConnect(f"{self._what} was given up here")
         if self._stream is None:
             self._stream = self._begin()
-            self._begun.ring()
+            self._begun.notify()
         return self._stream.caller
 
     async def receive(self) -> Any:
         while self._stream is None:
             if self._is_given_up:
                 raise CannotConnect(f"{self._what} was given up here")
-            await self._begun.wait(self._begun.rings)
+            await self._begun.wait(self._begun.version)
         return await self._stream.caller.receive()
 
     def cancel(self) -> None:
         self._is_given_up = True
-        self._begun.ring()
+        self._begun.notify()
         if self._stream is not None:
             self._stream.cancel()
 

@@ -151,7 +151,7 @@ async def test_the_coordinator_is_told_what_is_acknowledged_while_that_moves_and
         await asyncio.sleep(ACKNOWLEDGED_SECONDS + 2)
         marks, version = await acknowledged()
         assert marks == [19, 19, 19]
-        await c.until(lambda: not c.ticker._listeners)
+        await c.until(lambda: not c.timer._listeners)
         await asyncio.sleep(100)
         assert (await acknowledged())[1] == version, "nothing moved: nothing is written"
         for _ in range(300):

@@ -16,9 +16,9 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets
 from waltzd.cluster.memory import MemoryTree
 from waltzd.disk.simulated import SimDisk
+from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import SessionSettings, Turns
-from waltzd.server.session.wake import Ticker
 
 PARTITIONS, SERVERS = 32, 2
 RATE = 200.0
@@ -83,12 +83,14 @@ class Plant:
             ),
         )
         settings = SessionSettings(partitions=PARTITIONS, key=KEY)
-        servers = [(Cluster(self.tree.connect()), replace(settings, turns=Turns()), Ticker(1.0)) for _ in range(SERVERS)]
+        servers = [
+            (Cluster(self.tree.connect()), replace(settings, turns=Turns()), PeriodicTimer(1.0)) for _ in range(SERVERS)
+        ]
         for number in range(PARTITIONS):
-            cluster, mine, ticker = servers[number % SERVERS]
+            cluster, mine, timer = servers[number % SERVERS]
             owned: OwnedLog[Appender] = OwnedLog(
                 number, 1, cluster=cluster, connect=lambda meta: SimPort(self.storages[meta.name]), settings=mine,
-                ticker=ticker, make_pipeline=Appender, say=self.log.append,
+                timer=timer, make_pipeline=Appender, say=self.log.append,
             )  # fmt: skip
             self.owned_logs.append(owned)
             await owned.start()

@@ -194,7 +194,7 @@ async def test_a_replica_that_comes_back_empty_counts_again_although_nobody_writ
         def counting() -> list[str]:
             return [replica.storage for replica in owned.describe().replicas if replica.counts]
 
-        await c.until(lambda: len(counting()) == 3 and not c.ticker._listeners)
+        await c.until(lambda: len(counting()) == 3 and not c.timer._listeners)
         await c.restart("s2", empty_disk=77)
         await c.until(lambda: any("has forgotten" in line for line in c.log))
         await c.until(lambda: len(counting()) == 3)
@@ -402,10 +402,10 @@ async def test_whoever_is_level_waits_for_the_others_without_a_stir() -> None:
         await c.until(lambda: "level: s0, s1 of" in again.waiting)
         session = again._session
         assert session is not None
-        before = session.log.decided.rings
+        before = session.log.decided.version
         for _ in range(2000):
             await asyncio.sleep(0)
-        assert session.log.decided.rings - before < 100
+        assert session.log.decided.version - before < 100
         assert calls is not None
         await calls.set_available(0, True)
         pipeline = await c.opened(again)

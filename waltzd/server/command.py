@@ -62,10 +62,10 @@ from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
 from waltzd.server.roster import Roster
 from waltzd.server.session.archive_lane import ArchiveLane
+from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
-from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
 from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.calls import roles_at
@@ -270,7 +270,7 @@ class _Daemon:
         self._storages: dict[tuple[str, str], ReplicaClient] = {}
         self._owner_key = secrets.token_bytes(SECRET_BYTES)
         """What the secrets of its sessions are made of; it leaves this process never."""
-        self._ticker = Ticker(TICK_SECONDS)
+        self._timer = PeriodicTimer(TICK_SECONDS)
         self._copy_pace = CopyPace(cluster, config.catch_up_bytes_per_second)
         self.archive = archive
         self._session_settings = SessionSettings(
@@ -449,7 +449,7 @@ class _Daemon:
             cluster=self._cluster,
             connect=self._connect,
             settings=settings,
-            ticker=self._ticker,
+            timer=self._timer,
             make_pipeline=make_pipeline,
             say=log.info,
             previous_owner_alive=previous_owner_alive,

@@ -28,7 +28,7 @@ class Election:
         """`name` must be announced already, which proves that no other living process has it. With a `lookout`, servers
         that it suspects are left out before the coordinator has noticed that they are gone."""
         self._lookout = lookout
-        self._rings = 0
+        self._suspicions_seen = 0
         """Of the lookout, when it was looked at last."""
         self._cluster = cluster
         self._name = name
@@ -58,18 +58,18 @@ class Election:
         if self._lookout is None or seen is None:
             return await changing
         document = asyncio.ensure_future(changing)
-        bell = asyncio.ensure_future(self._lookout.changed.wait(self._rings))
+        suspicion = asyncio.ensure_future(self._lookout.changed.wait(self._suspicions_seen))
         try:
-            await asyncio.wait((document, bell), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((document, suspicion), return_when=asyncio.FIRST_COMPLETED)
             return document.result() if document.done() else seen
         finally:
-            for task in (document, bell):
+            for task in (document, suspicion):
                 task.cancel()
 
     async def take_part(self) -> None:
         """Become the leader if there is none, and do the leader's work if we are it."""
         if self._lookout is not None:
-            self._rings = self._lookout.changed.rings
+            self._suspicions_seen = self._lookout.changed.version
         session = self._cluster.coordinator.session
         if not await self._leads():
             self._led_in = self._known = None

@@ -20,7 +20,7 @@ from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.address import parse_address
 from waltzd.server.core.suspicion import Suspicions
 from waltzd.server.reconcile import Reconciler
-from waltzd.server.session.wake import Bell
+from waltzd.server.session.change_signal import ChangeSignal
 
 log = logging.getLogger("waltz.server")
 DIAL_SECONDS = 1.0
@@ -68,7 +68,7 @@ class Lookout:
         """Whose port refused when it was tried last."""
         self._watched: dict[str, tuple[ServerMeta, asyncio.Task[None]]] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self.changed = Bell()
+        self.changed = ChangeSignal()
         """Rings when a suspicion begins or ends."""
         self.reconciler = Reconciler("lookout", wait=cluster.wait_for_servers, act=self._look)
 
@@ -99,7 +99,7 @@ class Lookout:
             if name != self._name and name not in self._watched:
                 self._watched[name] = server, self._tasks.create_task(self._watch(server), name=f"lookout for {name}")
         if self._core.seen({name: server.instance for name, server in servers.items()}):
-            self.changed.ring()
+            self.changed.notify()
 
     async def _watch(self, server: ServerMeta) -> None:
         while True:
@@ -134,7 +134,7 @@ class Lookout:
     def lives(self, name: str, why: str) -> None:
         if self._core.answered(name):
             log.info("server %s is not suspected any more: %s", name, why)
-            self.changed.ring()
+            self.changed.notify()
 
     async def _suspect(self, server: ServerMeta) -> None:
         clock = asyncio.get_running_loop()
@@ -152,7 +152,7 @@ class Lookout:
         refuses = await self._refuses(server)
         if self._core.judge(name, instance, clock.time(), refuses=refuses, members=members, quiet=quiet):
             log.warning("server %s is suspected to be dead: %s", name, self._core.suspected[name].why)
-            self.changed.ring()
+            self.changed.notify()
 
     async def _refuses(self, server: ServerMeta) -> bool:
         """Once more, after the storages were asked: one moment in which every connection was broken proves nothing."""

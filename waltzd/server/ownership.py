@@ -25,8 +25,8 @@ from waltzd.server.clients.pipeline import Pipeline
 from waltzd.server.election import check_length
 from waltzd.server.reconcile import Reconciler
 from waltzd.server.registration import Registration
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.owned import OwnedLog
-from waltzd.server.session.wake import Bell
 
 log = logging.getLogger("waltz.server")
 CLOSE_SECONDS = 10.0
@@ -43,12 +43,12 @@ class _Tenancy:
         self.owned: OwnedLog[Pipeline] | None = None
         self.generation: int | None = None
         """Of `owned`."""
-        self.bell = Bell()
+        self.signal = ChangeSignal()
         """Rings when something else is wanted, or the log has ended."""
 
     def want(self, generation: int | None, *, previous_owner_alive: Callable[[], bool] = lambda: False) -> None:
         self.wanted, self.previous_owner_alive = generation, previous_owner_alive
-        self.bell.ring()
+        self.signal.notify()
 
 
 class PartitionOwner:
@@ -86,7 +86,7 @@ class PartitionOwner:
         self._tenancies: dict[int, _Tenancy] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._is_closing = False
-        self._changed = Bell()
+        self._changed = ChangeSignal()
         """Rings when documents were read, and when a partition is no longer here."""
 
     # -- its life ------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class PartitionOwner:
                 self._tasks.create_task(one.run(), name=one.name) for one in (self.reconciler, self.servers_reconciler)
             ]
             while not self._is_closing or self._tenancies:
-                seen = self._changed.rings
+                seen = self._changed.version
                 await self._changed.wait(seen)
             for task in watching:
                 task.cancel()
@@ -115,7 +115,7 @@ class PartitionOwner:
         try:
             async with asyncio.timeout(seconds):
                 while self._tenancies and self._has_successor():
-                    seen = self._changed.rings
+                    seen = self._changed.version
                     await self._changed.wait(seen)
         except TimeoutError:
             log.warning("no server took over partitions %s within %g seconds", spell_numbers(self.owned), seconds)
@@ -126,9 +126,9 @@ class PartitionOwner:
         self._is_closing = True
         for tenancy in self._tenancies.values():
             tenancy.want(None)
-        self._changed.ring()
+        self._changed.notify()
         while self._tenancies:
-            seen = self._changed.rings
+            seen = self._changed.version
             await self._changed.wait(seen)
 
     def _has_successor(self) -> bool:
@@ -245,11 +245,11 @@ class PartitionOwner:
         after = await self._read_assignment()
         if not self._is_closing:
             self._follow(before, after)
-        self._changed.ring()
+        self._changed.notify()
 
     async def _look_at_servers(self) -> None:
         await self._read_servers()
-        self._changed.ring()
+        self._changed.notify()
 
     async def _look_at_counter(self) -> None:
         await self._cluster.read_counter()
@@ -312,21 +312,21 @@ class PartitionOwner:
                 await self._hold_one_generation(partition, tenancy, tenancy.wanted)
         finally:
             del self._tenancies[partition]
-            self._changed.ring()
+            self._changed.notify()
 
     async def _hold_one_generation(self, partition: int, tenancy: _Tenancy, generation: int) -> None:
         owned = self._make_owned_log(partition, generation, tenancy.previous_owner_alive)
         log.info("partition %d: taken over in generation %d", partition, generation)
         await owned.start()
         tenancy.owned, tenancy.generation = owned, generation
-        owned.task.add_done_callback(lambda _: tenancy.bell.ring())
+        owned.task.add_done_callback(lambda _: tenancy.signal.notify())
         try:
             while tenancy.wanted == generation:
-                seen = tenancy.bell.rings
+                seen = tenancy.signal.version
                 if owned.task.done():
                     owned.task.result()
                     raise AssertionError(f"the log of partition {partition} ended by itself")
-                await tenancy.bell.wait(seen)
+                await tenancy.signal.wait(seen)
             await self._close(partition, owned)
         finally:
             tenancy.owned = tenancy.generation = None

@@ -26,9 +26,9 @@ from waltzd.server.lookout import Dial, Lookout
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
+from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.owned import OwnedLog
 from waltzd.server.session.settings import TICK_SECONDS, SessionSettings
-from waltzd.server.session.wake import Ticker
 from waltzd.server.subscriptions.board import Board
 from waltzd.server.subscriptions.group_log import ClientLog
 from waltzd.wire.tasks import tell_failure
@@ -77,7 +77,7 @@ class LocalServer:
         self._say = say
         self._cluster = Cluster(coordinator, clock=lambda: 0.0)  # ids count from 1: a run can be repeated
         self._capacity = Capacity(MOUNTS_MAX)
-        self._ticker = Ticker(TICK_SECONDS)
+        self._timer = PeriodicTimer(TICK_SECONDS)
         self.owned_logs: list[OwnedLog[Pipeline]] = []
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
         self._lookout = (
@@ -179,7 +179,7 @@ class LocalServer:
             cluster=self._cluster,
             connect=self._connect,
             settings=settings,
-            ticker=self._ticker,
+            timer=self._timer,
             make_pipeline=lambda session: Pipeline(session, limits, self._capacity, on_fatal=self._on_fatal),
             say=lambda sentence: self._say(f"partition {partition}: {sentence}"),
             previous_owner_alive=previous_owner_alive,

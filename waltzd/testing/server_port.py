@@ -31,7 +31,7 @@ from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.role import Identity
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.service import LogService
-from waltzd.server.session.wake import Bell
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.testing.transport import LocalTransport
 from waltzd.wire.calls import Call
 from waltzd.wire.servers import Servers
@@ -101,7 +101,7 @@ class ServerDoor:
     def look(self) -> None:
         """The luck has changed."""
         for stream in self._streams:
-            stream.link.bell.ring()
+            stream.link.signal.notify()
 
     def break_connections(self, partition: int | None = None) -> None:
         for stream in list(self._streams):
@@ -235,7 +235,7 @@ class DirectStream(Generic[Up, Down]):
             if message is None:
                 if self.link.is_over:
                     return None
-                await self.link.bell.wait(self.link.bell.rings)
+                await self.link.signal.wait(self.link.signal.version)
                 continue
             frames = self._what_arrives(message)
             if frames:
@@ -350,7 +350,7 @@ class _Link(Generic[Up, Down]):
         self.peer = "a client in this process"
         self.identity = identity
         self.quiet_seconds = None
-        self.bell = Bell()
+        self.signal = ChangeSignal()
         self.is_over = False
         self._up: deque[Sequence[Up]] = deque()
         self._down: deque[Sequence[Down]] = deque()
@@ -359,14 +359,14 @@ class _Link(Generic[Up, Down]):
         while not self._up:
             if self.is_over:
                 return None
-            await self.bell.wait(self.bell.rings)
+            await self.signal.wait(self.signal.version)
         message = self._up.popleft()
-        self.bell.ring()
+        self.signal.notify()
         return message
 
     async def send(self, frames: Sequence[Down]) -> None:
         while len(self._down) >= MESSAGES_MAX and not self.is_over:
-            await self.bell.wait(self.bell.rings)
+            await self.signal.wait(self.signal.version)
         if self.is_over:
             raise CannotConnect("the client has gone")
         self.post(frames)
@@ -377,31 +377,31 @@ class _Link(Generic[Up, Down]):
 
     def post(self, frames: Sequence[Down]) -> None:
         self._down.append(list(frames))
-        self.bell.ring()
+        self.signal.notify()
 
     async def put(self, message: Sequence[Up]) -> None:
         while len(self._up) >= MESSAGES_MAX and not self.is_over:
-            await self.bell.wait(self.bell.rings)
+            await self.signal.wait(self.signal.version)
         if self.is_over:
             raise CannotConnect("the server has ended the stream")
         self._up.append(message)
-        self.bell.ring()
+        self.signal.notify()
 
     def answer(self, frame: Down) -> None:
         """Put in a frame that the server did not send."""
         self._down.append([frame])
-        self.bell.ring()
+        self.signal.notify()
 
     def next_message(self) -> Sequence[Down] | None:
         if not self._down:
             return None
         message = self._down.popleft()
-        self.bell.ring()
+        self.signal.notify()
         return message
 
     def end(self) -> None:
         self.is_over = True
-        self.bell.ring()
+        self.signal.notify()
 
 
 # -- batches taken apart -----------------------------------------------------------------------------------------------

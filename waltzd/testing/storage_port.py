@@ -17,7 +17,7 @@ from waltzd.disk.seam import Buffer
 from waltzd.errors import CannotConnect, WaltzError
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Contact, Content, RecordsFrame
-from waltzd.server.session.wake import Bell
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.storage.calls import StorageCalls
 from waltzd.storage.service import ReplicaService
 from waltzd.testing.transport import LocalTransport
@@ -190,7 +190,7 @@ class _StorageLink:
         self._frames: deque[RecordsFrame] = deque()
         self._mark: int | None = None
         self._refused: WaltzError | None = None
-        self._bell = Bell()
+        self._signal = ChangeSignal()
 
     # -- the storage's end
 
@@ -198,16 +198,16 @@ class _StorageLink:
         while not self._frames:
             if self.is_over:
                 return None
-            await self._bell.wait(self._bell.rings)
+            await self._signal.wait(self._signal.version)
         await self._door.passed()
         frame = self._frames.popleft()
-        self._bell.ring()
+        self._signal.notify()
         return frame
 
     async def send(self, durable_id: int) -> None:
         await self._door.passed()
         self._mark = durable_id
-        self._bell.ring()
+        self._signal.notify()
 
     @property
     def may_post(self) -> bool:
@@ -226,15 +226,15 @@ class _StorageLink:
         """The first reason counts."""
         if not self.is_over:
             self.is_over, self._refused = True, error
-            self._bell.ring()
+            self._signal.notify()
 
     async def put(self, frame: RecordsFrame) -> None:
         while len(self._frames) >= FRAMES_MAX and not self.is_over:
-            await self._bell.wait(self._bell.rings)
+            await self._signal.wait(self._signal.version)
         if self.is_over:
             raise self._refused or CannotConnect(f"{self._door.name} has ended the stream")
         self._frames.append(frame)
-        self._bell.ring()
+        self._signal.notify()
 
     async def take(self) -> int | None:
         while self._mark is None:
@@ -242,6 +242,6 @@ class _StorageLink:
                 if self._refused is not None:
                     raise self._refused
                 return None
-            await self._bell.wait(self._bell.rings)
+            await self._signal.wait(self._signal.version)
         mark, self._mark = self._mark, None
         return mark

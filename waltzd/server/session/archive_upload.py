@@ -18,9 +18,9 @@ from waltzd.errors import BadFrame, ChangedMeanwhile, ForeignArchive, UnfitSegme
 from waltzd.protocol.descriptions import ArchiveCheck, Archived
 from waltzd.protocol.timelines import Lineage
 from waltzd.server.core.archive import IDLE_SECONDS, Rounds, Turns
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.replica import Log
 from waltzd.server.session.trimmer import Trimming
-from waltzd.server.session.wake import Bell
 
 log = logging.getLogger("waltz.server")
 
@@ -37,7 +37,7 @@ class Archiving:
         self._rounds = Rounds()
         self._looks = 0
         self._told = ""
-        self._bell = Bell()
+        self._signal = ChangeSignal()
         self.known: Archived | None = None
         """As the coordinator says; None before it was asked, and where nothing is archived."""
         self.trouble = ""
@@ -67,7 +67,7 @@ class Archiving:
             await self._trimming.step()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._bell.wait(self._bell.rings)
+                    await self._signal.wait(self._signal.version)
 
     @property
     def trim_trouble(self) -> str:
@@ -77,7 +77,7 @@ class Archiving:
         """A segment waits: no pause, but after a failure."""
         if not self.trouble:
             self._turns.hurry()
-            self._bell.ring()
+            self._signal.notify()
 
     def _able(self) -> list[str]:
         return [name for name, link in sorted(self._log.links.items()) if link.is_readable and self.archives(name)]

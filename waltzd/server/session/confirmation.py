@@ -16,8 +16,8 @@ import asyncio
 
 from waltzd.errors import NotReady, SessionEnded, WaltzError
 from waltzd.server.core.progress import is_bound
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.replica import Log
-from waltzd.server.session.wake import Bell
 
 CONFIRM_SECONDS = 2.0
 """How long a majority may take to say that the session still holds."""
@@ -55,10 +55,10 @@ class Confirming:
         log, problems = self._log, dict[str, str]()
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
-                seen = log.decided.rings
+                seen = log.decided.version
                 while not await self._ask(problems):
                     await log.decided.wait(seen)
-                    seen = log.decided.rings
+                    seen = log.decided.version
         except TimeoutError:
             self._check()
             why = "; ".join(problems.values()) or "it gives way to another session"
@@ -81,7 +81,7 @@ class Confirming:
         marks, session, meta, lease = log.marks, log.session, log.core.meta, log.marks.lease
         asked_at = log.settings.clock() if lease is not None else 0.0
         bound: dict[str, None] = {}
-        answered, came = 0, Bell()
+        answered, came = 0, ChangeSignal()
 
         async def ask(name: str) -> None:
             nonlocal answered
@@ -97,13 +97,13 @@ class Confirming:
                 problems[name] = f"{name}: {error.message}"
             finally:
                 answered += 1
-                came.ring()
+                came.notify()
 
         problems.clear()
         asking = [asyncio.create_task(ask(name)) for name in marks.members]
         try:
             while not marks.confirms(bound) and answered < len(asking):
-                await came.wait(came.rings)
+                await came.wait(came.version)
                 self._check()
         finally:
             for task in asking:

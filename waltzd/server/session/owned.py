@@ -32,11 +32,11 @@ from waltzd.server.core.clock import AHEAD_MAX
 from waltzd.server.core.membership import acknowledging
 from waltzd.server.session.archive_upload import Archiving
 from waltzd.server.session.backup import Backup
+from waltzd.server.session.change_signal import ChangeSignal, PeriodicTimer
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.session import Session
 from waltzd.server.session.settings import SessionSettings
-from waltzd.server.session.wake import Bell, Ticker
 from waltzd.wire.tasks import tell_failure
 
 
@@ -68,7 +68,7 @@ class OwnedLog(Generic[P]):
         cluster: Cluster,
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: SessionSettings,
-        ticker: Ticker,
+        timer: PeriodicTimer,
         make_pipeline: Callable[[Log], P],
         say: Callable[[str], None],
         previous_owner_alive: Callable[[], bool] = lambda: False,
@@ -81,7 +81,7 @@ class OwnedLog(Generic[P]):
         self._cluster = cluster
         self._connect = connect
         self._settings = settings
-        self._ticker = ticker
+        self._timer = timer
         self._make_pipeline = make_pipeline
         self._say = say
         self._statistics = statistics
@@ -97,7 +97,7 @@ class OwnedLog(Generic[P]):
         self._was_open = False
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
-        self.bell = Bell()
+        self.signal = ChangeSignal()
         """Rings when the pipeline came or went."""
 
     # -- the life
@@ -162,7 +162,7 @@ class OwnedLog(Generic[P]):
             documents=documents,
             connect=self._connect,
             settings=self._settings,
-            ticker=self._ticker,
+            timer=self._timer,
             say=self._note,
             lease_before=lease_before,
         )
@@ -181,7 +181,7 @@ class OwnedLog(Generic[P]):
             uploading.append(asyncio.create_task(archiving.run(), name=f"archive of partition {self.partition}"))
             if self._settings.backup_seconds:
                 uploading.append(asyncio.create_task(backup.run(), name=f"backup of partition {self.partition}"))
-            self.bell.ring()
+            self.signal.notify()
             await session.serve()
             self._note("the session ends: it is handed over")
             pipeline.hold()
@@ -215,7 +215,7 @@ class OwnedLog(Generic[P]):
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             pipeline.close(error)
-            self.bell.ring()
+            self.signal.notify()
 
     async def _next_session(self) -> tuple[PartitionMeta, PartitionMeta | None, int]:
         """The document with a session id above every other, the one that it follows upon, and that one's version."""

@@ -44,11 +44,11 @@ from waltzd.server.core.progress import Marks
 from waltzd.server.core.recovery import NEAR_IDS, Recovery
 from waltzd.server.core.tail import Tail
 from waltzd.server.core.task import Copy, Foreign, Fork, GiveUp, Heal, Level, SetLowMark, Task, Trim, Truncate, Wait
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.copier import Copier, SourceFailed
 from waltzd.server.session.reader import Reading
 from waltzd.server.session.renewal import renewing
 from waltzd.server.session.settings import SessionSettings
-from waltzd.server.session.wake import Bell
 
 T = TypeVar("T")
 FRAME_BYTES = 1 << 20
@@ -106,9 +106,9 @@ class Log(Reading):
         self.links: dict[str, ReplicaLink] = {}
         self.ended: BaseException | None = None
         """Why its owner has to stop."""
-        self.decided = Bell()
+        self.decided = ChangeSignal()
         """Rings when recovery may have something new to do."""
-        self.progressed = Bell()
+        self.progressed = ChangeSignal()
         """Rings when more is committed."""
         self.bytes = 0
         """Appended in this session."""
@@ -144,7 +144,7 @@ class Log(Reading):
         self.bytes += len(piece.data) if isinstance(piece, Run) else piece.size
         self.send_on()
         if self.bytes > self.settings.session_bytes_max:
-            self.decided.ring()
+            self.decided.notify()
 
     def send_on(self) -> None:
         """There may be something to send, or to tell."""
@@ -170,7 +170,7 @@ class Log(Reading):
     async def may_be_opened(self) -> None:
         """Wait until the session is saved, and nothing that the replicas say contradicts it."""
         while not self.core.is_taken or self.core.refusal is not None:
-            await self.decided.wait(self.decided.rings)
+            await self.decided.wait(self.decided.version)
 
     def acknowledged(self, name: str, mark: int) -> None:
         if self.open_tail is not None and mark >= self.open_tail.next_id:
@@ -182,13 +182,13 @@ class Log(Reading):
         if self.marks.acknowledge(name, mark):
             self.commit(self.marks.committed)
         elif not self.marks.counts(name) and mark + NEAR_IDS >= self.tail.next_id:
-            self.decided.ring()
+            self.decided.notify()
 
     def commit(self, mark: int) -> None:
         self.tail.commit(mark)
         for listener in self._on_commit:
             listener(mark)
-        self.progressed.ring()
+        self.progressed.notify()
 
     def has_forgotten(self, name: str, status: ReplicaStatus) -> bool:
         """It holds less than it acknowledged in this session, does not know that it began it, or is another one now."""
@@ -202,7 +202,7 @@ class Log(Reading):
         self.marks.lose(name)
         self.watch()  # until it is level again
         progress.has_forgotten = True
-        self.decided.ring()
+        self.decided.notify()
         return True
 
     def is_other(self, status: ReplicaStatus) -> bool:
@@ -220,7 +220,7 @@ class Log(Reading):
         """This replica is out: it is not healed by anything but another directory in its place."""
         self.core.diverged(name, why)
         self.say(f"{name} {why}")
-        self.decided.ring()
+        self.decided.notify()
 
     def doubt(self, name: str, error: WaltzError) -> bool:
         """What this replica answered when it was opened may not be true any more: whether it is opened again."""
@@ -235,8 +235,8 @@ class Log(Reading):
 
     def end(self, error: BaseException) -> None:
         self.ended = self.ended or error
-        self.decided.ring()
-        self.progressed.ring()
+        self.decided.notify()
+        self.progressed.notify()
 
     fenced = end
 
@@ -339,7 +339,7 @@ class ReplicaLink:
         self._was_asked = False
         """Before it was opened for the first time, as far as we know."""
         self._stream: AppendPort | None = None
-        self._news = Bell()
+        self._news = ChangeSignal()
         """Rings when there may be something to send."""
         self._waits = False
         """Whether everything was sent that could be: what is new may leave from where it was made."""
@@ -362,7 +362,7 @@ class ReplicaLink:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"partition {self._log.partition} on {self.name}")
-        self._task.add_done_callback(lambda _: self._log.decided.ring())  # a link that ends has a reason to be looked at
+        self._task.add_done_callback(lambda _: self._log.decided.notify())  # a link that ends has a reason to be looked at
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -374,7 +374,7 @@ class ReplicaLink:
         if self.state is not State.SETTLING:
             return False
         self._doubt = error
-        self._log.decided.ring()
+        self._log.decided.notify()
         return True
 
     def _check_doubt(self) -> None:
@@ -438,7 +438,7 @@ class ReplicaLink:
             self._log.say(f"{self.name} failed while it was {self.state}: {error.code} {error.message}")
         self.state, self.story = State.DOWN, error.message
         self._log.core.silent(self.name)
-        self._log.decided.ring()
+        self._log.decided.notify()
 
     async def _timely(self, work: Awaitable[T], what: str) -> T:
         try:
@@ -475,7 +475,7 @@ class ReplicaLink:
         log.witness.heard(self.name, status.time, asyncio.get_running_loop().time())
         if log.is_other(status) and not core.divergence(self.name):
             log.diverge(self.name, f"holds something else at id {status.last_id} than was sent to it")
-        log.decided.ring()
+        log.decided.notify()
         await self._settle()
         while True:
             await self._wait_for_space()
@@ -492,7 +492,7 @@ class ReplicaLink:
             status = None
         log.core.asked(self.name, status)
         self.story = "asked where it stands; the session is not saved yet"
-        log.decided.ring()
+        log.decided.notify()
 
     async def _open(self) -> ReplicaStatus:
         """A storage that knows nothing of the partition is given an empty replica, if it is assigned one: its disk was
@@ -512,7 +512,7 @@ class ReplicaLink:
         """Until this replica is level with the decided log and the session is open."""
         log, core = self._log, self._log.core
         while True:
-            seen = log.decided.rings
+            seen = log.decided.version
             self._check_doubt()
             task = core.next_for(self.name)
             self.state = _STATES.get(type(task), State.SETTLING)
@@ -556,7 +556,7 @@ class ReplicaLink:
                     self.story = "level"
                     await log.decided.wait(seen)
                     continue
-            log.decided.ring()
+            log.decided.notify()
 
     async def _wait_for_another(self, seen: int) -> None:
         """An operator sets the directory aside: nothing of that reaches us by itself."""
@@ -625,7 +625,7 @@ class ReplicaLink:
             last_id, sources = log.core.give(self.name, held, log.committed)
             self.story = f"holds ids up to {held} of {log.committed}, copying from {sources[0] if sources else 'none'}"
             if not sources:
-                seen = log.decided.rings
+                seen = log.decided.version
                 await log.decided.wait(seen)
                 continue
             await self._copy(last_id, sources)
@@ -664,7 +664,7 @@ class ReplicaLink:
 
     async def _send(self, stream: AppendPort) -> None:
         while True:
-            seen = self._news.rings
+            seen = self._news.version
             if self._is_behind:
                 self.state = State.SLOW
                 return
@@ -689,7 +689,7 @@ class ReplicaLink:
                 self._has_sent(content, committed)
             if self._progress.sent >= self._log.sendable:
                 return
-        self._news.ring()
+        self._news.notify()
 
     @property
     def _is_behind(self) -> bool:

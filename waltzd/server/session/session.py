@@ -2,8 +2,8 @@
 
 How to think about it. `Session` is a loop that pulls from `Recovery` what has to be saved next, and saves it. Beside it
 each `ReplicaLink` pulls what its replica has to do next. They meet in the `Log`, which holds the core, and wake each other
-by its bells. A bell carries no data: a task that is woken looks at the state itself. So a ring too many changes nothing,
-and a missing ring shows as a partition that stands still.
+by its change signals. A signal carries no data: a task that is woken looks at the state itself. So a superfluous signal
+changes nothing, and a missing one shows as a partition that stands still.
 
 Rule 1: a document is saved before anything that it says is relied on: the session id before a storage is opened, the
 closing mark before anything is cut, who takes part before the log opens, who joins before it counts, who has forgotten
@@ -40,6 +40,7 @@ from waltzd.server.core.membership import acknowledging, closing, diverging, fol
 from waltzd.server.core.recovery import NEAR_IDS
 from waltzd.server.core.tail import Tail
 from waltzd.server.core.task import Level
+from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import (
@@ -51,7 +52,6 @@ from waltzd.server.session.settings import (
     WAIT_SECONDS_MIN,
     SessionSettings,
 )
-from waltzd.server.session.wake import Ticker
 from waltzd.wire.tasks import tell_failure
 
 
@@ -64,7 +64,7 @@ class Session:
         documents: Documents,
         connect: Callable[[StorageMeta], ReplicaPort],
         settings: SessionSettings,
-        ticker: Ticker,
+        timer: PeriodicTimer,
         say: Callable[[str], None],
         lease_before: float = 0.0,
     ) -> None:
@@ -74,7 +74,7 @@ class Session:
         self.documents = documents
         self._connect = connect
         self._settings = settings
-        self._ticker = ticker
+        self._timer = timer
         self._is_asked_to_end = False
         self._noted_at = 0.0
         self._lease_before = lease_before
@@ -91,7 +91,7 @@ class Session:
         if not core.is_taken:
             await self._take()
         while core.step != "OPEN":
-            seen = log.decided.rings
+            seen = log.decided.version
             log.raise_end()
             wanted = core.next_save()
             if wanted is None:
@@ -122,7 +122,7 @@ class Session:
         )
         self._contact()
         self._watch()
-        log.decided.ring()
+        log.decided.notify()
 
     async def _take(self) -> None:
         """Save the session id: from then on no other owner decides anything here. Not before enough replicas were asked: a
@@ -136,14 +136,14 @@ class Session:
                     if name not in asking:
                         asking[name] = asyncio.create_task(self._ask_other(name))
                         tell_failure(asking[name], log.end)
-                await log.decided.wait(log.decided.rings)
+                await log.decided.wait(log.decided.version)
                 log.raise_end()
         finally:
             for task in asking.values():
                 task.cancel()
         await self.documents.save(core.meta, check=log.raise_end)
         core.is_taken = True
-        log.decided.ring()
+        log.decided.notify()
 
     async def _ask_other(self, name: str) -> None:
         """A storage that the log should not be on: until it says what it holds of it, or leaves the cluster."""
@@ -157,7 +157,7 @@ class Session:
             except (WaltzError, TimeoutError):
                 await asyncio.sleep(self._settings.retry_seconds)
                 continue
-            log.decided.ring()
+            log.decided.notify()
             return
 
     async def _outlasting(self, seen: int) -> bool:
@@ -212,35 +212,35 @@ class Session:
         decided = self.log.decided
         try:
             while True:
-                seen = decided.rings
+                seen = decided.version
                 self.log.raise_end()
                 if self._is_asked_to_end:
                     return
                 reason = self._reason_for_another()
-                if reason is not None and self._settings.turns.take(decided.ring):
+                if reason is not None and self._settings.turns.take(decided.notify):
                     await self._renew(reason)
                 elif not await self._save_changes():
                     await decided.wait(seen)
         finally:
-            self._ticker.remove(self._look)
+            self._timer.remove(self._look)
 
     def _watch(self) -> None:
         """A replica owes something, or is not level: look every second until that is over."""
-        self._ticker.add(self._look)
+        self._timer.add(self._look)
 
     def _look(self, now: float) -> None:
         log, marks = self.log, self.log.marks
         if log.ended is not None:
-            self._ticker.remove(self._look)
+            self._timer.remove(self._look)
         if log.ended is not None or marks is None:
             return
         quiet = [link.look(now) for link in log.links.values()]
         is_level = len(marks.counted) >= len(log.core.roles) == len(marks.members)
         is_busy = not is_level or self._reason_for_another() is not None  # a replica may have become level, or has left
         if is_busy:
-            log.decided.ring()
+            log.decided.notify()
         if self._is_noted(now) and not is_busy and all(quiet):
-            self._ticker.remove(self._look)
+            self._timer.remove(self._look)
 
     def _reason_for_another(self) -> str | None:
         """Why there should be a new session; None also while it could not be saved."""
@@ -304,7 +304,7 @@ class Session:
         if not await self.documents.save(wanted, promote=promote, leaving=leaving, check=self.log.raise_end):
             return False
         self.log.core.saved(wanted)
-        self.log.decided.ring()
+        self.log.decided.notify()
         return True
 
     def _with_marks(self, meta: PartitionMeta) -> PartitionMeta:
@@ -349,14 +349,14 @@ class Session:
             finally:
                 log.sending_up_to = None
                 log.send_on()
-                log.decided.ring()
+                log.decided.notify()
 
     # -- the ends
 
     def ask_to_end(self) -> None:
         """In order, as soon as it is open."""
         self._is_asked_to_end = True
-        self.log.decided.ring()
+        self.log.decided.notify()
 
     async def drain(self, seconds: float) -> bool:
         """Wait so long for what is in flight; whether all of it is committed."""
@@ -364,7 +364,7 @@ class Session:
         try:
             async with asyncio.timeout(seconds):
                 while log.ended is None and log.committed < last_id:
-                    await log.progressed.wait(log.progressed.rings)
+                    await log.progressed.wait(log.progressed.version)
         except TimeoutError:
             return False
         return log.ended is None
@@ -403,7 +403,7 @@ class Session:
         """Take the list of replicas as it was read or saved last. Which replicas leave was decided from an older list."""
         self.log.core.leaving = frozenset()
         self.log.core.roles = dict(sorted(self.documents.roles.items()))
-        self.log.decided.ring()
+        self.log.decided.notify()
 
     def _contact(self) -> None:
         self.log.core.others = sorted(set(self.documents.storages) - set(self.log.core.names))

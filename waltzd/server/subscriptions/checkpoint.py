@@ -26,7 +26,7 @@ from waltzd.protocol.positions import Position
 from waltzd.server.groups.keeper import Keeper, Write
 from waltzd.server.groups.ledger import Key, Ledger
 from waltzd.server.groups.state import State
-from waltzd.server.session.wake import Bell
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.subscriptions.group_log import GroupLog
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
@@ -68,7 +68,7 @@ class Keeping:
         self._now = asyncio.get_running_loop().time
         self._must_write = asyncio.Event()
         self._is_urgent = False
-        self._wrote = Bell()
+        self._wrote = ChangeSignal()
         self._ended: WaltzError | None = None
 
     # -- the work ------------------------------------------------------------------------------------------------------
@@ -195,14 +195,14 @@ class Keeping:
 
     async def _next(self) -> None:
         """Until an entry is committed."""
-        seen = self._wrote.rings
+        seen = self._wrote.version
         if self._ended is None:
             await self._wrote.wait(seen)
         if self._ended is not None:
             raise self._ended
 
     def _has_kept(self) -> None:
-        self._wrote.ring()
+        self._wrote.notify()
         self._tell_kept(self.keeper.kept)
 
     @property
@@ -226,4 +226,4 @@ class Keeping:
 
     def end(self, error: WaltzError) -> None:
         self._ended = error
-        self._wrote.ring()
+        self._wrote.notify()

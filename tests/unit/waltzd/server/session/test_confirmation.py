@@ -17,10 +17,10 @@ from waltzd.errors import CannotConnect, NotReady, SessionEnded
 from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.server.core.lease import OUTLASTS, Lease
 from waltzd.server.core.progress import Marks, Progress
+from waltzd.server.session.change_signal import ChangeSignal
 from waltzd.server.session.confirmation import Confirming
 from waltzd.server.session.replica import Log
 from waltzd.server.session.settings import SessionSettings
-from waltzd.server.session.wake import Bell
 
 SESSION = 5
 
@@ -40,7 +40,7 @@ class FakeLog:
         if lease_seconds > 0 and self.marks is not None:
             self.marks.lease = Lease(3, lease_seconds)
         self.sending_up_to: int | None = None
-        self.decided = Bell()
+        self.decided = ChangeSignal()
         self.promised = dict.fromkeys("ABC", SESSION)
         self.incarnations = dict.fromkeys("ABC", UUID(int=1))
         self.core = SimpleNamespace(
@@ -121,7 +121,7 @@ def test_no_round_begins_while_the_session_gives_way() -> None:
         await asyncio.sleep(0.1)
         assert log.asked == 0
         log.sending_up_to = None
-        log.decided.ring()
+        log.decided.notify()
         await waiting
 
     run(test())

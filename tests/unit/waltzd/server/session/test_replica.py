@@ -301,7 +301,7 @@ def test_nothing_overtakes_what_the_sending_task_has_in_its_hand() -> None:
         first = append(log, 1)
         stream.gate.clear()
         log.sending_up_to = None
-        log.links["a"]._news.ring()
+        log.links["a"]._news.notify()
         await settle()
         second = append(log, 2)
         assert stream.frames == []

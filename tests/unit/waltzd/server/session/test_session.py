@@ -14,10 +14,10 @@ from waltzd.cluster.documents import ClusterMeta, Membership, PartitionMeta, Rep
 from waltzd.errors import BadMetadata, CannotConnect, Diverged, NodeMissing
 from waltzd.format.batch import End
 from waltzd.protocol.descriptions import ReplicaStatus
+from waltzd.server.session.change_signal import PeriodicTimer
 from waltzd.server.session.documents import Documents
 from waltzd.server.session.session import Session
 from waltzd.server.session.settings import SessionSettings
-from waltzd.server.session.wake import Ticker
 
 HERE = End(crc=5, time=70, segment_bytes=900)
 NAMES = ("a", "b", "c")
@@ -51,7 +51,7 @@ def session_of(found: dict[str, ReplicaStatus], copied: dict[str, ReplicaStatus]
     nobody: Any = None
     session = Session(
         0, meta=meta, documents=documents, connect=nobody, settings=SessionSettings(partitions=1, key=UUID(int=1)),
-        ticker=Ticker(1.0), say=lambda sentence: None,
+        timer=PeriodicTimer(1.0), say=lambda sentence: None,
     )  # fmt: skip
     for name, said in {**found, **{name: replace(now, last_id=3, end=None) for name, now in copied.items()}}.items():
         session.log.core.opened(name, said)

@@ -1,5 +1,8 @@
-"""What tasks wait for. A `Bell` wakes all that wait for it; a task that looks at `rings`, then at the state, and then
-waits, misses none. A `Ticker` is one timer for all partitions of a server."""
+"""Waiting for a change of state, without losing a change that comes between looking and waiting.
+
+A task reads `ChangeSignal.version`, then looks at the state, and then waits for a newer version. A `PeriodicTimer` is one
+timer for all partitions of a server.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,30 @@ import asyncio
 from collections.abc import Callable
 
 
-class Bell:
+class ChangeSignal:
     def __init__(self) -> None:
-        self.rings = 0
+        self.version = 0
+        """Number of changes so far."""
         self._waiting: list[asyncio.Future[None]] = []
 
-    def ring(self) -> None:
-        self.rings += 1
+    def notify(self) -> None:
+        self.version += 1
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
     async def wait(self, seen: int) -> None:
-        """Until it has rung more often than `seen`."""
-        while self.rings == seen:
+        """Return when `version` is no longer `seen`."""
+        while self.version == seen:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             await future
 
 
-class Ticker:
-    """Runs while it has listeners. They are called in the order in which they came, and must not wait or fail."""
+class PeriodicTimer:
+    """A timer that runs while it has listeners. It calls them in the order in which they were added; they must not block or
+    raise."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
