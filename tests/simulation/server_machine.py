@@ -102,7 +102,7 @@ class ServerMachine(Machine):
             ),
             on_fatal=lambda error: self._on_fatal(life, error),
             is_alive=self._is_alive,
-            dial=(lambda found: self._dial(life, found)) if "suspicion" in setup.faults else None,
+            open_probe=(lambda found: self._dial(life, found)) if "suspicion" in setup.faults else None,
             say=lambda sentence: world.say(self.name, sentence),
             reach=(lambda address, key: self._log_port(life, address, key)) if setup.members else None,
             access=None if world.policies is None else WatchedAccess(world.policies),

@@ -55,7 +55,7 @@ from waltzd.server.clients.service import LogService
 from waltzd.server.clients.stream_port import StreamPort
 from waltzd.server.copy_pace import CopyPace
 from waltzd.server.election import Election
-from waltzd.server.lookout import Lookout, dial
+from waltzd.server.failure_detector import FailureDetector, open_probe
 from waltzd.server.metadata import MetadataSaver
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.policy import PolicyFollower
@@ -297,20 +297,20 @@ class _Daemon:
         self.access = Access()
         self._policy = PolicyFollower(cluster, self.access)
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
-        self._lookout = Lookout(
+        self._detector = FailureDetector(
             cluster,
             config.name,
-            dial=dial,
+            open_probe=open_probe,
             ask_storage=lambda storage, numbers: self._connect(storage).quiet(numbers),
             is_alive=self._is_alive,
         )
-        self.election = Election(cluster, config.name, meta.partitions, self._lookout)
+        self.election = Election(cluster, config.name, meta.partitions, self._detector)
         self.owner: PartitionOwner = PartitionOwner(
             cluster,
             meta,
             self.registration,
             make_owned_log=self._make_owned_log,
-            is_gone=self._lookout.is_gone,
+            is_gone=self._detector.is_gone,
             names=self._names,
         )
         self.clients = Registry()
@@ -348,7 +348,7 @@ class _Daemon:
                 following = [
                     tasks.create_task(self.registration.reconciler.run(), name="registration"),
                     tasks.create_task(self.election.reconciler.run(), name="election"),
-                    tasks.create_task(self._lookout.run(), name="lookout"),
+                    tasks.create_task(self._detector.run(), name="failure detector"),
                     tasks.create_task(self._copy_pace.reconciler.run(), name="copy pace"),
                     tasks.create_task(self.owner.ids_reconciler.run(), name="client ids"),
                     tasks.create_task(self._roster.run(), name="names of applications"),

@@ -15,7 +15,7 @@ from waltzd.cluster.assignment import NO_PREFERENCES, moved, plan
 from waltzd.cluster.cluster import ASSIGNMENT, LEADER, PREFERRED, SERVERS, Cluster, Leadership
 from waltzd.cluster.documents import Assignment, Preferences, ServerMeta
 from waltzd.errors import BadMetadata
-from waltzd.server.lookout import Lookout
+from waltzd.server.failure_detector import FailureDetector
 from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")
@@ -24,10 +24,10 @@ TURN_SECONDS = 0.1
 
 
 class Election:
-    def __init__(self, cluster: Cluster, name: str, partitions: int, lookout: Lookout | None = None) -> None:
-        """`name` must be announced already, which proves that no other living process has it. With a `lookout`, servers
+    def __init__(self, cluster: Cluster, name: str, partitions: int, detector: FailureDetector | None = None) -> None:
+        """`name` must be announced already, which proves that no other living process has it. With a `detector`, servers
         that it suspects are left out before the coordinator has noticed that they are gone."""
-        self._lookout = lookout
+        self._detector = detector
         self._suspicions_seen = 0
         """Of the lookout, when it was looked at last."""
         self._cluster = cluster
@@ -55,10 +55,10 @@ class Election:
     async def _wait(self, seen: object | None) -> object:
         """Until a document changes, or the lookout sees something else."""
         changing = self._cluster.wait_for_change([LEADER, SERVERS, ASSIGNMENT, PREFERRED], seen)
-        if self._lookout is None or seen is None:
+        if self._detector is None or seen is None:
             return await changing
         document = asyncio.ensure_future(changing)
-        suspicion = asyncio.ensure_future(self._lookout.changed.wait(self._suspicions_seen))
+        suspicion = asyncio.ensure_future(self._detector.changed.wait(self._suspicions_seen))
         try:
             await asyncio.wait((document, suspicion), return_when=asyncio.FIRST_COMPLETED)
             return document.result() if document.done() else seen
@@ -68,8 +68,8 @@ class Election:
 
     async def take_part(self) -> None:
         """Become the leader if there is none, and do the leader's work if we are it."""
-        if self._lookout is not None:
-            self._suspicions_seen = self._lookout.changed.version
+        if self._detector is not None:
+            self._suspicions_seen = self._detector.changed.version
         session = self._cluster.coordinator.session
         if not await self._leads():
             self._led_in = self._known = None
@@ -88,15 +88,15 @@ class Election:
             return True
         if found.name == self._name:  # left behind by an earlier process or coordinator session of this server
             return await self._cluster.become_leader(self._name, over=found.version)
-        if self._lookout is not None and found.name in self._displaced:
-            self._lookout.lives(found.name, "it leads again since its place was taken")
+        if self._detector is not None and found.name in self._displaced:
+            self._detector.clear_suspicion(found.name, "it leads again since its place was taken")
         if found.name in self._suspected:
             return await self._take_the_place(found)
         return False
 
     @property
     def _suspected(self) -> Mapping[str, str]:
-        return {} if self._lookout is None else self._lookout.suspected
+        return {} if self._detector is None else self._detector.suspected
 
     async def _take_the_place(self, found: Leadership) -> bool:
         """Of a leader that is suspected. One server after the other tries, so that not all do it at once."""

@@ -22,7 +22,7 @@ from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import Registry
 from waltzd.server.election import Election
-from waltzd.server.lookout import Dial, Lookout
+from waltzd.server.failure_detector import FailureDetector, OpenProbe
 from waltzd.server.ownership import PartitionOwner
 from waltzd.server.policy import PolicyFollower
 from waltzd.server.registration import Registration
@@ -58,12 +58,12 @@ class LocalServer:
         on_fatal: Callable[[BaseException], None],
         pipeline: PipelineSettings | None = None,
         is_alive: Callable[[ServerMeta], Awaitable[bool]] = _never_alive,
-        dial: Dial | None = None,
+        open_probe: OpenProbe | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         reach: Connect | None = None,
         access: Access | None = None,
     ) -> None:
-        """Without `dial` it does not look out for servers that have died. `reach`: how it is a client of the group log;
+        """Without `open_probe` it does not look out for servers that have died. `reach`: how it is a client of the group log;
         without it there are no groups. `access`: to follow the policy of the cluster with; without it everybody may do
         everything."""
         self.name = name
@@ -80,18 +80,20 @@ class LocalServer:
         self._timer = PeriodicTimer(TICK_SECONDS)
         self.owned_logs: list[OwnedLog[Pipeline]] = []
         self._registration = Registration(self._cluster, self.meta, is_alive=is_alive)
-        self._lookout = (
+        self._detector = (
             None
-            if dial is None
-            else Lookout(self._cluster, name, dial=dial, ask_storage=self._ask_storage, is_alive=is_alive)
+            if open_probe is None
+            else FailureDetector(
+                self._cluster, name, open_probe=open_probe, ask_storage=self._ask_storage, is_alive=is_alive
+            )
         )
-        self._election = Election(self._cluster, name, meta.partitions, self._lookout)
+        self._election = Election(self._cluster, name, meta.partitions, self._detector)
         self.owner: PartitionOwner = PartitionOwner(
             self._cluster,
             meta,
             self._registration,
             make_owned_log=self._make_owned_log,
-            is_gone=(lambda server: False) if self._lookout is None else self._lookout.is_gone,
+            is_gone=(lambda server: False) if self._detector is None else self._detector.is_gone,
             names=ClientNames(coordinator, clock=lambda: 0.0),
         )
         self.access = access or Access.free()
@@ -113,8 +115,8 @@ class LocalServer:
         ]
         if self.groups is not None:
             self._tasks.append(self._task(self.groups.run(), "groups"))
-        if self._lookout is not None:
-            self._tasks.append(self._task(self._lookout.run(), "lookout"))
+        if self._detector is not None:
+            self._tasks.append(self._task(self._detector.run(), "failure detector"))
         if self._policy is not None:
             self._tasks.append(self._task(self._policy.reconciler.run(), "policy"))
         self._hosting = self._task(self.owner.run(), "ownership")

@@ -31,7 +31,7 @@ UNREACHABLE_SECONDS = 1.0
 """The same after silence, which proves nothing."""
 
 
-class Line(Protocol):
+class LivenessProbe(Protocol):
     """A connection on which nothing is said."""
 
     async def ended(self) -> None:
@@ -41,19 +41,19 @@ class Line(Protocol):
     def close(self) -> None: ...
 
 
-Dial: TypeAlias = Callable[[ServerMeta], Awaitable[Line]]
+OpenProbe: TypeAlias = Callable[[ServerMeta], Awaitable[LivenessProbe]]
 """Raises `ConnectionRefusedError` where nothing listens, and `CannotConnect` where that is not known."""
 AskStorage: TypeAlias = Callable[[StorageMeta, Sequence[int]], Awaitable[Sequence[int]]]
 """Of which of these partitions no append stream stands at the storage."""
 
 
-class Lookout:
+class FailureDetector:
     def __init__(
         self,
         cluster: Cluster,
         name: str,
         *,
-        dial: Dial,
+        open_probe: OpenProbe,
         ask_storage: AskStorage,
         is_alive: Callable[[ServerMeta], Awaitable[bool]],
     ) -> None:
@@ -61,7 +61,7 @@ class Lookout:
         self._is_alive = is_alive
         self._cluster = cluster
         self._name = name
-        self._dial = dial
+        self._open_probe = open_probe
         self._ask_storage = ask_storage
         self._core = Suspicions()
         self._refusing: dict[str, ServerMeta] = {}
@@ -70,7 +70,7 @@ class Lookout:
         self._tasks: asyncio.TaskGroup | None = None
         self.changed = ChangeSignal()
         """Rings when a suspicion begins or ends."""
-        self.reconciler = Reconciler("lookout", wait=cluster.wait_for_servers, act=self._look)
+        self.reconciler = Reconciler("failure detector", wait=cluster.wait_for_servers, act=self._follow_servers)
 
     @property
     def suspected(self) -> Mapping[str, str]:
@@ -86,7 +86,7 @@ class Lookout:
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self.reconciler.run(), name=self.reconciler.name)
 
-    async def _look(self) -> None:
+    async def _follow_servers(self) -> None:
         assert self._tasks is not None, "`run` looks"
         servers = await self._cluster.servers()
         for name, (server, task) in list(self._watched.items()):
@@ -97,7 +97,7 @@ class Lookout:
                 task.cancel()
         for name, server in servers.items():
             if name != self._name and name not in self._watched:
-                self._watched[name] = server, self._tasks.create_task(self._watch(server), name=f"lookout for {name}")
+                self._watched[name] = server, self._tasks.create_task(self._watch(server), name=f"liveness of {name}")
         if self._core.seen({name: server.instance for name, server in servers.items()}):
             self.changed.notify()
 
@@ -105,7 +105,7 @@ class Lookout:
         while True:
             try:
                 async with asyncio.timeout(DIAL_SECONDS):
-                    line = await self._dial(server)
+                    probe = await self._open_probe(server)
             except ConnectionRefusedError:
                 self._refusing[server.name] = server
                 await self._suspect(server)
@@ -117,21 +117,21 @@ class Lookout:
                 continue
             self._refusing.pop(server.name, None)
             began = asyncio.get_running_loop().time()
-            ending = asyncio.ensure_future(line.ended())
+            ending = asyncio.ensure_future(probe.ended())
             try:
                 while server.name in self._core.suspected and not ending.done():
                     if await self._is_alive(server):
-                        self.lives(server.name, "it answers after all")
+                        self.clear_suspicion(server.name, "it answers after all")
                     else:
                         await asyncio.wait((ending,), timeout=UNREACHABLE_SECONDS)
                 await ending
             finally:
                 ending.cancel()
-                line.close()
+                probe.close()
             if asyncio.get_running_loop().time() - began < AGAIN_SECONDS:
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    def lives(self, name: str, why: str) -> None:
+    def clear_suspicion(self, name: str, why: str) -> None:
         if self._core.answered(name):
             log.info("server %s is not suspected any more: %s", name, why)
             self.changed.notify()
@@ -158,7 +158,7 @@ class Lookout:
         """Once more, after the storages were asked: one moment in which every connection was broken proves nothing."""
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                (await self._dial(server)).close()
+                (await self._open_probe(server)).close()
         except ConnectionRefusedError:
             return True
         except (CannotConnect, TimeoutError):
@@ -193,7 +193,7 @@ class Lookout:
         return dict(zip(asked, await self._cluster.each(asked, ask), strict=True))
 
 
-class _Silence(asyncio.Protocol):
+class _ProbeConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.is_over = asyncio.get_running_loop().create_future()
         self._transport: asyncio.BaseTransport | None = None
@@ -213,7 +213,7 @@ class _Silence(asyncio.Protocol):
             self._transport.close()
 
 
-async def dial(server: ServerMeta) -> Line:
+async def open_probe(server: ServerMeta) -> LivenessProbe:
     """A plain connection. Who listens is not asked: that somebody does is enough to suspect nobody."""
     loop, address = asyncio.get_running_loop(), parse_address(server.listen)
     failures: list[OSError] = []
@@ -221,8 +221,8 @@ async def dial(server: ServerMeta) -> Line:
         places = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         for *_, place in places:
             try:
-                _, line = await loop.create_connection(_Silence, str(place[0]), int(place[1]))
-                return line
+                _, probe = await loop.create_connection(_ProbeConnection, str(place[0]), int(place[1]))
+                return probe
             except OSError as error:
                 failures.append(error)
     except OSError as error:

@@ -15,9 +15,9 @@ from waltzd.cluster.cluster import Cluster
 from waltzd.cluster.documents import ClusterMeta, Membership, ReplicaSets, ServerMeta, StorageMeta
 from waltzd.cluster.memory import MemoryCoordinator, MemoryTree
 from waltzd.errors import CannotConnect
-from waltzd.server import election, lookout
+from waltzd.server import election, failure_detector
 from waltzd.server.election import Election
-from waltzd.server.lookout import Lookout
+from waltzd.server.failure_detector import FailureDetector
 from waltzd.server.registration import Registration
 
 META = ClusterMeta(name="c", key=UUID(int=9), partitions=3, created="now")
@@ -57,7 +57,7 @@ class Network:
         self.asked = 0
         self.coordinators: list[MemoryCoordinator] = []
 
-    async def dial(self, server: ServerMeta) -> Way:
+    async def open_probe(self, server: ServerMeta) -> Way:
         await asyncio.sleep(0)
         way = self.ways[server.name]
         if way.is_refusing or way.refusals:
@@ -76,12 +76,12 @@ class Network:
         return numbers if self.quiet[storage.name] else ()
 
     @contextlib.asynccontextmanager
-    async def running(self, name: str, instance: int = 1) -> AsyncIterator[Lookout]:
+    async def running(self, name: str, instance: int = 1) -> AsyncIterator[FailureDetector]:
         self.ways[name] = Way()
         self.coordinators.append(self.tree.connect())
         cluster = Cluster(self.coordinators[-1])
         meta = ServerMeta(name=name, listen=f"{name}:1", admin_listen=f"{name}:2", instance=UUID(int=instance), version="1")
-        looking = Lookout(cluster, name, dial=self.dial, ask_storage=self.ask, is_alive=self.is_alive)
+        looking = FailureDetector(cluster, name, open_probe=self.open_probe, ask_storage=self.ask, is_alive=self.is_alive)
         registration = Registration(cluster, meta, is_alive=never)
         await registration.announce()
         electing = Election(cluster, name, META.partitions, looking)
@@ -98,8 +98,8 @@ async def never(server: ServerMeta) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "AGAIN_SECONDS", 0.001)
-    monkeypatch.setattr(lookout, "UNREACHABLE_SECONDS", 0.001)
+    monkeypatch.setattr(failure_detector, "AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(failure_detector, "UNREACHABLE_SECONDS", 0.001)
     monkeypatch.setattr(election, "TURN_SECONDS", 0.001)
 
 
