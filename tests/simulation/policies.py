@@ -18,7 +18,7 @@ from waltzd.cluster.documents import PolicyDocument
 from waltzd.protocol.channels import NO_CHANNELS, Channels
 from waltzd.protocol.document import encode
 from waltzd.protocol.policy import NO_QUOTAS, Amount, Grant, Pattern, Policy, Quotas, Verb
-from waltzd.server.clients.access import Access
+from waltzd.server.clients.authorizer import Authorizer
 
 if TYPE_CHECKING:
     from tests.simulation.world import Simulation
@@ -45,7 +45,7 @@ class Window:
     """None: it goes on."""
 
 
-class WatchedAccess(Access):
+class WatchedAuthorizer(Authorizer):
     """Tells a simulation when it has adopted a policy."""
 
     def __init__(self, policies: Policies) -> None:
@@ -105,14 +105,14 @@ class Policies:
         if self.windows and self.windows[-1].end is None:
             return
         servers = [machine.server for machine in self.world.servers.values() if machine.server is not None]
-        if all(self._is_newest(server.access) for server in servers):
+        if all(self._is_newest(server.authorizer) for server in servers):
             self.world.say("policy", "all servers have adopted it")
             self.windows.append(Window(self.world.loop.now, dict(self._granted)))
 
-    def _is_newest(self, access: Access) -> bool:
-        policy = access.adopted if isinstance(access, WatchedAccess) else None
+    def _is_newest(self, authorizer: Authorizer) -> bool:
+        policy = authorizer.adopted if isinstance(authorizer, WatchedAuthorizer) else None
         if policy is None:
-            return access.why_closed is not None
+            return authorizer.why_closed is not None
         rights = {name: policy.rights_of(name) for name in self._granted}
         return all(
             rights[name].may_append(0) == granted.may_append and rights[name].quotas == granted.quotas

@@ -12,7 +12,7 @@ from tests.simulation.coordinator import Session
 from tests.simulation.loop import Life
 from tests.simulation.machines import Machine, World, server_address
 from tests.simulation.network import Serve, Stream
-from tests.simulation.policies import WatchedAccess
+from tests.simulation.policies import WatchedAuthorizer
 from tests.simulation.ports import SimReplicaPort, SimServerPort
 from waltzd.archive.reader import ArchiveReader, PieceCache
 from waltzd.cluster.documents import ServerMeta, StorageMeta
@@ -105,7 +105,7 @@ class ServerMachine(Machine):
             open_probe=(lambda found: self._dial(life, found)) if "suspicion" in setup.faults else None,
             say=lambda sentence: world.say(self.name, sentence),
             reach=(lambda address, key: self._log_port(life, address, key)) if setup.members else None,
-            access=None if world.policies is None else WatchedAccess(world.policies),
+            authorizer=None if world.policies is None else WatchedAuthorizer(world.policies),
         )
         self.server = server
         if "suspicion" in setup.faults:

@@ -39,7 +39,7 @@ from waltzd.protocol.batches import (
 from waltzd.protocol.locks import Mode, Reason
 from waltzd.protocol.peers import LockHistory
 from waltzd.protocol.role import Identity, Role
-from waltzd.server.clients.access import Access
+from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls, token_of
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import Registry
@@ -356,9 +356,9 @@ class Room:
         self.pipe = Pipeline(
             session, PipelineSettings(**{"limits": LIMITS, **settings}), self.capacity, on_fatal=self.fatal.append
         )
-        self.access = Access.free()
+        self.authorizer = Authorizer.free()
         self.registry = Registry()
-        self.calls = ServerCalls(self, self.access, self.registry)
+        self.calls = ServerCalls(self, self.authorizer, self.registry)
         self.registered = 0
         self.epochs: dict[str, int] = {}
         """As the coordinator has them."""

@@ -46,7 +46,7 @@ from waltzd.protocol.peers import SECRET_BYTES, ReplicaPort
 from waltzd.protocol.role import Role
 from waltzd.server.admin_service import SERVICE as ADMIN
 from waltzd.server.admin_service import add_admin_service
-from waltzd.server.clients.access import Access
+from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.counters import AllCounters
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
@@ -294,8 +294,8 @@ class _Daemon:
             inflight_bytes_max=config.inflight_bytes_max,
             segment_bytes_max=config.segment_bytes_max,
         )
-        self.access = Access()
-        self._policy = PolicyFollower(cluster, self.access)
+        self.authorizer = Authorizer()
+        self._policy = PolicyFollower(cluster, self.authorizer)
         self.registration = Registration(cluster, self._server, is_alive=self._is_alive)
         self._detector = FailureDetector(
             cluster,
@@ -318,12 +318,12 @@ class _Daemon:
             ClientLog(self._group_log_client, lambda: self.owner.group_log),
             partitions=meta.partitions,
             find_pipeline=self.owner.pipeline,
-            channels=lambda: self.access.all_channels,
+            channels=lambda: self.authorizer.all_channels,
             is_keeper=lambda: self.owner.group_log in self.owner.owned,
             on_fatal=end_at_once,
         )
         self.owner.needed_from = self.groups.needed_from
-        self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
+        self.calls = ServerCalls(self.owner, self.authorizer, self.clients, self.groups)
         self._saver = MetadataSaver(
             cluster,
             self._connect,
@@ -428,7 +428,7 @@ class _Daemon:
     async def unready(self) -> list[str]:
         shut = [reason for door in self._doors for reason in await door.knock()]
         ours = readiness.of_server(self.describe(), is_announced=self.registration.is_announced)
-        return ours + shut + self.expiry.reasons() + readiness.of_policy(self.access.why_closed)
+        return ours + shut + self.expiry.reasons() + readiness.of_policy(self.authorizer.why_closed)
 
     # -- what the parts are given --------------------------------------------------------------------------------------
 

@@ -18,16 +18,16 @@ from waltzd.cluster.documents import PolicyDocument
 from waltzd.errors import BadMetadata
 from waltzd.protocol.channels import NO_CHANNELS, Channels
 from waltzd.protocol.policy import Policy
-from waltzd.server.clients.access import Access
+from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.reconcile import Reconciler
 
 log = logging.getLogger("waltz.server")
 
 
 class PolicyFollower:
-    def __init__(self, cluster: Cluster, access: Access) -> None:
+    def __init__(self, cluster: Cluster, authorizer: Authorizer) -> None:
         self._cluster = cluster
-        self._access = access
+        self._authorizer = authorizer
         self._counts: tuple[PolicyDocument | None, Channels] = None, NO_CHANNELS
         self._has_read = False
         self.trouble = ""
@@ -47,7 +47,7 @@ class PolicyFollower:
             log.info("the policy can be read again")
         self.trouble = ""
         if (document, channels) != self._counts or not self._has_read:
-            self._access.adopt(None if document is None else Policy(document.grants, channels), channels)
+            self._authorizer.adopt(None if document is None else Policy(document.grants, channels), channels)
             count = "there is none: everybody may do everything" if document is None else f"{len(document.grants)} grants"
             log.info("policy: %s; channels: %d", count, len(channels))
         self._counts, self._has_read = (document, channels), True
@@ -56,6 +56,6 @@ class PolicyFollower:
         if error.message == self.trouble:
             return
         self.trouble = error.message
-        self._access.close(error.message)
-        rest = "the one before stays" if self._access.why_closed is None else "nobody but operators is let in"
+        self._authorizer.close(error.message)
+        rest = "the one before stays" if self._authorizer.why_closed is None else "nobody but operators is let in"
         log.error("policy: %s %s; %s", error.code, error.message, rest, extra=error.facts)

@@ -338,7 +338,7 @@ class LocalCluster:
         if self._policy is not None:
             self._policy = Policy(self._policy.grants, self._channels)
         for server in self._living():
-            server.access.adopt(self._policy, self._channels)
+            server.authorizer.adopt(self._policy, self._channels)
 
     async def log(self, partition: int = 0) -> list[Record]:
         """Every committed transaction of a partition, as records."""
@@ -592,7 +592,7 @@ class _Server(LocalServer):
             pipeline=PipelineSettings(limits=LIMITS, clock=local._clock),
             reach=lambda address, key: local._port(address, key, Identity(local.meta.key, Role.SERVER, name)),
         )
-        self.access.adopt(local._policy, local._channels)
+        self.authorizer.adopt(local._policy, local._channels)
         self.door = ServerDoor(_address(name), self.calls, local.luck, local._on_fatal)
 
     async def stop(self) -> None:

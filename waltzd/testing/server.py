@@ -17,7 +17,7 @@ from waltzd.cluster.coordinator import Coordinator
 from waltzd.cluster.documents import ClusterMeta, ServerMeta, StorageMeta
 from waltzd.protocol.batches import Limits
 from waltzd.protocol.peers import ReplicaPort
-from waltzd.server.clients.access import Access
+from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.clients.calls import ServerCalls
 from waltzd.server.clients.pipeline import Capacity, Pipeline, PipelineSettings
 from waltzd.server.clients.registry import Registry
@@ -61,10 +61,10 @@ class LocalServer:
         open_probe: OpenProbe | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         reach: Connect | None = None,
-        access: Access | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
-        """Without `open_probe` it does not look out for servers that have died. `reach`: how it is a client of the group log;
-        without it there are no groups. `access`: to follow the policy of the cluster with; without it everybody may do
+        """Without `open_probe` it does not detect servers that have died. `reach`: how it is a client of the group log;
+        without it there are no groups. `authorizer`: to follow the policy of the cluster with; without it everybody may do
         everything."""
         self.name = name
         self.meta = ServerMeta(
@@ -96,13 +96,13 @@ class LocalServer:
             is_gone=(lambda server: False) if self._detector is None else self._detector.is_gone,
             names=ClientNames(coordinator, clock=lambda: 0.0),
         )
-        self.access = access or Access.free()
-        self._policy = None if access is None else PolicyFollower(self._cluster, access)
+        self.authorizer = authorizer or Authorizer.free()
+        self._policy = None if authorizer is None else PolicyFollower(self._cluster, authorizer)
         self.clients = Registry()
         self.groups: Board | None = None if reach is None else self._make_board(reach)
         if self.groups is not None:
             self.owner.needed_from = self.groups.needed_from
-        self.calls = ServerCalls(self.owner, self.access, self.clients, self.groups)
+        self.calls = ServerCalls(self.owner, self.authorizer, self.clients, self.groups)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosting: asyncio.Task[None] | None = None
 
@@ -130,7 +130,7 @@ class LocalServer:
             ),
             partitions=self.owner.meta.partitions,
             find_pipeline=self.owner.pipeline,
-            channels=lambda: self.access.all_channels,
+            channels=lambda: self.authorizer.all_channels,
             is_keeper=lambda: self.owner.group_log in self.owner.owned,
             on_fatal=self._on_fatal,
             say=self._say,

@@ -11,7 +11,7 @@ any restart, and nothing is kept for each client.
 There are 2^31 - 1 client ids, and they begin again after some years: each time is a lap. The hash covers the lap, so an
 owner tells the tokens of two laps apart, and refuses the older holder long before its id is given out again.
 
-What a caller may do is a question to `access`, at every door: where it is missing, the call is open to the world.
+What a caller may do is a question to `authorizer`, at every door: where it is missing, the call is open to the world.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from waltzd.protocol.peers import AttendLink, MountLink
 from waltzd.protocol.policy import NO_QUOTAS, Rights
 from waltzd.protocol.positions import Position
 from waltzd.protocol.role import Role
-from waltzd.server.clients.access import (
-    Access,
+from waltzd.server.clients.authorizer import (
+    Authorizer,
     Reviewed,
     check_append,
     check_attend,
@@ -141,9 +141,9 @@ class NoGroups:
 
 
 class ServerCalls:
-    def __init__(self, owner: Owner, access: Access, registry: Registry, groups: Groups | None = None) -> None:
+    def __init__(self, owner: Owner, authorizer: Authorizer, registry: Registry, groups: Groups | None = None) -> None:
         self._owner = owner
-        self._access = access
+        self._authorizer = authorizer
         self._registry = registry
         self._groups: Groups = groups or NoGroups()
 
@@ -153,7 +153,7 @@ class ServerCalls:
             raise ForeignCluster(f"this server belongs to the cluster {ours}; the caller says {key}", key=ours)
 
     def _rights(self, identity: str, partition: int) -> Rights:
-        return self._access.rights_in(identity, partition, group_log=self._owner.topology().group_log)
+        return self._authorizer.rights_in(identity, partition, group_log=self._owner.topology().group_log)
 
     async def _pay(self, identity: str, rights: Rights, size: int = REQUEST_COST) -> None:
         """A call counts against the quota of its name."""
@@ -163,13 +163,13 @@ class ServerCalls:
     async def located(self, identity: str = "") -> Topology:
         """The same as `locate`, paid for by what it tells."""
         found = self.locate(identity)
-        await self._pay(identity, self._access.rights(identity), REQUEST_COST + PLACE_COST * len(found.places))
+        await self._pay(identity, self._authorizer.rights(identity), REQUEST_COST + PLACE_COST * len(found.places))
         return found
 
     def locate(self, identity: str = "") -> Topology:
         """`identity`, here and below: what the caller's certificate says; empty without one."""
-        rights = self._access.rights(identity)
-        topology = replace(self._owner.topology(), channels=self._access.channels(rights))
+        rights = self._authorizer.rights(identity)
+        topology = replace(self._owner.topology(), channels=self._authorizer.channels(rights))
         if role_of(identity) is Role.CLIENT:
             topology = replace(topology, groups=None)
         if rights.sees_everything:
@@ -182,7 +182,7 @@ class ServerCalls:
 
     async def register(self, key: UUID, identity: str = "", introduction: Introduction = INTRODUCTION) -> Registration:
         self._check_key(key)
-        rights = self._access.rights(identity)
+        rights = self._authorizer.rights(identity)
         if rights.is_nothing:
             raise denied_all(identity)
         use = self._registry.use_of(who_is(identity), rights.quotas)
@@ -342,7 +342,7 @@ class ServerCalls:
             raise
         # nothing was waited for since it was asked for its rights
         is_hidden = request.partition == self._owner.topology().group_log
-        reviewing = nullcontext() if is_hidden else self._access.reviewing(mount, link.identity)
+        reviewing = nullcontext() if is_hidden else self._authorizer.reviewing(mount, link.identity)
         with reviewing, self._registry.present(who, request, link) as presence:
             await mount.serve(presence)
 
@@ -351,12 +351,12 @@ class ServerCalls:
     def check_group(self, key: UUID, name: str, identity: str = "") -> None:
         """Raise why a caller may do nothing in a group of this name; before anything else of a request is looked at."""
         self._check_key(key)
-        check_group(self._access.rights(identity), name)
+        check_group(self._authorizer.rights(identity), name)
 
     async def make_group(self, key: UUID, meta: GroupMeta, identity: str = "") -> MadeGroup:
         """On the disks of a majority. One that is there already with the same settings is left as it is."""
         self.check_group(key, meta.name, identity)
-        rights = self._access.rights(identity)
+        rights = self._authorizer.rights(identity)
         denied = rights.first_unattended(meta.name, self._groups.partitions_of(meta))
         if denied is not None:
             raise denied_group(rights, denied, meta.name)
@@ -366,14 +366,14 @@ class ServerCalls:
     async def get_group(self, key: UUID, name: str, identity: str = "") -> MadeGroup:
         """Also for a name that may work in it in some partition only."""
         self.check_group(key, name, identity)
-        await self._pay(identity, self._access.rights(identity))
+        await self._pay(identity, self._authorizer.rights(identity))
         return await self._groups.find(name)
 
     async def attend(self, link: AttendLink) -> None:
         """Serve one member of a durable group to its end. Raises what ended it, after the member was told."""
 
         def admit() -> Use:
-            rights = self._access.rights(link.identity)
+            rights = self._authorizer.rights(link.identity)
             check_attend(rights, request.partition, request.group)
             return self._registry.use_of(who_is(link.identity), rights.quotas)
 
@@ -390,7 +390,7 @@ class ServerCalls:
             await _dismiss(link, error)
             raise
         # nothing was waited for since it was asked for its rights
-        with self._access.reviewing(member, link.identity):
+        with self._authorizer.reviewing(member, link.identity):
             await member.serve()
 
     @staticmethod

@@ -35,7 +35,7 @@ from waltzd.protocol.batches import (
 from waltzd.protocol.peers import MountLink
 from waltzd.protocol.policy import Rights, first_denied
 from waltzd.protocol.timelines import FIRST
-from waltzd.server.clients.access import check_append, check_subscribe, denied_lock
+from waltzd.server.clients.authorizer import check_append, check_subscribe, denied_lock
 from waltzd.server.clients.feed import Cursor
 from waltzd.server.clients.pipeline import STEP_BYTES_MAX, STEP_ROWS_MAX, Member, Pipeline
 from waltzd.server.clients.registry import Presence, Use

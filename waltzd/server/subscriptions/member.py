@@ -34,7 +34,7 @@ from waltzd.protocol.groups import (
 )
 from waltzd.protocol.peers import AttendLink
 from waltzd.protocol.policy import Rights
-from waltzd.server.clients.access import check_attend
+from waltzd.server.clients.authorizer import check_attend
 from waltzd.server.clients.pipeline import Capacity
 from waltzd.server.clients.registry import Use
 from waltzd.server.core.quota import Bucket

@@ -18,7 +18,7 @@ from waltzd.errors import ChangedMeanwhile, PolicyUnreadable
 from waltzd.protocol.channels import Channel, Parts, Ranges
 from waltzd.protocol.policy import Grant, Pattern, Verb
 from waltzd.protocol.role import Identity, Role
-from waltzd.server.clients.access import Access
+from waltzd.server.clients.authorizer import Authorizer
 from waltzd.server.policy import PolicyFollower
 
 KEY = UUID(int=7)
@@ -42,13 +42,13 @@ def test_each_change_counts_as_soon_as_it_is_noticed(caplog: pytest.LogCaptureFi
     async def work() -> None:
         tree = MemoryTree()
         cluster = await Cluster.create(tree.connect(), META)
-        access = Access()
-        follower = PolicyFollower(Cluster(tree.connect()), access)
+        authorizer = Authorizer()
+        follower = PolicyFollower(Cluster(tree.connect()), authorizer)
         await follower.read()
         following = asyncio.create_task(follower.reconciler.run())
 
         def may() -> bool:
-            return access.rights(APP).may_append(0)
+            return authorizer.rights(APP).may_append(0)
 
         async def version() -> int:
             return await cluster.policy_version()
@@ -82,20 +82,22 @@ def test_a_channel_is_what_its_document_says() -> None:
     async def work() -> None:
         tree = MemoryTree()
         cluster = await Cluster.create(tree.connect(), META)
-        access = Access()
-        follower = PolicyFollower(Cluster(tree.connect()), access)
+        authorizer = Authorizer()
+        follower = PolicyFollower(Cluster(tree.connect()), authorizer)
         grant = Grant(names=(Pattern("app"),), may=(Verb.APPEND,), partitions=Parts("3,orders"))
         await cluster.save_policy(PolicyDocument(grants=(grant,)), NO_VERSION)
         await follower.read()
         following = asyncio.create_task(follower.reconciler.run())
 
         def partitions() -> list[int]:
-            return [number for number in range(4) if access.rights(APP).may_append(number)]
+            return [number for number in range(4) if authorizer.rights(APP).may_append(number)]
 
         assert partitions() == [3], "a channel that is not there grants nothing"
         await save_channels(cluster.coordinator, {"orders": Ranges("0-1"), "other": Ranges("2")}, NO_VERSION, policy=0)
         await until(lambda: partitions() == [0, 1, 3])
-        assert access.channels(access.rights(APP)) == (Channel("orders", "0-1"),), "it is not told of what it may not see"
+        assert authorizer.channels(authorizer.rights(APP)) == (Channel("orders", "0-1"),), (
+            "it is not told of what it may not see"
+        )
         await save_channels(cluster.coordinator, {"orders": Ranges("2")}, 0, policy=0)
         await until(lambda: partitions() == [2, 3])
         await cluster.coordinator.commit([Set(CHANNELS, b"nonsense", 1)])
@@ -111,15 +113,15 @@ def test_one_that_was_taken_away_and_written_anew_has_the_same_version() -> None
     async def work() -> None:
         tree = MemoryTree()
         cluster = await Cluster.create(tree.connect(), META)
-        access = Access()
-        follower = PolicyFollower(cluster, access)
+        authorizer = Authorizer()
+        follower = PolicyFollower(cluster, authorizer)
         await cluster.save_policy(document("app"), NO_VERSION)
         await follower.read()
-        assert access.rights(APP).may_append(0)
+        assert authorizer.rights(APP).may_append(0)
         await cluster.save_policy(None, 0)
         await cluster.save_policy(document("other"), NO_VERSION)
         await follower.read()
-        assert not access.rights(APP).may_append(0)
+        assert not authorizer.rights(APP).may_append(0)
 
     timeless.run(work())
 
@@ -130,17 +132,17 @@ def test_a_server_that_starts_with_one_it_cannot_read_lets_nobody_in(caplog: pyt
         cluster = await Cluster.create(tree.connect(), META)
         await cluster.save_policy(document("app"), NO_VERSION)
         await cluster.coordinator.commit([Set(POLICY, b'{"schema": 9, "grants": []}', 0)])
-        access = Access()
-        follower = PolicyFollower(cluster, access)
+        authorizer = Authorizer()
+        follower = PolicyFollower(cluster, authorizer)
         for _ in range(2):
             await follower.read()
         assert caplog.text.count("nobody but operators is let in") == 1
         with pytest.raises(PolicyUnreadable, match="schema 9"):
-            access.rights(APP)
-        assert access.rights(Identity(KEY, Role.OPERATOR, "ann").uri).may_append(0)
+            authorizer.rights(APP)
+        assert authorizer.rights(Identity(KEY, Role.OPERATOR, "ann").uri).may_append(0)
         await cluster.save_policy(document("app"), await cluster.policy_version())
         await follower.read()
-        assert access.rights(APP).may_append(0)
+        assert authorizer.rights(APP).may_append(0)
 
     timeless.run(work())
 
@@ -164,16 +166,16 @@ def test_a_coordinator_that_lost_everything_took_no_policy_away() -> None:
         tree = MemoryTree()
         cluster = await Cluster.create(tree.connect(), META)
         await cluster.save_policy(document("other"), NO_VERSION)
-        access, own = Access(), tree.connect()
-        follower = PolicyFollower(Cluster(own), access)
+        authorizer, own = Authorizer(), tree.connect()
+        follower = PolicyFollower(Cluster(own), authorizer)
         await follower.read()
         following = asyncio.create_task(follower.reconciler.run())
         tree._entries = {}
         own.expire()
         await until(lambda: "no cluster at this root" in follower.reconciler.trouble)
-        assert not access.rights(APP).may_append(0)
+        assert not authorizer.rights(APP).may_append(0)
         await Cluster.create(cluster.coordinator, META)
-        await until(lambda: access.rights(APP).may_append(0))
+        await until(lambda: authorizer.rights(APP).may_append(0))
         following.cancel()
         await asyncio.wait([following])
 
@@ -185,18 +187,18 @@ def test_a_coordinator_that_is_away_leaves_the_policy_that_was_read_last() -> No
         tree = MemoryTree()
         cluster = await Cluster.create(tree.connect(), META)
         await cluster.save_policy(document("app"), NO_VERSION)
-        access, own = Access(), tree.connect()
-        follower = PolicyFollower(Cluster(own), access)
+        authorizer, own = Authorizer(), tree.connect()
+        follower = PolicyFollower(Cluster(own), authorizer)
         await follower.read()
         following = asyncio.create_task(follower.reconciler.run())
         own.disconnect()
         await cluster.save_policy(document("other"), 0)
         for _ in range(100):
             await asyncio.sleep(0)
-            assert access.rights(APP).may_append(0)
+            assert authorizer.rights(APP).may_append(0)
         own.reconnect()
         await asyncio.sleep(60)
-        assert not access.rights(APP).may_append(0)
+        assert not authorizer.rights(APP).may_append(0)
         following.cancel()
         await asyncio.wait([following])
 

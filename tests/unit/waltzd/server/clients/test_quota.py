@@ -40,7 +40,7 @@ def test_each_call_counts_against_the_quota(monkeypatch: pytest.MonkeyPatch) -> 
     paid = Paid(monkeypatch)
 
     async def test(room: Room) -> None:
-        room.access.adopt(a_policy(bytes_per_second=1000))
+        room.authorizer.adopt(a_policy(bytes_per_second=1000))
         for call in (
             room.calls.located,
             lambda who: room.calls.register(KEY, who),
@@ -63,7 +63,7 @@ def test_what_is_read_by_ids_counts_against_the_quota(monkeypatch: pytest.Monkey
     paid = Paid(monkeypatch)
 
     async def test(room: Room) -> None:
-        room.access.adopt(a_policy(bytes_per_second=1000))
+        room.authorizer.adopt(a_policy(bytes_per_second=1000))
         reader = await room.mount()
         await reader.say(batch_of(b"x" * 5000))
         await reader.until(lambda reader: bool(reader.committed))
@@ -110,7 +110,7 @@ def test_client_ids_are_not_taken_without_end(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Use, "sleep", sleep)
 
     async def test(room: Room) -> None:
-        room.access.adopt(a_policy())
+        room.authorizer.adopt(a_policy())
         for _ in range(8):
             await room.calls.register(KEY, APP)
         with pytest.raises(TooManyCallers, match="more than 5 client ids at this server; 1 a second are allowed"):

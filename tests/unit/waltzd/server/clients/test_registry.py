@@ -324,7 +324,7 @@ def test_a_grant_asks_for_one_instance_and_those_without_an_epoch_end() -> None:
     async def test(room: Room) -> None:
         confirming(room)
         before = await room.mount(11, name="ann")
-        room.access.adopt(Policy([Grant(names=(Pattern("*"),), may=tuple(Verb), one_instance=True)]))
+        room.authorizer.adopt(Policy([Grant(names=(Pattern("*"),), may=tuple(Verb), one_instance=True)]))
         found = await room.calls.register(KEY, ANN)
         assert found.epoch == 1
         await room.mount(found.client, name="ann", epoch=1)
@@ -346,7 +346,7 @@ def limited(room: Room, name: str, **quotas: int) -> None:
     """By the policy. Others may do everything."""
     bounds = Quotas(**{key: Amount(value) for key, value in quotas.items()})
     everybody = Grant(names=(Pattern("*"),), may=tuple(Verb))
-    room.access.adopt(Policy([everybody, Grant(names=(Pattern(name),), may=(Verb.APPEND,), quotas=bounds)]))
+    room.authorizer.adopt(Policy([everybody, Grant(names=(Pattern(name),), may=(Verb.APPEND,), quotas=bounds)]))
 
 
 def test_a_flooder_is_slowed_to_its_quota_and_nobody_else_is() -> None:
@@ -521,7 +521,7 @@ def test_another_quota_counts_at_once_also_for_who_waits() -> None:
         await one.settle()
         assert one.committed == {}
         began = now()
-        room.access.adopt(None)
+        room.authorizer.adopt(None)
         await one.until(lambda reader: bool(reader.committed))
         assert now() - began <= 1.0
 

@@ -34,7 +34,7 @@ REQUESTS = {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_call_is_made_in_the_name_of_its_caller(name: str) -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(POLICY)
+        room.authorizer.adopt(POLICY)
         await ask(room, name, REQUESTS[name], APP)
         with pytest.raises(NotGranted):
             await ask(room, name, REQUESTS[name], EVE)
@@ -44,7 +44,7 @@ def test_a_call_is_made_in_the_name_of_its_caller(name: str) -> None:
 
 def test_a_time_is_asked_for_in_the_name_of_the_caller() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(POLICY)
+        room.authorizer.adopt(POLICY)
         request = wire.FindTimeRequest(cluster_key=KEY.bytes, partition=3, time=1)
         with pytest.raises(NotGranted):
             await ask(room, "FindTime", request, EVE)
@@ -56,7 +56,7 @@ def test_a_time_is_asked_for_in_the_name_of_the_caller() -> None:
 
 def test_the_right_to_make_a_group_is_asked_before_anything_of_it_is_read() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(POLICY)
+        room.authorizer.adopt(POLICY)
         request = wire.MakeGroupRequest(cluster_key=KEY.bytes, meta=wire.GroupMeta(name="g", mode="nonsense"))
         with pytest.raises(NotGranted):
             await ask(room, "MakeGroup", request, EVE)
@@ -66,7 +66,7 @@ def test_the_right_to_make_a_group_is_asked_before_anything_of_it_is_read() -> N
 
 def test_who_asks_where_partitions_are_is_told_what_it_may_see() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(POLICY)
+        room.authorizer.adopt(POLICY)
         for origin in (APP, EVE):
             found = await ask(room, "Locate", wire.LocateRequest(), origin)
             assert found.places[3].is_hidden is (origin is EVE)

@@ -15,7 +15,7 @@ from waltzd.protocol.channels import Parts
 from waltzd.protocol.locks import Mode, lock_hash
 from waltzd.protocol.policy import Grant, Pattern, Policy, Prefix, Rights, Verb
 from waltzd.protocol.role import Identity, Role
-from waltzd.server.clients.access import Access, check_append, check_read
+from waltzd.server.clients.authorizer import Authorizer, check_append, check_read
 
 APP, ANN = Identity(KEY, Role.CLIENT, "app").uri, Identity(KEY, Role.OPERATOR, "app").uri
 """The operator has the name of an application: it is not that one."""
@@ -57,7 +57,7 @@ def test_each_call_with_each_set_of_verbs(number: int) -> None:
     may = tuple(verb for at, verb in enumerate(Verb) if number >> at & 1)
 
     async def test(room: Room) -> None:
-        room.access.adopt(policy(*may))
+        room.authorizer.adopt(policy(*may))
         sees = bool(may)
         reads, feeds = Verb.READ in may, Verb.READ in may or Verb.SUBSCRIBE in may
         calls: list[tuple[Callable[[str], Coroutine[Any, Any, object]], bool]] = [
@@ -92,10 +92,10 @@ def test_each_call_with_each_set_of_verbs(number: int) -> None:
 def test_a_grant_elsewhere_is_none_here() -> None:
     async def test(room: Room) -> None:
         for there in (policy(*Verb, partitions="2"), policy(*Verb, name="ap"), policy(*Verb, name="appl*")):
-            room.access.adopt(there)
+            room.authorizer.adopt(there)
             assert isinstance((await knock(room)).end, NotGranted)
             assert await refusal(fetched(room, APP)) is NotGranted
-        room.access.adopt(policy(*Verb, name="anonymous"))
+        room.authorizer.adopt(policy(*Verb, name="anonymous"))
         assert (await knock(room, identity="")).mounted is not None
 
     in_room(test)
@@ -103,7 +103,7 @@ def test_a_grant_elsewhere_is_none_here() -> None:
 
 def test_a_refusal_says_who_what_where_and_what_to_do() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(policy(Verb.READ))
+        room.authorizer.adopt(policy(Verb.READ))
         error = (await knock(room)).end
         assert error is not None
         assert error.lines() == [
@@ -118,7 +118,7 @@ def test_a_refusal_says_who_what_where_and_what_to_do() -> None:
 
 def test_locks_of_other_prefixes_are_refused() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(policy(Verb.APPEND, locks=("account",)))
+        room.authorizer.adopt(policy(Verb.APPEND, locks=("account",)))
         mine, other = lock_hash("account.eur", 7), lock_hash("order", 7)
         reader = await knock(room)
         await reader.say(batch_of(b"a", b"b", locks=[[(mine, Mode.WRITE)], []]))
@@ -137,13 +137,13 @@ def test_locks_of_other_prefixes_are_refused() -> None:
 def test_a_right_that_is_gone_ends_the_mounts_that_used_it(feed: FeedMode) -> None:
     async def test(room: Room) -> None:
         for lost, has_appended in ((Verb.APPEND, True), (Verb.APPEND, False), (Verb.SUBSCRIBE, True)):
-            room.access.adopt(policy(*Verb))
+            room.authorizer.adopt(policy(*Verb))
             reader = await knock(room, number=1000 + room.registered, feed=feed)
             room.registered += 1
             if has_appended:
                 await reader.say(batch_of(b"x"))
                 await reader.until(lambda reader: bool(reader.committed))
-            room.access.adopt(policy(Verb.APPEND) if lost is Verb.SUBSCRIBE else policy(Verb.READ))
+            room.authorizer.adopt(policy(Verb.APPEND) if lost is Verb.SUBSCRIBE else policy(Verb.READ))
             await room.quiet()
             needs_it = feed is not FeedMode.NONE if lost is Verb.SUBSCRIBE else has_appended or feed is FeedMode.NONE
             await reader.settle()
@@ -158,7 +158,7 @@ def test_a_right_that_is_gone_ends_the_mounts_that_used_it(feed: FeedMode) -> No
 
 def test_what_was_decided_is_told_and_what_was_not_is_not_taken() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(policy(Verb.APPEND))
+        room.authorizer.adopt(policy(Verb.APPEND))
         reader = await knock(room)
         await reader.say(batch_of(b"a", b"b"))
         await room.quiet()
@@ -166,7 +166,7 @@ def test_what_was_decided_is_told_and_what_was_not_is_not_taken() -> None:
         room.pipe.hold()
         await reader.say(batch_of(b"c", first=2))
         await room.quiet()
-        room.access.adopt(policy(Verb.READ))
+        room.authorizer.adopt(policy(Verb.READ))
         assert isinstance(await ended(reader), NotGranted)
         assert reader.committed == {0: 0, 1: 1}
         assert reader.untaken == 2
@@ -178,11 +178,11 @@ def test_what_was_decided_is_told_and_what_was_not_is_not_taken() -> None:
 
 def test_a_policy_that_takes_nothing_from_a_mount_leaves_it_alone() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(policy(*Verb))
+        room.authorizer.adopt(policy(*Verb))
         reader = await knock(room, feed=FeedMode.RECORDS)
         for more in (policy(Verb.APPEND, Verb.SUBSCRIBE, partitions="0-7"), policy(*Verb, name="*")):
-            room.access.adopt(more)
-        room.access.adopt(None)
+            room.authorizer.adopt(more)
+        room.authorizer.adopt(None)
         await reader.say(batch_of(b"x", locks=[[(1, Mode.WRITE)]]))
         await reader.until(lambda reader: bool(reader.payloads))
 
@@ -191,12 +191,12 @@ def test_a_policy_that_takes_nothing_from_a_mount_leaves_it_alone() -> None:
 
 def test_a_mount_may_lock_what_the_newest_policy_grants() -> None:
     async def test(room: Room) -> None:
-        room.access.adopt(policy(Verb.APPEND, locks=("account",)))
+        room.authorizer.adopt(policy(Verb.APPEND, locks=("account",)))
         account, order = lock_hash("account.eur", 7), lock_hash("order", 7)
         reader = await knock(room)
         await reader.say(batch_of(b"a", locks=[[(account, Mode.WRITE)]]))
         await reader.until(lambda reader: len(reader.committed) == 1)
-        room.access.adopt(policy(Verb.APPEND, locks=("order",)))
+        room.authorizer.adopt(policy(Verb.APPEND, locks=("order",)))
         await reader.say(batch_of(b"b", first=1, locks=[[(order, Mode.WRITE)]]))
         await reader.until(lambda reader: len(reader.committed) == 2)
         await reader.say(batch_of(b"c", first=2, locks=[[(account, Mode.WRITE)]]))
@@ -212,10 +212,10 @@ def test_a_reader_by_id_loses_its_right_between_two_pieces() -> None:
         for number in range(20):
             await writer.say(batch_of(bytes(1000), first=number))
         await writer.until(lambda reader: len(reader.committed) == 20)
-        room.access.adopt(policy(Verb.READ))
+        room.authorizer.adopt(policy(Verb.READ))
         runs = room.calls.fetch(KEY, 3, 0, None, identity=APP)
         assert len(await anext(runs)) < 20
-        room.access.adopt(policy(Verb.SUBSCRIBE))
+        room.authorizer.adopt(policy(Verb.SUBSCRIBE))
         with pytest.raises(NotGranted):
             await anext(runs)
 
@@ -227,7 +227,7 @@ def test_who_may_append_may_ask_what_became_of_it_and_sees_no_more() -> None:
         writer = await room.mount(9)
         await writer.say(batch_of(b"secret", header=77))
         await writer.until(lambda reader: bool(reader.committed))
-        room.access.adopt(policy(Verb.APPEND))
+        room.authorizer.adopt(policy(Verb.APPEND))
         own = await knock(room, client=2)
         await own.say(batch_of(b"mine", header=5))
         await own.until(lambda reader: bool(reader.committed))
@@ -239,7 +239,7 @@ def test_who_may_append_may_ask_what_became_of_it_and_sees_no_more() -> None:
         assert found[0] == (0, 0, 0, 0, 0, 0, 0, 0), "of others nothing but the id"
         assert found[1][:2] == (1, 2)
         assert found[1][5:7] == (5, 4)
-        room.access.adopt(None)
+        room.authorizer.adopt(None)
         writer = await room.mount(10)
         await writer.say(batch_of(b"more"))
         await writer.until(lambda reader: bool(reader.committed))
@@ -254,19 +254,19 @@ def test_who_may_append_may_ask_what_became_of_it_and_sees_no_more() -> None:
 
 def test_before_a_policy_is_known_only_operators_get_in() -> None:
     async def test(room: Room) -> None:
-        room.access = Access()
-        room.calls._access = room.access
+        room.authorizer = Authorizer()
+        room.calls._authorizer = room.authorizer
         assert await refusal(room.calls.register(KEY, APP)) is PolicyUnreadable
         assert await refusal(room.calls.register(KEY, "")) is PolicyUnreadable
         assert isinstance((await knock(room)).end, PolicyUnreadable)
         with pytest.raises(PolicyUnreadable):
             room.calls.locate(APP)
         assert await refusal(room.calls.register(KEY, ANN)) is None
-        room.access.close("/policy is nonsense")
+        room.authorizer.close("/policy is nonsense")
         with pytest.raises(PolicyUnreadable, match="/policy is nonsense"):
             room.calls.locate(APP)
-        room.access.adopt(policy(*Verb))
-        room.access.close("/policy is nonsense again")
+        room.authorizer.adopt(policy(*Verb))
+        room.authorizer.close("/policy is nonsense again")
         assert (await knock(room)).mounted is not None, "the last good one stays"
 
     in_room(test)
@@ -281,7 +281,7 @@ def test_thousands_of_mounts_are_told_in_one_turn() -> None:
             self.rights = rights
 
     async def work() -> None:
-        access = Access.free()
+        access = Authorizer.free()
         mounts = [Heard() for _ in range(5000)]
         names = [Identity(KEY, Role.CLIENT, f"app-{number % 50}").uri for number in range(5000)]
         with_all = [access.reviewing(mount, name) for mount, name in zip(mounts, names, strict=True)]
@@ -299,7 +299,7 @@ def test_thousands_of_mounts_are_told_in_one_turn() -> None:
 
 
 def test_operators_read_the_group_log_and_only_servers_append_to_it() -> None:
-    access = Access.free()
+    access = Authorizer.free()
 
     def rights(identity: str) -> Rights:
         return access.rights_in(identity, 8, group_log=8)

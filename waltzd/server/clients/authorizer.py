@@ -27,7 +27,7 @@ class Reviewed(Protocol):
     def review(self, rights: Rights) -> None: ...
 
 
-class Access:
+class Authorizer:
     def __init__(self, why_closed: str = "it has just started") -> None:
         """Closed to all but operators, for this reason."""
         self._why_closed: str | None = why_closed
@@ -37,11 +37,11 @@ class Access:
         """Each with the identity of its caller."""
 
     @classmethod
-    def free(cls) -> Access:
+    def free(cls) -> Authorizer:
         """Everybody may do everything."""
-        access = cls()
-        access.adopt(None)
-        return access
+        authorizer = cls()
+        authorizer.adopt(None)
+        return authorizer
 
     @property
     def why_closed(self) -> str | None:
@@ -61,7 +61,7 @@ class Access:
 
     def rights(self, identity: str) -> Rights:
         """Of a caller with this URI in its certificate; empty without one."""
-        name, may_everything = _who(identity)
+        name, may_everything = _caller(identity)
         if may_everything:
             return everything(name)
         if self._why_closed is not None:
@@ -78,7 +78,7 @@ class Access:
             return self.rights(identity)
         if role is Role.CLIENT:
             raise GroupLogClosed(f"{identity} asks for partition {partition}, which is the group log")
-        name = _who(identity)[0]
+        name = _caller(identity)[0]
         return everything(name) if role in (Role.SERVER, None) else reading(name)
 
     def channels(self, rights: Rights) -> tuple[Channel, ...]:
@@ -111,7 +111,7 @@ def role_of(identity: str) -> Role | None:
 
 
 @lru_cache(maxsize=4096)
-def _who(identity: str) -> tuple[str, bool]:
+def _caller(identity: str) -> tuple[str, bool]:
     """The name of a caller, and whether it may do everything."""
     if not identity:
         return ANONYMOUS, False
@@ -177,7 +177,7 @@ def denied(rights: Rights, what: str, partition: int) -> NotGranted:
 
 
 def denied_all(identity: str) -> NotGranted:
-    name, _ = _who(identity)
+    name, _ = _caller(identity)
     return NotGranted(
         f"{name} may do nothing in this cluster: no grant of the policy speaks of this name",
         not_done="no client id was given out",
