@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from waltz_spark.export.origin_options import OPTIONS, given_options, is_archive, open_origin, paths_of
-from waltz_spark.log.archive_origin import ArchiveOrigin
+from waltz_spark.export.origin_options import OPTIONS, given_options, open_origin, paths_of
+from waltz_spark.log.archive_segments import ArchiveSegments
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.joined_origin import JoinedOrigin
 from waltz_spark.log.live_origin import Certificate, LiveOrigin
@@ -58,25 +58,33 @@ def test_clusters() -> None:
     assert found.describe() == "the cluster at z:2181,y:2181/waltz/payments"
 
 
-def test_archives(original: Path, tmp_path: Path) -> None:
-    bucket = ArchiveOrigin(place="s3://b/f")
-    assert open_origin({"archive": "s3://b/f"}) == bucket
-    assert open_origin({"Archive": "b/f"}) == ArchiveOrigin(place=str(Path("b/f").absolute()))
+def test_an_archive_beside_its_cluster() -> None:
+    bucket = ArchiveSegments(place="s3://b/f")
     live = LiveOrigin(coordinator="z:2181", root="/waltz")
-    assert open_origin({"archive": "s3://b/f", "coordinator": "z:2181"}) == JoinedOrigin(archive=bucket, live=live)
+    assert open_origin({"Archive": "s3://b/f", "coordinator": "z:2181"}) == JoinedOrigin(archive=bucket, live=live)
+    here = ArchiveSegments(place=str(Path("b/f").absolute()))
+    assert open_origin({"archive": "b/f", "coordinator": "z:2181"}) == JoinedOrigin(archive=here, live=live)
     found = open_origin({"archive": "s3://b/f", "bootstrap.servers": "a:1"})
     assert found.describe() == "the cluster at a:1 and the archive s3://b/f"
+
+
+def test_an_archive_alone_is_refused(original: Path, tmp_path: Path) -> None:
     (tmp_path / "archive.json").touch()
-    assert open_origin({"path": str(tmp_path)}) == ArchiveOrigin(place=str(tmp_path))
-    with pytest.raises(BadArgument, match="is an archive"):
-        open_origin({"path": json.dumps([str(tmp_path), str(original / "storage0")])})
-    assert (is_archive(str(tmp_path)), is_archive(str(original)), is_archive("hdfs://x/y")) == (True, False, False)
+    for options in (
+        {"archive": str(tmp_path)},
+        {"path": str(tmp_path)},
+        {"path": json.dumps([str(original / "storage0"), str(tmp_path)])},
+    ):
+        with pytest.raises(BadArgument, match="reading an archive without its cluster was removed") as found:
+            open_origin(options)
+        assert "by coordinator or bootstrap.servers" in found.value.detail_next_step
+        assert f"`waltzctl cluster restore {tmp_path}`" in found.value.detail_next_step
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "message", "next_step"),
     [
-        ({}, BadArgument, "nothing says what to read", "give one of path, archive, bootstrap.servers"),
+        ({}, BadArgument, "nothing says what to read", "give one of path, bootstrap.servers"),
         ({"path": ""}, BadArgument, "nothing says what to read", "give one of"),
         ({"path": "/x", "coordinator": "z:1"}, BadArgument, "path and coordinator name 2 places", "give one of"),
         (
@@ -94,10 +102,9 @@ def test_archives(original: Path, tmp_path: Path) -> None:
         ({"path": "/x", "verify": "none"}, BadArgument, "there is no option verify", "checksum is checked, always"),
         ({"path": "/x", "Partitions": "1", "partitions": "2"}, BadArgument, "partitions was given twice", ""),
         ({"path": "/x", "root": "/waltz"}, BadArgument, "the option root makes no sense with path", "leave root out"),
-        ({"path": "/x", "archive": "/y"}, BadArgument, "path and archive name 2 places", "give one of"),
-        ({"archive": "/y", "coordinator": "z:1", "bootstrap.servers": "a:1"}, BadArgument, "name 3 places", "give one of"),
-        ({"archive": "/y", "root": "/waltz"}, BadArgument, "the option root makes no sense with archive", "leave root out"),
-        ({"archive": "ftp://y"}, BadArgument, "ftp://y names no store", "name a directory, or a bucket"),
+        ({"path": "/x", "archive": "/y"}, BadArgument, "the option archive makes no sense with path", "leave archive out"),
+        ({"archive": "/y", "coordinator": "z:1", "bootstrap.servers": "a:1"}, BadArgument, "name 2 places", "give one of"),
+        ({"archive": "ftp://y", "coordinator": "z:1"}, BadArgument, "ftp://y names no store", "name a directory, or"),
         ({"coordinator": "z:1", "allowUncommitted": "true"}, BadArgument, "allowUncommitted makes no sense with", "leave"),
         ({"bootstrap.servers": "a:1", "root": "/waltz"}, BadArgument, "root is where the cluster is in ZooKeeper", ""),
         ({"coordinator": "z:1", "storages": "a:1"}, BadArgument, "storages makes no sense with coordinator", ""),
@@ -117,7 +124,7 @@ def test_what_is_refused(options: dict[str, str], kind: type[WaltzError], messag
 
 def test_a_directory_without_anything_of_ours(tmp_path: Path, original: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(NothingHere, match="holds no storage and no archive"):
+    with pytest.raises(NothingHere, match="holds no storage"):
         open_origin({"path": str(tmp_path)})
     storage = str(original / "storage0")
     with pytest.raises(BadArgument, match="names a directory twice"):

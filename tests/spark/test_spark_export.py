@@ -247,7 +247,7 @@ def test_the_examples_of_the_help(growing: GrowingStorage, tmp_path: Path, capsy
     source = ["--source", str(growing.directory)]
     for words in (["spark-export"], ["export", "status"], ["export", "verify"]):
         for line in examples(tool, words):
-            if "s3://waltz-archive/orders" in line:  # a bucket is read in test_archive_origin
+            if "s3://waltz-archive/orders" in line:  # a bucket is read in test_archive_segments
                 continue
             given = [word.replace("/tmp/", f"{tmp_path}/") for word in line]
             given += ["--dry-run", *source] if words == ["spark-export"] else source if "--against-log" in line else []

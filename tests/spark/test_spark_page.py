@@ -10,7 +10,6 @@ from typing import Any
 from waltz_spark.export.origin_options import OPTIONS
 from waltz_spark.table.columns import EVERY
 
-from tests.spark.archiving import archive_of
 from tests.spark.growing import GrowingStorage
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -28,14 +27,12 @@ def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, c
     """Those for a cluster run in test_live_source.py."""
     growing.append(0, [b"%d" % number for number in range(30)], headers=[number % 3 for number in range(30)])
     growing.append(1, [b"x"] * 5)
-    archive = archive_of([growing.directory / "0", growing.directory / "1"], tmp_path / "archive", open_segments=0)
     names: dict[str, Any] = {}
     before = spark.conf.get("spark.sql.python.filterPushdown.enabled")
     try:
         for program in programs():
             if "coordinator" not in program:
                 moved = program.replace("data/storage-0", str(growing.directory)).replace("out/", f"{tmp_path}/out/")
-                moved = moved.replace("data/archive", str(archive))
                 exec(compile(moved, str(PAGE), "exec"), names)
     finally:
         spark.catalog.dropTempView("log")
@@ -48,8 +45,7 @@ def test_the_programs_run(spark: Any, growing: GrowingStorage, tmp_path: Path, c
     assert {row["data"] for row in spark.read.json(str(tmp_path / "out" / "some")).collect()} == {
         base64.b64encode(b"%d" % number).decode() for number in range(10, 30) if number % 3 == 2
     }
-    assert shown.count("|        0|   30|") == shown.count("|        1|    5|") == 2, "of the storage and of the archive"
-    assert len(programs()) == 9
+    assert len(programs()) == 8
 
 
 def test_every_option_and_column_is_told() -> None:

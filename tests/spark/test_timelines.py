@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from waltz_spark import stream
 from waltz_spark.export.export import check_history
 from waltz_spark.export.manifest import Manifest, decode, encode
-from waltz_spark.log.archive_origin import ArchiveOrigin, Contents
+from waltz_spark.log.archive_segments import ArchiveSegments, Contents
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.joined_origin import JoinedOrigin
 from waltz_spark.log.live_origin import LiveOrigin
@@ -184,8 +184,8 @@ def test_of_several_directories_those_of_the_newest_timeline_are_read(caplog: py
 def test_what_an_archive_has_above_the_fork_is_not_given_beside_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     live = ForkedLog(spans={0: Span(0, 19)})
     pieces = [entry(first, last) for first, last in ((0, 3), (4, 8), (9, 12))]
-    monkeypatch.setattr(ArchiveOrigin, "contents", lambda _self, _partitions=None: Contents(KEY, {0: pieces}))
-    joined = JoinedOrigin(archive=ArchiveOrigin(place="/a"), live=cast(LiveOrigin, live))
+    monkeypatch.setattr(ArchiveSegments, "contents", lambda _self, _partitions: Contents(KEY, {0: pieces}))
+    joined = JoinedOrigin(archive=ArchiveSegments(place="/a"), live=cast(LiveOrigin, live))
     assert [extent.span for extent in joined.catalog().extents] == [Span(0, 3), Span(4, 8), Span(9, 12), Span(13, 19)]
     live.lineage = FORKED
     assert [extent.span for extent in joined.catalog().extents] == [Span(0, 3), Span(4, FORK), Span(FORK + 1, 19)]

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlparse
 
 from waltz_spark.export.manifest import HIDDEN, LOCK, MANIFESTS, UNFINISHED, Manifest, decode, manifest_path
+from waltzd.archive.manifest import LABEL
 from waltzd.disk.real import translate
 from waltzd.errors import (
     BadArgument,
@@ -189,6 +190,13 @@ def newest_manifest(destination: Destination) -> Manifest | None:
 
 
 def the_manifest(destination: Destination) -> Manifest:
+    """Return the newest manifest; raise if there is no export."""
+    if destination.size(LABEL) is not None:
+        raise BadArgument(
+            f"{destination.place} is an archive, not an export",
+            not_done="nothing was checked",
+            next_step=f"use `waltzctl archive verify {destination.place}`",
+        )
     found = newest_manifest(destination)
     if found is None:
         raise NoSuchName(

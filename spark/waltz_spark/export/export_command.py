@@ -52,8 +52,8 @@ def spark_export(
     shown: Output = "table",
     progress: ShownProgress = Shown.AUTO,
 ) -> int:
-    """Export the log, or what has been added to it, to files that other tools read. OUTPUT is a directory, or a URI as
-    s3://bucket/export; it is read from the cluster that is meant, or from --source: storages, or an archive.
+    """Export the log, or what was added since the last run, to Parquet files. OUTPUT is a directory, or a URI as
+    s3://bucket/export. The log is read from the running cluster, or from directories of storages (--source).
 
     An export is exact: each committed transaction is in it once, and a manifest proves it. To run the command again adds
     what is new, and does nothing if nothing is. Nothing has to be prepared: Spark runs on this machine unless --master says
@@ -64,7 +64,7 @@ def spark_export(
       waltzctl spark-export /tmp/export --dry-run
       waltzctl spark-export /tmp/export
       waltzctl spark-export /tmp/orders --decode text --partitions 0-1 --rate 50MB
-      waltzctl spark-export /tmp/old --source s3://waltz-archive/orders
+      waltzctl spark-export /tmp/old --archive s3://waltz-archive/orders
     """
     from waltz_spark.export.destination import newest_manifest
     from waltz_spark.export.export import recover

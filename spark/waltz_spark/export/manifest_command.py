@@ -1,6 +1,4 @@
-"""`waltzctl export status` and `export verify`: what an export holds, and whether that is so. Without Spark.
-
-An archive is checked as well: its manifests prove it in the same way, and it is `waltzctl archive verify` that does it."""
+"""`waltzctl export status` and `export verify`: describe an export, and check its files. Neither starts Spark."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def verify(
 ) -> int:
     """Check every file of an export: its size, its hash, and that its rows are the records that were exported, byte for
     byte. Of a Delta table, also that it lists exactly these files. Needs nothing but the files; with --against-log, the log
-    is read and compared, too. Where OUTPUT is the store of an archive, this is `archive verify`.
+    is read and compared, too.
 
     \b
     Examples:
@@ -62,7 +60,6 @@ def verify(
     """
     from waltz_spark.export.destination import destination_of, the_manifest
     from waltz_spark.export.export import strays
-    from waltz_spark.export.origin_options import is_archive
     from waltz_spark.export.render_export import verified
     from waltz_spark.export.verification import Finding, check_files, check_log, check_table
     from waltz_spark.log.origin import Span
@@ -70,8 +67,6 @@ def verify(
     for option in (*(["--source"] if log.sources else []), *(["--archive"] if log.archive else [])):
         if not against_log:
             raise BadArgument(f"{option} needs --against-log: without it, only the files are checked")
-    if is_archive(output):
-        return _verified_archive(output, shown, progress, against_log=against_log)
     started = time.monotonic()
     destination = destination_of(output)
     manifest = the_manifest(destination)
@@ -93,17 +88,6 @@ def verify(
         findings += _found("comparing", progress, check_log(origin, catalog, manifest), manifest, attrgetter("data_bytes"))
     verified(destination.place, manifest, findings, against, time.monotonic() - started, shown)
     return EXIT_FINDINGS if findings else EXIT_OK
-
-
-def _verified_archive(store: str, shown: AnyForm, progress: Shown, *, against_log: bool) -> int:
-    from waltzctl.records.archive import verified as verified_archive
-
-    if against_log:
-        raise BadArgument(
-            f"{store} is an archive, and --against-log compares an export", not_done="nothing was checked",
-            next_step=f"export it (`waltzctl spark-export OUTPUT --source {store}`), and verify OUTPUT against the log",
-        )  # fmt: skip
-    return verified_archive(store, output=shown, progress=progress)
 
 
 def _found(

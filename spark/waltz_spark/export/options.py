@@ -38,15 +38,14 @@ FILE_BYTES_MIN = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which log is meant: directories of storages, an archive, or a running cluster."""
+    """Options that name the log: directories of storages, or a running cluster with or without its archive."""
 
     sources: Annotated[
         tuple[str, ...],
         Option(
             "--source",
             metavar="DIR",
-            help="Read the directory of a storage, or of several of one cluster, or the store of an archive, in place of a "
-            "running cluster.",
+            help="Read directories of storages of one cluster in place of a running cluster.",
         ),
     ] = ()
     archive: Annotated[
@@ -54,7 +53,7 @@ class Asked:
         Option(
             "--archive",
             metavar="STORE",
-            help="Beside a running cluster: its archive, from which everything is read that is archived.",
+            help="Read archived segments from the archive of the running cluster.",
         ),
     ] = None
     allow_uncommitted: Annotated[
@@ -80,8 +79,6 @@ class Asked:
                 )
             places = [source if "://" in source else str(Path(source).absolute()) for source in self.sources]
             options = {origin_options.PATHS: json.dumps(places)}
-            if len(places) == 1 and origin_options.is_archive(places[0]):
-                options = {origin_options.ARCHIVE: places[0]}
             if self.allow_uncommitted:
                 options[origin_options.ALLOW_UNCOMMITTED] = "true"
             return origin_options.open_origin(options)

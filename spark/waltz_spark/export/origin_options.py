@@ -1,9 +1,9 @@
-"""From the options of a reading to the origin that they name.
+"""Make the origin that the options of a reading name.
 
-One of four things says where the log is: `path` (directories of storages, or an archive in a directory), `archive` (the
-store of one), `bootstrap.servers` (addresses of servers), `coordinator` (addresses of ZooKeeper). Of these, an archive and
-a cluster go together. Spark gives the names of options in lower case, so case means nothing. A
-name that is not known is refused with the nearest one that is: a misspelt limit would read everything.
+One of three options says where the log is: `path` (directories of storages), `bootstrap.servers` (addresses of servers) or
+`coordinator` (addresses of ZooKeeper). `archive` names the archive of the cluster beside one of the last two. Spark hands
+over the names of options in lower case, so case is ignored. An unknown name is refused, with the nearest known one: a
+misspelt limit would read everything.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING
 from waltz_spark.export.manifest import HIDDEN
 from waltz_spark.log import plan, selection
 from waltz_spark.log.origin import Origin
-from waltzd.archive.contents import label_at
 from waltzd.archive.manifest import LABEL
-from waltzd.archive.place import check_place, open_archive
+from waltzd.archive.place import check_place
 from waltzd.disk.real import RealDisk
 from waltzd.disk.seam import Disk, join
-from waltzd.errors import BadArgument, NothingHere, PathMissing, WaltzError
+from waltzd.errors import BadArgument, NothingHere, PathMissing
 from waltzd.format.layout import CONTROL_NAME, SEGMENT_SUFFIX
 
 if TYPE_CHECKING:
-    from waltz_spark.log.archive_origin import ArchiveOrigin
     from waltz_spark.log.live_origin import LiveOrigin
 
 PATH, PATHS, ALLOW_UNCOMMITTED = "path", "paths", "allowUncommitted"
@@ -37,17 +35,17 @@ COORDINATOR_TLS, COORDINATOR_TLS_CA = "coordinatorTls", "coordinatorTlsCa"
 COORDINATOR_TLS_CERTIFICATE, COORDINATOR_TLS_KEY = "coordinatorTlsCertificate", "coordinatorTlsKey"
 COORDINATOR_CREDENTIALS = "coordinatorCredentials"
 RATE = "maxBytesPerSecond"
-_PLACES = (PATH, ARCHIVE, SERVERS, COORDINATOR)
+_PLACES = (PATH, SERVERS, COORDINATOR)
 _OF_DIRECTORIES = (PATH, PATHS, ALLOW_UNCOMMITTED)
 _OF_COORDINATORS = (
     COORDINATOR_TLS, COORDINATOR_TLS_CERTIFICATE, COORDINATOR_TLS_KEY, COORDINATOR_TLS_CA, COORDINATOR_CREDENTIALS,
 )  # fmt: skip
-_OF_CLUSTERS = (SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE)
-_OTHERS = {PATH: _OF_CLUSTERS, ARCHIVE: (*_OF_CLUSTERS, ALLOW_UNCOMMITTED)}
-"""What makes no sense with a place."""
+_OF_CLUSTERS = (
+    ARCHIVE, SERVERS, STORAGES, COORDINATOR, ROOT, TLS_CERTIFICATE, TLS_KEY, TLS_CA, *_OF_COORDINATORS, RATE,
+)  # fmt: skip
 _OF_READERS = ("columns", "includeMetadata", "maxTxnsPerTrigger", "maxBytesPerTrigger")
 """What `waltz_spark.source` and `waltz_spark.stream` make of the origin."""
-OPTIONS = (*_OF_DIRECTORIES, ARCHIVE, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
+OPTIONS = (*_OF_DIRECTORIES, *_OF_CLUSTERS, *selection.OPTIONS, *plan.OPTIONS, *_OF_READERS)
 _ELSEWHERE = {"assign": "partitions", "subscribe": "partitions", "directory": PATH, "servers": SERVERS,
               "zookeeper": COORDINATOR}  # fmt: skip
 """What other sources, and other tools of ours, call it."""
@@ -89,16 +87,15 @@ def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Orig
         given[PATH] = given.pop(PATHS)
     named = [name for name in _PLACES if given.get(name, "").strip()]
     archive = given.get(ARCHIVE, "").strip()
-    if archive and len(named) == 2 and PATH not in named:
-        named.remove(ARCHIVE)
+    if archive and not named:
+        raise _archive_alone(archive)
     if len(named) != 1:
         raise BadArgument(
             f"{' and '.join(named)} name {len(named)} places to read from" if named else "nothing says what to read",
             not_done=_NOT_READ,
             next_step=f"give one of {', '.join(_PLACES)}",
         )
-    others = _OTHERS.get(named[0], _OF_DIRECTORIES)
-    foreign = [name for name in others if name.lower() in given]
+    foreign = [name for name in (_OF_CLUSTERS if named == [PATH] else _OF_DIRECTORIES) if name.lower() in given]
     if foreign:
         raise BadArgument(
             f"the option {foreign[0]} makes no sense with {named[0]}",
@@ -107,22 +104,23 @@ def open_origin(options: Mapping[str, str], *, disk: Disk | None = None) -> Orig
         )
     if named == [PATH]:
         return _files(given, disk or RealDisk())
-    if named == [ARCHIVE]:
-        return _archive(archive)
-    return _joined(given, archive) if archive else _cluster(given)
-
-
-def _archive(place: str) -> ArchiveOrigin:
-    from waltz_spark.log.archive_origin import ArchiveOrigin
-
-    directory = check_place(place)  # tasks may run in another directory
-    return ArchiveOrigin(place=place if directory is None else directory)
-
-
-def _joined(given: Mapping[str, str], archive: str) -> Origin:
+    if not archive:
+        return _cluster(given)
+    from waltz_spark.log.archive_segments import ArchiveSegments
     from waltz_spark.log.joined_origin import JoinedOrigin
 
-    return JoinedOrigin(archive=_archive(archive), live=_cluster(given))
+    directory = check_place(archive)  # tasks may run in another directory
+    segments = ArchiveSegments(place=archive if directory is None else directory)
+    return JoinedOrigin(archive=segments, live=_cluster(given))
+
+
+def _archive_alone(place: str) -> BadArgument:
+    return BadArgument(
+        f"reading an archive without its cluster was removed: {place}",
+        not_done=_NOT_READ,
+        next_step=f"name the cluster as well, by {COORDINATOR} or {SERVERS} (for the command: a context and --archive); "
+        f"if the cluster is gone, `waltzctl cluster restore {place}`, and read the restored one",
+    )
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -134,22 +132,16 @@ def _files(given: Mapping[str, str], disk: Disk) -> Origin:
     text = given.get(ALLOW_UNCOMMITTED.lower())
     allows = False if text is None else selection.truth_of(ALLOW_UNCOMMITTED, text)
     places = paths_of(given[PATH])
-    exports = [place for place in places if "://" in place or disk.exists(join(place, HIDDEN))]
-    if exports:
-        raise BadArgument(
-            f"{PATH}: {exports[0]} is no directory of a storage",
-            not_done=_NOT_READ,
-            next_step="read an export with spark.read.parquet(…), and an archive in a bucket by the option archive",
-        )
-    archives = [place for place in places if disk.exists(join(place, LABEL))]
-    if archives:
-        if len(places) > 1:
-            raise BadArgument(f"{PATH} names several places, and {archives[0]} is an archive", not_done=_NOT_READ,
-                              next_step="read one archive at a time")  # fmt: skip
-        if text is not None:
-            raise BadArgument(f"an archive holds only what is committed: {ALLOW_UNCOMMITTED} makes no sense with it",
-                              not_done=_NOT_READ, next_step=f"leave {ALLOW_UNCOMMITTED} out")  # fmt: skip
-        return _archive(archives[0])
+    for place in places:
+        if "://" not in place and disk.exists(join(place, LABEL)):
+            raise _archive_alone(place)
+        if "://" in place or disk.exists(join(place, HIDDEN)):
+            raise BadArgument(
+                f"{PATH}: {place} is no directory of a storage",
+                not_done=_NOT_READ,
+                next_step="read an export with spark.read.parquet(…), and an archive beside its cluster: option "
+                f"{ARCHIVE}, or --archive of the command",
+            )
     storages = [storage for place in places for storage in _storages(disk, place)]
     if len(set(storages)) < len(storages):
         raise BadArgument(f"{PATH} names a directory twice", not_done=_NOT_READ)
@@ -190,31 +182,10 @@ def _storages(disk: Disk, place: str) -> list[str]:
     if any(name.endswith(SEGMENT_SUFFIX) for path in inner for name in disk.names(path)):
         return [place]  # partitions without a storage: the origin asks for `allowUncommitted`
     raise NothingHere(
-        f"{PATH}: {place} holds no storage and no archive",
+        f"{PATH}: {place} holds no storage",
         not_done=_NOT_READ,
-        next_step="give the directory of a storage, one that holds several, or the store of an archive",
+        next_step="give the directory of a storage, or one that holds several",
     )
-
-
-def is_archive(place: str) -> bool:
-    """Whether it is the store of an archive, and no export. A bucket is asked, first in the way in which an export is read:
-    an address that has worked goes on to work."""
-    from waltz_spark.export.destination import destination_of, newest_manifest
-
-    try:
-        directory = check_place(place)
-        if directory is not None:
-            return os.path.exists(join(directory, LABEL))
-        if newest_manifest(destination_of(place)) is not None:
-            return False
-    except BadArgument:
-        return False
-    except WaltzError:
-        pass  # an archive looks foreign to it
-    try:
-        return label_at(open_archive(place)) is not None
-    except WaltzError:
-        return False  # what is wrong is said by who reads it
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from waltz_spark.log.archive_origin import ArchiveOrigin, Contents, is_piece
+from waltz_spark.log.archive_segments import ArchiveSegments, Contents, is_piece
 from waltz_spark.log.live_origin import LiveOrigin
 from waltz_spark.log.origin import Catalog, Extent, Span
 from waltzd.errors import ForeignArchive, OtherTimeline
@@ -22,7 +22,7 @@ from waltzd.protocol.timelines import FIRST
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedOrigin:
-    archive: ArchiveOrigin
+    archive: ArchiveSegments
     live: LiveOrigin
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""An archive gives what the storages gave that uploaded it, damage is named, and little is fetched for little."""
+"""Beside a cluster, an archive gives what the storages uploaded; damage is named, and little is fetched for little."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from waltz_spark.export.destination import LocalDestination, destination_of
-from waltz_spark.export.export import Range
-from waltz_spark.export.options import Asked
-from waltz_spark.export.origin_options import is_archive
-from waltz_spark.log import archive_origin
-from waltz_spark.log.archive_origin import ArchiveOrigin, ObjectFile
+from waltz_spark.export.destination import LocalDestination
+from waltz_spark.log import archive_segments
+from waltz_spark.log.archive_segments import ArchiveSegments, ObjectFile, is_piece
 from waltz_spark.log.decode import record_batch
 from waltz_spark.log.directory_origin import DirectoryOrigin
 from waltz_spark.log.groups import read_grouped
@@ -35,19 +32,11 @@ from tests.spark.batches import KEY, Log, microseconds, mixed_log
 from tests.spark.exporting import Exporting
 from tests.spark.growing import GrowingStorage
 from waltzctl.main import run
-from waltzctl.shell.reach import ClusterOptions
 from waltzd.archive import manifest
-from waltzd.archive.metadata import save_metadata
 from waltzd.archive.place import open_archive
-from waltzd.cluster.cluster import ROOT
-from waltzd.cluster.documents import ClusterMeta
-from waltzd.cluster.metadata import Saved, write
 from waltzd.errors import (
     ArchiveDamaged,
-    BadArgument,
     ForeignArchive,
-    NoSuchPartition,
-    NothingHere,
     StoreRefused,
     StoreUnavailable,
 )
@@ -60,18 +49,18 @@ NUMBERS = iter(range(1_000_000))
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks after a few segments, and windows that end anywhere."""
     monkeypatch.setattr(manifest, "FAN_OUT", 3)
-    monkeypatch.setattr(archive_origin, "READ_BYTES", 1500)
-    monkeypatch.setattr(archive_origin, "LOOK_BYTES", 200)
-    monkeypatch.setattr(archive_origin, "REMEMBERED_SECONDS", 0.0)
+    monkeypatch.setattr(archive_segments, "READ_BYTES", 1500)
+    monkeypatch.setattr(archive_segments, "LOOK_BYTES", 200)
+    monkeypatch.setattr(archive_segments, "REMEMBERED_SECONDS", 0.0)
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultyStore, ArchiveOrigin]]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultyStore, ArchiveSegments]]:
     """A store in memory, and an origin that reads it."""
     store = FaultyStore()
-    monkeypatch.setattr(archive_origin, "open_archive", lambda _: store)
-    yield store, ArchiveOrigin(place=f"memory {next(NUMBERS)}")
-    archive_origin._opened.cache_clear()
+    monkeypatch.setattr(archive_segments, "open_archive", lambda _: store)
+    yield store, ArchiveSegments(place=f"memory {next(NUMBERS)}")
+    archive_segments._opened.cache_clear()
 
 
 def rows(origin: Origin, catalog: Catalog, span: Span, *, batch_bytes: int = 1 << 20) -> list[dict[str, Any]]:
@@ -88,13 +77,24 @@ def plain(log: Log) -> DirectoryOrigin:
     return DirectoryOrigin(storages=(str(log.directory.parent),), allows_uncommitted=True)
 
 
+def joined(log: Log, archive: ArchiveSegments) -> JoinedOrigin:
+    """Directories in place of the cluster: an origin like any other."""
+    return JoinedOrigin(archive=archive, live=cast(LiveOrigin, plain(log)))
+
+
+def only_archived(catalog: Catalog) -> Catalog:
+    """The catalog without the segments that are not in the archive."""
+    extents = [extent for extent in catalog.extents if is_piece(extent)]
+    return replace(catalog, spans={0: Span(0, extents[-1].span.last)}, extents=tuple(extents))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_any_ids_of_an_archive_are_those_of_the_storage(tmp_path: Path, seed: int) -> None:
     log = mixed_log(tmp_path / "s" / "0", seed, plain=seed != 4)
-    origin = ArchiveOrigin(place=str(archive_of([log.directory], tmp_path / "archive")))
-    origin, catalog = copy.deepcopy((origin, origin.catalog()))
-    last = max(extent.span.last for extent in catalog.extents)
-    assert (catalog.key, catalog.spans) == (KEY, {0: Span(0, last)})
+    origin = joined(log, ArchiveSegments(place=str(archive_of([log.directory], tmp_path / "archive"))))
+    origin, catalog = copy.deepcopy((origin, only_archived(origin.catalog())))
+    last = catalog.spans[0].last
+    assert catalog.key == KEY
     assert 0 < last < len(log.rows) - 1, "what is not sealed is not archived"
     theirs = plain(log)
     expected = rows(theirs, theirs.catalog(), catalog.spans[0])
@@ -110,8 +110,8 @@ def test_any_ids_of_an_archive_are_those_of_the_storage(tmp_path: Path, seed: in
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_of_each_time_and_what_filters_let_through(tmp_path: Path, seed: int) -> None:
     log = mixed_log(tmp_path / "s" / "0", seed)
-    origin = ArchiveOrigin(place=str(archive_of([log.directory], tmp_path / "archive")))
-    catalog = origin.catalog()
+    origin = joined(log, ArchiveSegments(place=str(archive_of([log.directory], tmp_path / "archive"))))
+    catalog = only_archived(origin.catalog())
     count = catalog.spans[0].count
     times = [NO_TIME if row["time"] is None else microseconds(row["time"]) for row in log.rows[:count]]
     for time in {0, *(time + more for time in times if time > 0 for more in (-1, 0, 1))}:
@@ -128,13 +128,14 @@ def test_the_first_of_each_time_and_what_filters_let_through(tmp_path: Path, see
 
 
 def test_little_is_fetched_for_little(
-    tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_origin, "READ_BYTES", 16 << 20)
+    monkeypatch.setattr(archive_segments, "READ_BYTES", 16 << 20)
     log = mixed_log(tmp_path / "s" / "0", 1, batches=120, plain=False)
-    store, origin = kept
+    store, archive = kept
     archived([log.directory], store)
-    catalog = origin.catalog()
+    origin = joined(log, archive)
+    catalog = only_archived(origin.catalog())
     assert len(catalog.extents) > 9
     extent = catalog.extents[4]
     store.log.clear()
@@ -150,12 +151,13 @@ def test_little_is_fetched_for_little(
 
 
 def test_whatever_bit_is_wrong_no_wrong_row_is_given_and_the_object_and_its_ids_are_named(
-    tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin]
+    tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments]
 ) -> None:
     log = mixed_log(tmp_path / "s" / "0", 2, batches=30)
-    store, origin = kept
+    store, archive = kept
     archived([log.directory], store)
-    catalog = origin.catalog()
+    origin = joined(log, archive)
+    catalog = only_archived(origin.catalog())
     expected = rows(origin, catalog, catalog.spans[0])
     chance, refused = random.Random(3), 0
     for extent in catalog.extents:
@@ -184,13 +186,18 @@ def damage(origin: Origin, catalog: Catalog, span: Span, expected: list[dict[str
     return None
 
 
-def test_what_was_exchanged_cut_short_or_removed_is_named(tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin]) -> None:
-    store, origin = kept
+def test_what_was_exchanged_cut_short_or_removed_is_named(
+    tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments]
+) -> None:
+    store, archive = kept
     storage, other = (GrowingStorage(tmp_path / name, key=KEY, partitions=1, assigned=[0]) for name in "ab")
     for number in range(3):
         storage.append(0, [b"ours %d" % number] * 5)
         other.append(0, [b"else %d" % number] * 5)
     archived([storage.directory / "0"], store, open_segments=0)
+    storage.commit()
+    live = DirectoryOrigin(storages=(str(storage.directory),))
+    origin = JoinedOrigin(archive=archive, live=cast(LiveOrigin, live))
     catalog = origin.catalog()
     (name,) = [name for name in store.objects if f"/segment/{5:019d}-" in name]
     ours = store.objects[name].data
@@ -210,19 +217,16 @@ def test_what_was_exchanged_cut_short_or_removed_is_named(tmp_path: Path, kept: 
     assert len(rows(origin, catalog, Span(0, 4)) + rows(origin, catalog, Span(10, 14))) == 10, "all others are there"
 
 
-def test_what_is_no_archive_and_what_it_does_not_have(tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin]) -> None:
-    store, origin = kept
+def test_what_is_no_archive_and_one_that_is_damaged(tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments]) -> None:
+    store, archive = kept
+    log = mixed_log(tmp_path / "s" / "0", 2)
+    origin, alone = joined(log, archive), plain(log).catalog()
     with pytest.raises(ForeignArchive, match="holds no archive"):
         origin.catalog()
     store.put_new("archive.json", manifest.Label(archive=KEY, cluster=KEY).text)
-    with pytest.raises(NothingHere, match="has no segment yet"):
-        origin.catalog()
-    log = mixed_log(tmp_path / "s" / "0", 2)
+    assert origin.catalog() == alone, "an archive without a segment gives nothing"
     del store.objects["archive.json"]
     archived([log.directory], store)
-    assert origin.catalog([0]).spans == origin.catalog().spans
-    with pytest.raises(NoSuchPartition, match="has nothing of partition 4"):
-        origin.catalog([0, 4])
     newest = max(name for name in store.objects if "/manifest/" in name)
     store.objects[newest].data = store.objects[newest].data.replace(b'"', b"'", 1)
     with pytest.raises(ArchiveDamaged, match=newest):
@@ -231,16 +235,17 @@ def test_what_is_no_archive_and_what_it_does_not_have(tmp_path: Path, kept: tupl
 
 def test_a_directory_that_is_not_mounted_is_no_empty_archive(tmp_path: Path) -> None:
     with pytest.raises(StoreRefused, match="there is no directory") as found:
-        ArchiveOrigin(place=str(tmp_path / "missing")).catalog()
+        ArchiveSegments(place=str(tmp_path / "missing")).contents([0])
     assert found.value.detail_not_done == "nothing was read"
 
 
 def test_a_store_that_is_away_is_no_writer_s_trouble(
-    tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = mixed_log(tmp_path / "s" / "0", 2)
-    store, origin = kept
+    store, archive = kept
     archived([log.directory], store)
+    origin = joined(log, archive)
     catalog = origin.catalog()
 
     def away(*_: object) -> bytes:
@@ -255,24 +260,24 @@ def test_a_store_that_is_away_is_no_writer_s_trouble(
 
 
 def test_a_stream_does_not_list_the_store_with_every_look(
-    tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_origin, "REMEMBERED_SECONDS", 1e9)
+    monkeypatch.setattr(archive_segments, "REMEMBERED_SECONDS", 1e9)
     log = mixed_log(tmp_path / "s" / "0", 2)
-    store, origin = kept
+    store, archive = kept
     archived([log.directory], store)
-    first = origin.catalog()
+    first = archive.contents([0])
     store.log.clear()
-    assert origin.catalog() == first
+    assert archive.contents([0]) == first
     assert store.log == []
-    assert origin.catalog([0]).spans == first.spans
+    assert archive.contents([0, 1]).pieces == first.pieces
     assert store.log != [], "other partitions are another question"
     store.log.clear()
-    assert copy.deepcopy(origin).catalog() == first
+    assert copy.deepcopy(archive).contents([0]) == first
     assert store.log != [], "a copy remembers nothing"
 
 
-def test_bytes_are_fetched_once(kept: tuple[FaultyStore, ArchiveOrigin]) -> None:
+def test_bytes_are_fetched_once(kept: tuple[FaultyStore, ArchiveSegments]) -> None:
     store, _ = kept
     data = random.Random(1).randbytes(10_000)
     store.put_new("a", data)
@@ -297,21 +302,16 @@ def test_bytes_are_fetched_once(kept: tuple[FaultyStore, ArchiveOrigin]) -> None
 # -- beside a cluster --------------------------------------------------------------------------------------------------
 
 
-def joined(log: Log, archive: ArchiveOrigin) -> JoinedOrigin:
-    """Directories in place of the cluster: an origin like any other."""
-    return JoinedOrigin(archive=archive, live=cast(LiveOrigin, plain(log)))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_archived_comes_from_there_and_the_rest_from_the_cluster(
-    tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin], seed: int
+    tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments], seed: int
 ) -> None:
     log = mixed_log(tmp_path / "s" / "0", seed)
     store, archive = kept
     archived([log.directory], store)
     both, theirs = joined(log, archive), plain(log)
     catalog, whole = both.catalog(), theirs.catalog()
-    last = archive.catalog().spans[0].last
+    last = archive.contents([0]).pieces[0][-1].last
     assert catalog.spans == whole.spans
     for path in log.directory.iterdir():  # what is archived leaves
         if int(path.name[:19]) <= last:
@@ -328,7 +328,7 @@ def test_what_is_archived_comes_from_there_and_the_rest_from_the_cluster(
     ]
 
 
-def test_a_cluster_says_how_far_its_log_goes(tmp_path: Path, kept: tuple[FaultyStore, ArchiveOrigin]) -> None:
+def test_a_cluster_says_how_far_its_log_goes(tmp_path: Path, kept: tuple[FaultyStore, ArchiveSegments]) -> None:
     store, archive = kept
     storage = GrowingStorage(tmp_path / "s", key=KEY, partitions=2, assigned=[0, 1])
     for number in range(4):
@@ -349,71 +349,42 @@ def test_a_cluster_says_how_far_its_log_goes(tmp_path: Path, kept: tuple[FaultyS
 
 
 @dataclass(kw_only=True)
-class OfAnArchive(Exporting):
+class WithAnArchive(Exporting):
+    log: Log
     place: Path
 
     @property
     def origin(self) -> Any:
-        return ArchiveOrigin(place=str(self.place))
+        return joined(self.log, ArchiveSegments(place=str(self.place)))
 
 
-def exports(tmp_path: Path) -> tuple[Exporting, OfAnArchive]:
-    """Of a storage, and of an archive of what it has sealed."""
+def test_an_export_with_an_archive_is_that_of_the_storage_file_by_file(tmp_path: Path) -> None:
     log = mixed_log(tmp_path / "s" / "0", 1)
     storage = cast(GrowingStorage, SimpleNamespace(directory=log.directory.parent))
     place = archive_of([log.directory], tmp_path / "archive")
     one, other = (LocalDestination(str(tmp_path / name)) for name in ("one", "other"))
-    return (
-        Exporting(storage=storage, destination=one, allows_uncommitted=True, file_data_bytes=None),
-        OfAnArchive(storage=storage, destination=other, file_data_bytes=None, place=place),
-    )
-
-
-def test_an_export_of_an_archive_is_that_of_the_storage_file_by_file(tmp_path: Path) -> None:
-    one, other = exports(tmp_path)
-    theirs = other.export()
-    last = theirs.partitions[0].span.last
-    ours = one.export(Range(last={0: last}))
-    other.check_proof(theirs)
+    ours = Exporting(storage=storage, destination=one, allows_uncommitted=True, file_data_bytes=None).export()
+    exporting = WithAnArchive(storage=storage, destination=other, file_data_bytes=None, log=log, place=place)
+    theirs = exporting.export()
+    exporting.check_proof(theirs)
 
     def proofs(found: Any) -> list[Any]:
         return [replace(piece, path="") for piece in found.pieces]
 
     assert proofs(ours) == proofs(theirs)
     assert (ours.partitions[0].crc, ours.partitions[0].span) == (theirs.partitions[0].crc, theirs.partitions[0].span)
-    survey = ArchiveOrigin(place=str(other.place)).contents().pieces[0]
-    assert manifest.total_of(survey).crc == ours.partitions[0].crc, "the archive's own manifest says the same"
 
 
-def test_commands_understand_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, other = exports(tmp_path)
-    archive, output = str(other.place), str(tmp_path / "other")
-    assert run(["spark-export", output, "--source", archive, "--dry-run"]) == 0
-    assert f"the archive {archive}" in capsys.readouterr().out
-    other.export()
-    assert run(["spark-export", output, "--source", archive]) == 0, "nothing is new"
-    assert run(["export", "verify", output, "--against-log", "--source", archive]) == 0
-    capsys.readouterr()
-    assert run(["export", "verify", archive, "--progress", "off"]) == 8
-    told = capsys.readouterr().out
-    assert "the store has no saved documents" in told, "nobody saved any here"
-    assert "segment/" not in told
-    segment = next(Path(archive).glob("partition-0/segment/*"))
-    segment.write_bytes(b"x" + segment.read_bytes()[1:])
-    assert run(["export", "verify", archive]) == 8
-    assert segment.name in capsys.readouterr().out
-    assert run(["export", "verify", output, "--against-log", "--source", archive]) == 8
-    assert run(["export", "verify", archive, "--against-log", "--source", archive]) == 2
-    assert run(["spark-export", str(tmp_path / "new"), "--source", archive, "--archive", archive]) == 2
-    assert run(["spark-export", str(other.place / "inside"), "--source", archive]) == 2
-
-
-def test_options_name_an_archive_alone_or_beside_a_cluster(tmp_path: Path) -> None:
-    _, other = exports(tmp_path)
-    alone = ArchiveOrigin(place=str(other.place))
-    assert Asked(sources=(str(other.place),), cluster=ClusterOptions()).origin() == alone
-    with pytest.raises(BadArgument, match="allowUncommitted"):
-        Asked(sources=(str(other.place),), allow_uncommitted=True, cluster=ClusterOptions()).origin()
+def test_an_archive_without_its_cluster_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = mixed_log(tmp_path / "s" / "0", 1)
+    archive = str(archive_of([log.directory], tmp_path / "archive"))
+    for words, next_step in (
+        (["spark-export", str(tmp_path / "out"), "--source", archive], f"`waltzctl cluster restore {archive}`"),
+        (["spark-export", str(tmp_path / "out"), "--source", "s3://b/f"], "--archive of the command"),
+        (["export", "verify", archive], f"`waltzctl archive verify {archive}`"),
+    ):
+        assert run(words) == 2
+        assert next_step in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_bucket_that_holds_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,31 +402,9 @@ def test_a_bucket_that_holds_an_archive(tmp_path: Path, monkeypatch: pytest.Monk
         boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="archives")
         log, place = mixed_log(tmp_path / "s" / "0", 3), "s3://archives/orders"
         archived([log.directory], open_archive(place))
-        origin = Asked(sources=(place,), cluster=ClusterOptions()).origin()
-        assert origin == ArchiveOrigin(place=place), "no option says that it is no export"
-        catalog, theirs = origin.catalog(), plain(log)
+        origin, theirs = joined(log, ArchiveSegments(place=place)), plain(log)
+        catalog = only_archived(origin.catalog())
         span = catalog.spans[0]
         assert rows(origin, catalog, span) == rows(theirs, theirs.catalog(), span)
-        exported = "s3://archives/export"
-        Exporting(
-            storage=cast(GrowingStorage, SimpleNamespace(directory=log.directory.parent)), allows_uncommitted=True,
-            destination=destination_of(f"{exported}?scheme=http&endpoint_override={endpoint.partition('//')[2]}"),
-        ).export()  # fmt: skip
-        assert (is_archive(place), is_archive(exported)) == (True, False)
-        with pytest.raises(BadArgument, match="is no directory of a storage"):
-            Asked(sources=(exported,), cluster=ClusterOptions()).origin()
     finally:
         running.stop()
-
-
-def test_the_group_log_is_left_out_where_the_documents_say_which_one_it_is(tmp_path: Path) -> None:
-    """It holds nothing of applications."""
-    logs = [mixed_log(tmp_path / "s" / str(number), 1, partition=number, plain=False).directory for number in (0, 1)]
-    place = str(archive_of(logs, tmp_path / "archive"))
-    assert sorted(ArchiveOrigin(place=place).catalog().spans) == [0, 1]
-    meta = ClusterMeta(name="orders", key=KEY, partitions=1, created="2026", format=1)
-    save_metadata(open_archive(place), write(Saved(moment="2026-11-24T10:00:00+00:00", documents={ROOT: meta})))
-    origin = ArchiveOrigin(place=place)
-    assert sorted(origin.catalog().spans) == [0]
-    with pytest.raises(NoSuchPartition):
-        origin.catalog([1])

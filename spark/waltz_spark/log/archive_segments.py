@@ -1,9 +1,9 @@
-"""An archive as an origin: the sealed segments in a store, without any cluster.
+"""Read the sealed segments in the store of an archive, for the origin of the cluster that they belong to.
 
-The newest manifests say what there is, and each piece is an extent. Whoever reads one opens the store by itself; where it
-is travels along, and never a credential. Of a piece only those bytes are fetched that a reading needs, some MiB at a time,
-and what is given was proven by the checksums of its records, as of every segment. Where a piece was read from end to end,
-its records are also held against the manifest. What is missing or damaged is named: the object, and the ids that it holds.
+The newest manifests list the segments; each one is an extent. A task that reads an extent opens the store by itself: the
+extent carries the address of the store, never a credential. Of a segment only the bytes that a read needs are fetched, some
+MiB at a time. Records are proven by their checksums; a segment that was read from end to end is also compared with its
+manifest. An error about a missing or damaged object names the object and the ids that it holds.
 """
 
 from __future__ import annotations
@@ -22,28 +22,22 @@ from waltz_spark.log.origin import Catalog, Extent, Span
 from waltz_spark.log.segment import Place, Segment, first_at
 from waltzd.archive.contents import all_pieces, label_of, newest_manifests
 from waltzd.archive.manifest import COLUMNS, Entry
-from waltzd.archive.metadata import newest_metadata
 from waltzd.archive.place import open_archive
 from waltzd.archive.store import Store
 from waltzd.archive.upload import PartitionArchive
-from waltzd.cluster.metadata import read
 from waltzd.disk.seam import File
 from waltzd.errors import (
     ArchiveDamaged,
     HeaderDamaged,
-    NoSuchPartition,
-    NothingHere,
     ObjectAbsent,
     PartitionDamaged,
     StoreRefused,
     StoreUnavailable,
-    WaltzError,
 )
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES, FileHeader
 from waltzd.format.record import Run
-from waltzd.protocol.positions import Position
-from waltzd.protocol.timelines import FIRST, NEVER_FORKED, Lineage
+from waltzd.protocol.timelines import FIRST, Lineage
 
 READ_BYTES = 16 << 20
 """Of one request of a reading. It is in memory beside what is made of it."""
@@ -121,14 +115,16 @@ class Contents:
 
 
 class _Memory:
+    """The contents that were found last, for each set of partitions: a stream asks a hundred times a second."""
+
     def __init__(self) -> None:
-        self._found: dict[frozenset[int] | None, tuple[float, Contents]] = {}
+        self._found: dict[frozenset[int], tuple[float, Contents]] = {}
 
     def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
-        """A pickled copy begins empty."""
+        """Pickle as an empty memory."""
         return _Memory, ()
 
-    def contents(self, partitions: frozenset[int] | None, ask: Callable[[], Contents]) -> Contents:
+    def contents(self, partitions: frozenset[int], ask: Callable[[], Contents]) -> Contents:
         now = time.monotonic()
         since, found = self._found.get(partitions, (-REMEMBERED_SECONDS, None))
         if found is None or now - since >= REMEMBERED_SECONDS:
@@ -138,26 +134,23 @@ class _Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchiveOrigin:
+class ArchiveSegments:
     place: str
-    """The store, as the storages name it."""
+    """Address of the store, in the form of the setting `archive` of storages."""
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
 
     def describe(self) -> str:
         return f"the archive {self.place}"
 
-    def contents(self, partitions: Collection[int] | None = None) -> Contents:
-        """Of these partitions, as far as they are in the archive, or of all; as it was a few seconds ago at the latest."""
-        among = None if partitions is None else frozenset(partitions)
+    def contents(self, partitions: Collection[int]) -> Contents:
+        """Return what the archive has of these partitions, at most `REMEMBERED_SECONDS` old."""
+        among = frozenset(partitions)
         return self._memory.contents(among, lambda: self._contents(among))
 
-    def _contents(self, partitions: Collection[int] | None) -> Contents:
+    def _contents(self, partitions: Collection[int]) -> Contents:
         with _asking(_NOT_READ):
             label = label_of(self._store, not_done=_NOT_READ)
             found = newest_manifests(self._store, label, partitions)
-            group_log = self._group_log() if found else None
-            if group_log is not None:
-                found.pop(group_log, None)
             return Contents(
                 key=label.cluster,
                 pieces={
@@ -166,38 +159,6 @@ class ArchiveOrigin:
                 },
                 lineages={number: manifest.lineage for number, manifest in found.items()},
             )
-
-    def _group_log(self) -> int | None:
-        """The number of the group log, which holds nothing of applications; None where nothing in the archive says it."""
-        documents = newest_metadata(self._store)
-        try:
-            return None if documents is None else read(documents[1], "the documents in the archive").meta.partitions
-        except WaltzError:
-            return None
-
-    def catalog(self, partitions: Collection[int] | None = None) -> Catalog:
-        found = self.contents(partitions)
-        missing = sorted(set(partitions or ()) - found.pieces.keys())
-        if missing:
-            raise NoSuchPartition(
-                f"{self.describe()} has nothing of partition {', '.join(map(str, missing))}", not_done=_NOT_READ,
-                next_step="leave it out; the first segment of a partition is archived when it is full",
-            )  # fmt: skip
-        if not found.pieces:
-            raise NothingHere(
-                f"{self.describe()} has no segment yet", not_done=_NOT_READ,
-                next_step="read the cluster; the first segment of a partition is archived when it is full",
-            )  # fmt: skip
-        return Catalog(
-            key=found.key,
-            spans={number: Span(pieces[0].first, pieces[-1].last) for number, pieces in found.pieces.items()},
-            extents=tuple(found.extents()),
-            timelines=found.timelines,
-        )
-
-    def check(self, partition: int, position: Position) -> None:
-        lineage = self.contents([partition]).lineages.get(partition, NEVER_FORKED)
-        lineage.check(position.timeline, position, what="the reader", partition=partition)
 
     def read(self, extent: Extent, span: Span, *, batch_bytes: int, with_locks: bool = False) -> Iterator[Run]:
         _, piece = _piece_at(extent)
