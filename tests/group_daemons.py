@@ -1,4 +1,4 @@
-"""Members of durable groups, each a process that works through the library, race on real daemons; then a verdict.
+"""Members of consumer groups, each a process that works through the library, race on real daemons; then a verdict.
 
     ./dev groups --real [--seconds 600] [--members 16] [--seed N]
 

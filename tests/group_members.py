@@ -1,4 +1,4 @@
-"""Members of a durable group that work, hang, forget, give up and come back, and write down all that they see.
+"""Members of a consumer group that work, hang, forget, give up and come back, and write down all that they see.
 
 They speak to owners through ports, below the library: so what they were given, with which tag, and what was answered is
 evidence at first hand, also where a client would hide it. One `Member` has one name in one partition; each of its streams

@@ -1,4 +1,4 @@
-"""Members of durable groups race in a cluster of this process, while they, the servers and storages fail; then a verdict.
+"""Members of consumer groups race in a cluster of this process, while they, the servers and storages fail; then a verdict.
 
     ./dev groups [--seconds 600] [--members 16] [--mode queue|keyed|ordered] [--seed N]
     ./dev groups --real [--seconds 600] [--members 16] [--seed N]

@@ -49,7 +49,7 @@ API = {
         *("waltzd.serializers.EventType", "waltzd.serializers.Json", "waltzd.serializers.JsonEvents"),
         *("waltzd.serializers.PydanticEvents", "waltzd.serializers.MsgspecEvents"),
     ),
-    "Durable groups": (
+    "Consumer groups": (
         *("waltzd.Delivery", "waltzd.Subscription", "waltzd.Handling", "waltzd.Reject"),
         *("waltzd.BlockingDelivery", "waltzd.BlockingSubscription", "waltzd.BlockingHandling", "waltzd.sql.SqlInbox"),
     ),

@@ -51,7 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "errors": ("", "Explain the error codes that Waltz prints."),
         "events": ("waltzctl.health.events:events", "What the daemons said lately, in one order."),
         "export": ("", "What `spark-export` wrote: look, and check."),
-        "group": ("", "Durable groups: members that share work, and what they put aside."),
+        "group": ("", "Consumer groups: members that share work, and what they put aside."),
         "health": ("waltzctl.health.health:health", "Commit a probe in every partition, and say how long it took."),
         "history": ("waltzctl.placement.cluster:history", "Who changed what, and why."),
         "lock": ("", "Why a transaction was refused."),

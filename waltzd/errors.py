@@ -218,60 +218,60 @@ class NoSuchChannel(WaltzError, code="W2300", exit_code=EXIT_NOT_FOUND, status="
 
 
 class GroupStateDamaged(WaltzError, code="W2301", status="DATA_LOSS"):
-    """What is kept of a durable group cannot be read: it was written by a newer version, or contradicts itself. The group
+    """What is kept of a consumer group cannot be read: it was written by a newer version, or contradicts itself. The group
     gives nothing out; guessing where it stands could skip a transaction. Not done: nothing was given to a member. Next:
     bring all servers to the newest version; if it stays so, report it, and let groups go on without the entry: `waltzctl
     group pass-over ENTRY`."""
 
 
 class GroupLogClosed(WaltzError, code="W2302", exit_code=EXIT_NOT_AUTHORISED, status="PERMISSION_DENIED"):
-    """The partition behind all others is the group log: it holds where every durable group stands, and only servers write
+    """The partition behind all others is the group log: it holds where every consumer group stands, and only servers write
     there. An application reads and writes partitions, and works in groups by the calls that are made for them. A server in
     turn is a client of the group log alone, so its certificate opens no partition. Not done: nothing was read or written.
     Next: name a partition of the cluster; `waltzctl cluster describe` says how many there are."""
 
 
 class GroupLogRefused(WaltzError, code="W2303", exit_code=EXIT_UNSAFE, retry=Retry.LATER):
-    """The cluster cannot get its group log now, which holds where durable groups stand: a server or storage does not
+    """The cluster cannot get its group log now, which holds where consumer groups stand: a server or storage does not
     answer, or its version is too old to hold that log. An old server would also stop to follow who owns what. Nothing was
     changed. Not done: nothing was changed. Next: start what is named, bring it to the newest version, or take it out of the
     cluster; then try again."""
 
 
 class NoSuchGroup(WaltzError, code="W2306", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The cluster has no durable group of this name: it was mistyped, removed, or never made; or the one that was meant is
+    """The cluster has no consumer group of this name: it was mistyped, removed, or never made; or the one that was meant is
     gone, and another was made under its name. Nothing was done. Not done: nothing was done. Next: `waltzctl group list`
     shows them; make it with `waltzctl group create` or `Client.create_group`."""
 
 
 class GroupExists(WaltzError, code="W2307", exit_code=EXIT_CONFLICT, status="ALREADY_EXISTS"):
-    """A durable group of this name is there with other settings. To make it again with the same settings changes nothing;
+    """A consumer group of this name is there with other settings. To make it again with the same settings changes nothing;
     with others it would silently change what members rely on, so it is refused. Its mode, its key and its partitions stay
     what they are for as long as it lives. Not done: the group stays as it is. Next: look at it with `waltzctl group
     describe`; change its settings with `waltzctl group set`, or take another name."""
 
 
 class NoGroupLog(WaltzError, code="W2308", exit_code=EXIT_NOT_FOUND, retry=Retry.LATER, status="FAILED_PRECONDITION"):
-    """The cluster has no group log yet: an older version of Waltz made the cluster, and no durable group was ever made
+    """The cluster has no group log yet: an older version of Waltz made the cluster, and no consumer group was ever made
     there; or this server has not heard of that log. The first `waltzctl group create` makes it, while the cluster runs. Not
     done: nothing was done. Next: an operator makes the first group with `waltzctl group create`."""
 
 
 class GroupLogAway(WaltzError, code="W2309", exit_code=EXIT_TIMEOUT, retry=Retry.LATER, status="UNAVAILABLE"):
-    """The group log did not answer in time, so it is not known where durable groups stand: its owner, or a majority of its
+    """The group log did not answer in time, so it is not known where consumer groups stand: its owner, or a majority of its
     replicas, is away. Groups that are at work go on for a while; what was not answered may have been written all the same.
     Not done: it is not known to be on the disks of a majority. Next: look at the group log with `waltzctl doctor`; try
     again when it has an owner and a majority."""
 
 
 class GroupBeyondLog(WaltzError, code="W2310", exit_code=EXIT_CONFLICT, status="FAILED_PRECONDITION"):
-    """A durable group is to begin, or stands, behind an id that its partition has not given out. Going on would skip what
+    """A consumer group is to begin, or stands, behind an id that its partition has not given out. Going on would skip what
     gets these ids later: the partition may have been restored to an earlier moment. Not done: nothing was given to a
     member. Next: name an id of the log; a group that stands beyond it goes on after `waltzctl group reset`."""
 
 
 class NotInGroup(WaltzError, code="W2311", exit_code=EXIT_NOT_FOUND, status="NOT_FOUND"):
-    """The partition does not belong to this durable group: it names others, or a channel that it names was changed. A
+    """The partition does not belong to this consumer group: it names others, or a channel that it names was changed. A
     member attends to the partitions of its group only. Not done: nothing was given to the member. Next: `waltzctl group
     describe` shows its partitions; attend to those."""
 
@@ -602,7 +602,7 @@ class OtherView(WaltzError, code="W2084", exit_code=EXIT_CONFLICT):
 
 
 class OtherInbox(WaltzError, code="W2337", exit_code=EXIT_CONFLICT):
-    """The application's database holds what members of another durable group have done under the name of this inbox. Two
+    """The application's database holds what members of another consumer group have done under the name of this inbox. Two
     groups under one name would each leave out what the other one has done, so nothing was done. Not done: nothing was done.
     Next: give the inbox of each group a name of its own, with `name=`."""
 

@@ -1,4 +1,4 @@
-"""What durable groups cost: acknowledgements, the way from a commit to a member, and groups that nobody works in.
+"""What consumer groups cost: acknowledgements, the way from a commit to a member, and groups that nobody works in.
 
 Servers, storages and members are in one process, without a network: the processor time is that of all of them together.
 """

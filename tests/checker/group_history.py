@@ -1,4 +1,4 @@
-"""What members and operators of a durable group did and were told, as lines of JSON: the evidence about one group.
+"""What members and operators of a consumer group did and were told, as lines of JSON: the evidence about one group.
 
 Each process appends to a file of its own. Times are nanoseconds of one monotonic clock for all of them, and no two lines of
 one process have the same; `group_verdict` relies on nothing else. A *holder* is one life of a member: after a crash, a

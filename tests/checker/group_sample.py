@@ -1,4 +1,4 @@
-"""Histories that a durable group which keeps its promises leaves, made up from a seed.
+"""Histories that a consumer group which keeps its promises leaves, made up from a seed.
 
 The decisions are those of the product: a `Table` over a `State`, of which a snapshot survives a change of owner. Around
 them everything is made up: streams that keep their order and are cut, members that work, hang, crash and come back,

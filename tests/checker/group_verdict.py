@@ -1,4 +1,4 @@
-"""Whether what members of a durable group saw could have come from one that keeps its promises.
+"""Whether what members of a consumer group saw could have come from one that keeps its promises.
 
 Only what is certain is found wrong. An owner decides in an order that nobody else sees, but tags tell much of it: they rise
 with each delivery of an epoch, and an acknowledgement that was *taken* was heard while the delivery with its tag was the

@@ -1,4 +1,4 @@
-"""The checker of durable groups accepts what a sound one leaves, notices every kind of wrong, agrees with its twin."""
+"""The checker of consumer groups accepts what a sound one leaves, notices every kind of wrong, agrees with its twin."""
 
 from __future__ import annotations
 

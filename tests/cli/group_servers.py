@@ -1,4 +1,4 @@
-"""Two servers that know durable groups and nothing else, for the tool: what they say is what a test puts here.
+"""Two servers that know consumer groups and nothing else, for the tool: what they say is what a test puts here.
 
 The coordinator is one in memory. Each is asked over gRPC, as real ones are; so what is missing is only what servers decide.
 """

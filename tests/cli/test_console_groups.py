@@ -1,4 +1,4 @@
-"""The pages of durable groups: the figures of `waltzctl group`, and the commands that change something."""
+"""The pages of consumer groups: the figures of `waltzctl group`, and the commands that change something."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def numbers(html: str, label: str) -> list[list[str]]:
 def test_pages_say_what_the_tool_says(servers: Servers) -> None:
     with visitor(servers) as client:
         groups = client.get("/groups").text
-        assert numbers(groups, "Durable groups") == [["1", str(2 + 4 + 94), "2", "2"]]
+        assert numbers(groups, "Consumer groups") == [["1", str(2 + 4 + 94), "2", "2"]]
         assert 'href="/groups/mailer"' in groups
         assert "waltzctl group list" in groups
         html = client.get("/groups/mailer").text
@@ -78,4 +78,4 @@ def test_what_does_not_answer_is_missed_by_name(servers: Servers) -> None:
 def test_where_there_are_no_groups(servers: Servers) -> None:
     servers.groups.clear()
     with visitor(servers) as client:
-        assert "There are no durable groups" in client.get("/groups").text
+        assert "There are no consumer groups" in client.get("/groups").text

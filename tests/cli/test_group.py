@@ -1,4 +1,4 @@
-"""`waltzctl group`: what servers say of durable groups, and what they are told to do."""
+"""`waltzctl group`: what servers say of consumer groups, and what they are told to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
 
 
 def test_a_line_for_each_group(servers: Servers, waltzctl: Tool) -> None:
-    assert "There are no durable groups" in waltzctl("group", "list", *WHERE).out
+    assert "There are no consumer groups" in waltzctl("group", "list", *WHERE).out
     servers.put(
         3,
         place(0, floor=89, reach=95, open=2, parked=1, is_at_work=True, in_flight=2, members=(member(), member("two"))),
@@ -68,7 +68,7 @@ def test_the_word_of_the_owner_counts(servers: Servers, waltzctl: Tool) -> None:
     assert (one["state"], one["why"], one["owner"], one["lag"]) == ("stopped", "id 6: no such address", "b", 94)
     assert [(row["member"], row["partition"]) for row in found["members"]] == [("one", 0)]
     assert found["settings"]["mode"] == "queue"
-    refused(waltzctl("group", "describe", "mailr", *WHERE), 3, "W2102", "no durable group mailr", "did you mean mailer?")
+    refused(waltzctl("group", "describe", "mailr", *WHERE), 3, "W2102", "no consumer group mailr", "did you mean mailer?")
 
 
 def test_what_is_missing_is_said(servers: Servers, waltzctl: Tool) -> None:
@@ -130,7 +130,7 @@ def test_a_group_from_its_making_to_its_end(servers: Servers, waltzctl: Tool) ->
     assert made.starts == (GroupStart(0, 0),)
     assert "nothing to do" in waltzctl(*command).out
     refused(
-        waltzctl("group", "create", "mailer", *WHERE), 4, "a durable group mailer already: mode keyed", "group set mailer"
+        waltzctl("group", "create", "mailer", *WHERE), 4, "a consumer group mailer already: mode keyed", "group set mailer"
     )
     assert steps(waltzctl("group", "set", "mailer", "--then", "park", *WHERE, "--dry-run", "-o", "json")) == [
         "no longer: 3 tries with pauses of 10 s, 1 min, then it stops",
@@ -185,7 +185,7 @@ def test_where_a_group_begins(servers: Servers, waltzctl: Tool) -> None:
         (("create", "mailer", "--partitions", "0", "--from-id", "3=1"), 3, "partition 3 is none of the group"),
         (("create", "mailer", "--from-time", "noon"), 2, "this is no time"),
         (("set", "index"), 2, "no setting was named"),
-        (("set", "mailer", "--tries", "3"), 3, "no durable group mailer"),
+        (("set", "mailer", "--tries", "3"), 3, "no consumer group mailer"),
         (("reset", "index"), 2, "say one of --to-first, --to-last, --to-id, --to-time and --skip-to"),
         (("reset", "index", "--to-last", "--skip-to", "5"), 2, "--to-last and --skip-to contradict each other"),
         (("reset", "index", "--to-first", "--to-last"), 2, "--to-first and --to-last contradict each other"),

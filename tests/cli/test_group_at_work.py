@@ -1,4 +1,4 @@
-"""A durable group with real daemons: made while the cluster runs, worked on, looked at, and moved by an operator."""
+"""A consumer group with real daemons: made while the cluster runs, worked on, looked at, and moved by an operator."""
 
 from __future__ import annotations
 

@@ -435,10 +435,10 @@ def test_testing(waltz_cluster: LocalCluster) -> None:
             shown.test_what_is_written_while_the_owner_dies(cluster)
 
 
-# -- durable groups ----------------------------------------------------------------------------------------------------
+# -- consumer groups ----------------------------------------------------------------------------------------------------
 
 
-def test_durable_groups() -> None:
+def test_consumer_groups() -> None:
     async def story(cluster: LocalCluster) -> None:
         sent: list[tuple[bytes, str]] = []
         with page("groups", cluster) as shown:

@@ -1,4 +1,4 @@
-"""Mutants of durable groups: what is kept, who may still speak, how often something is tried, and in which order."""
+"""Mutants of consumer groups: what is kept, who may still speak, how often something is tried, and in which order."""
 
 from __future__ import annotations
 

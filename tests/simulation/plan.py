@@ -74,12 +74,12 @@ storages write small appends in the moment in which they come. `forge`: somebody
 into sessions of others. `instances`: of clients that come in pairs only the newest may live; one is paused, replaced by the
 other and woken, while owners change. `archive`: storages upload to a store that fails in each way that it may. `trim`: the
 same, and storages keep little of what is archived. `backup`: also what is not sealed yet. `subscribers`: members
-of a durable group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies. `halt`:
+of a consumer group work, hang, crash and come back; operators replay, skip and reset; who owns the group log dies. `halt`:
 machines stand still with their clocks. `pieces`: a new owner reads the locks of the log in many small pieces. `losses`: one
 storage after the other loses its disk, each when all partitions are level again. `vanish`: segments that are archived, and
 that storages still have, go from the store. `age`: storages keep a minute of what is archived, and hours pass at once.
 `regress`: with documents that go back also those of archives, instances and the assignment, and the counter of client
-ids. `filters`: a durable group wants the transactions with some headers only. `removals`: a durable group is removed under
+ids. `filters`: a consumer group wants the transactions with some headers only. `removals`: a group is removed under
 work, and made again under its name. `policies`: an operator takes grants to append, and gives them back. `quotas`: an
 operator bounds what names may append. `rescue`: all storages but one are lost while all are level, an operator rescues what
 is closed, and the others come back, without their disks or as they were."""
@@ -110,7 +110,7 @@ BESIDE: dict[str, dict[str, float]] = {
 others as they were. Kinds that are in none of them are drawn half of the time by the generator of the plan. `rewind` and
 `spoil` are rare: they may leave a partition to an operator, and a run ends there."""
 OF_GROUPS = ("subscribers", "filters", "removals")
-"""Kinds that need a durable group with members."""
+"""Kinds that need a consumer group with members."""
 REPLICAS_MIN = 3
 """Operators never ask for fewer: one storage alone may lose what it had acknowledged."""
 
@@ -151,7 +151,7 @@ class Setup:
     keep_local: str = "all"
     """What storages keep of the archived log."""
     members: int = 0
-    """Of a durable group."""
+    """Of a consumer group."""
     mode: str = ""
     """Of that group."""
     spares: int = 0

@@ -392,7 +392,7 @@ class SimServerPort(_Port[ServerCalls], Servers):
 
 
 class SimStream(_Lazy, Generic[Up, Down]):
-    """A mount, or the stream of a member of a durable group, as the client holds it."""
+    """A mount, or the stream of a member of a consumer group, as the client holds it."""
 
     async def send(self, frames: Sequence[Up]) -> None:
         await self.caller().send(list(frames))

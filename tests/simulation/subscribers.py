@@ -1,4 +1,4 @@
-"""A durable group in a simulation: machines on which its members run, an operator, and what has to be true of it."""
+"""A consumer group in a simulation: machines on which its members run, an operator, and what has to be true of it."""
 
 from __future__ import annotations
 

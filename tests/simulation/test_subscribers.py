@@ -1,4 +1,4 @@
-"""A durable group in a simulated cluster, and in one of this process: members crash, hang and come back."""
+"""A consumer group in a simulated cluster, and in one of this process: members crash, hang and come back."""
 
 from __future__ import annotations
 

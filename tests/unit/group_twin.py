@@ -1,4 +1,4 @@
-"""A durable group as one list of ids, searched from its beginning for every question: the slow twin of its table.
+"""A consumer group as one list of ids, searched from its beginning for every question: the slow twin of its table.
 
 It decides nothing: it is told what was given out and what was said, and knows what may be given out, and what is to be
 done.

@@ -1,4 +1,4 @@
-"""Pages of durable groups: how far they are, who works for them, and what they have put aside.
+"""Pages of consumer groups: how far they are, who works for them, and what they have put aside.
 
 What servers say and the columns are those of `waltzctl group`.
 """
@@ -46,7 +46,7 @@ async def groups(asked: Asked) -> Page:
                 name="groups",
                 template="group.html",
                 given={
-                    "grid": listed("Durable groups", told, look, chosen),
+                    "grid": listed("Consumer groups", told, look, chosen),
                     "pager": pager,
                     "path": "/groups",
                     "state": "",
@@ -62,7 +62,7 @@ async def groups(asked: Asked) -> Page:
 async def group(asked: Asked) -> Page:
     name = asked.name
     if not is_name(name):
-        raise unknown("durable group", name, ())
+        raise unknown("consumer group", name, ())
     cluster = await asked.cluster()
     found, view = await one_of(cluster, asked.reach.tls, name)
     chosen, pager = cut(asked, view.partitions, {})

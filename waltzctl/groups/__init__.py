@@ -1,1 +1,1 @@
-"""Durable groups: what members work on, and what operators do about it."""
+"""Consumer groups: what members work on, and what operators do about it."""

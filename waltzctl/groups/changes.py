@@ -67,7 +67,7 @@ def create(
     given: Settings,
     request: Changing,
 ) -> int:
-    """Make a durable group: members that share the work of partitions, and whose place the cluster keeps. It begins at the
+    """Make a consumer group: members that share the work of partitions, and whose place the cluster keeps. It begins at the
     first transaction unless something else is said. A cluster that an older version made has no log in which groups are
     kept: its first group makes that log, beside its partitions, which stay as they are.
 
@@ -94,7 +94,7 @@ def create(
         if there is not None:
             if dataclasses.replace(there.meta, starts=()) != plain:
                 raise NameInUse(
-                    f"there is a durable group {name} already: {', '.join(settings(there.meta))}",
+                    f"there is a consumer group {name} already: {', '.join(settings(there.meta))}",
                     not_done="nothing was changed",
                     next_step=f"change its settings with `waltzctl group set {name}`, where it stands with `waltzctl group "
                     f"reset {name}`, or take another name",
@@ -210,7 +210,7 @@ def pass_over(
     id: Annotated[int, Argument(metavar="ENTRY", min=0, help="The id that `waltzctl group list` names.")],
     request: Changing,
 ) -> int:
-    """Let durable groups go on without an entry of the group log that no server can read. What it said of one group is
+    """Let consumer groups go on without an entry of the group log that no server can read. What it said of one group is
     lost: transactions that were done may be given out once more. Bring all servers to the newest version first; one of them
     may be able to read it.
 

@@ -23,7 +23,7 @@ GroupName = Annotated[str, Argument(metavar="NAME")]
 
 
 def list_(*, reach: Meant, output: AnyForm = "table") -> int:
-    """The durable groups, a line each: its mode, its partitions, how it is where it is worst, how many members work for it,
+    """The consumer groups, a line each: mode, its partitions, how it is where it is worst, how many members work for it,
     its lag, what members have in their hands, and what was put aside. The lag counts transactions that are committed and
     not done; those that the filter of the group leaves out count until the group has come to them.
 
@@ -37,7 +37,7 @@ def list_(*, reach: Meant, output: AnyForm = "table") -> int:
 
 
 def describe(*, name: GroupName, reach: Meant, output: AnyForm = "table") -> int:
-    """One durable group: its settings, where it stands in each partition, and its members. Everything up to the floor is
+    """One consumer group: its settings, where it stands in each partition, and its members. Everything up to the floor is
     acknowledged or put aside. One that is stopped gives nothing out there until `waltzctl group resume`; one that is paused
     goes on by itself.
 
@@ -58,4 +58,4 @@ async def one_of(cluster: Cluster, tls: Tls | None, name: str) -> tuple[Groups, 
     if view is not None:
         return found, view
     everything = await asked(cluster, tls)
-    raise unknown("durable group", name, [one.name for one in everything.groups])
+    raise unknown("consumer group", name, [one.name for one in everything.groups])

@@ -1,4 +1,4 @@
-"""Where durable groups begin in the log, and how they are moved: reset, resume.
+"""Where consumer groups begin in the log, and how they are moved: reset, resume.
 
 A place is said by the id that is to be done first, or by a time, and becomes the id behind which the group begins. What is
 skipped is done by nobody; what is done again comes a second time: a plan says how much of either there is.

@@ -1,4 +1,4 @@
-"""Whom to tell what is to be done to a durable group, and telling it again until it is done.
+"""Whom to tell what is to be done to a consumer group, and telling it again until it is done.
 
 Any server changes a group as a whole; what is done in one partition, its owner does. Owners change, and the group log may
 be away for a moment: what can be done a moment later is tried again. All of these changes may be asked for twice.

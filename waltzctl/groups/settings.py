@@ -1,4 +1,4 @@
-"""What options say of a durable group: durations, pauses, headers, as a person types them."""
+"""What options say of a consumer group: durations, pauses, headers, as a person types them."""
 
 from __future__ import annotations
 

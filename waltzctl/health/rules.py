@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from waltzctl.health.facts import Check, Facts, Found, Grade, Health, Reason, Verdict, over, under, unsure, warn
-from waltzctl.health.troubles import coordination, documents, durable_groups, margins, moves, processes, replicas
+from waltzctl.health.troubles import consumer_groups, coordination, documents, margins, moves, processes, replicas
 from waltzctl.placement.plan import crowded, sizes
 from waltzctl.placement.plan import together as together_in_one
 from waltzctl.shell.numbers import spell
@@ -595,8 +595,8 @@ RULES = (
         needs=("servers",),
     ),
     Rule(
-        name="durable groups",
-        find=durable_groups,
+        name="consumer groups",
+        find=consumer_groups,
         fix="see `waltzctl group describe NAME`: bring its members back; after `waltzctl group parked list NAME` replay or "
         "discard what is put aside, and let a group that has stopped go on with `waltzctl group resume NAME`",
         needs=("servers",),

@@ -353,17 +353,17 @@ def documents(facts: Facts) -> Found:
     return "every document of the coordinator can be understood"
 
 
-# -- durable groups ----------------------------------------------------------------------------------------------------
+# -- consumer groups ----------------------------------------------------------------------------------------------------
 
 
-def durable_groups(facts: Facts) -> Found:
+def consumer_groups(facts: Facts) -> Found:
     """Those that do not go on, and those that have put something aside. The cluster is well all the same: mostly it is an
     application that is in the way."""
     found = facts.snapshot.groups
     for view in facts.snapshot.servers:
         if view.said is not None and view.said.groups is not None and view.said.groups.trouble:
             yield Reason(
-                sentence=f"{view.meta.name} may not know the newest of durable groups: {view.said.groups.trouble}",
+                sentence=f"{view.meta.name} may not know the newest of consumer groups: {view.said.groups.trouble}",
                 next_step="groups give nothing new out there before that is over: see the group log in `waltzctl partition "
                 "list`, and `waltzctl events --level warning`",
             )

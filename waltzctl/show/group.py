@@ -1,4 +1,4 @@
-"""Durable groups: a line each, where one stands in each partition, its members, and what it has put aside."""
+"""Consumer groups: a line each, where one stands in each partition, its members, and what it has put aside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from waltzd.protocol.groups import GroupMember, GroupTotals, Mode, ParkedTransac
 if TYPE_CHECKING:
     from waltzd.client.view import Transaction
 
-NONE = "There are no durable groups: `waltzctl group create NAME` makes one."
+NONE = "There are no consumer groups: `waltzctl group create NAME` makes one."
 STYLES = {
     Standing.STOPPED: "bold red",
     Standing.PAUSED: "bold yellow",
@@ -108,7 +108,7 @@ def group(view: GroupView, found: Groups) -> Listing[GroupAt]:
     members = members_of(view)
     page = [
         Line(str(view.standing), STYLES[view.standing]),
-        f"durable group {view.name}: {', '.join(settings(view.meta))}",
+        f"consumer group {view.name}: {', '.join(settings(view.meta))}",
         *(
             Line(f"partition {one.partition}, {timeline_sentence(timeline)}", "yellow", "wrap")
             for one in view.partitions
@@ -164,7 +164,7 @@ def totals(found: GroupTotals | None) -> str:
     said = [f"{number:,} {word}" for word, number in more.items() if number]
     behind = [f"not the newest: {found.trouble}"] if found.trouble else []
     return ", ".join(
-        [count(found.groups, "durable group"), count(found.members, "member"), f"lag {found.lag:,}", *said, *behind]
+        [count(found.groups, "consumer group"), count(found.members, "member"), f"lag {found.lag:,}", *said, *behind]
     )
 
 

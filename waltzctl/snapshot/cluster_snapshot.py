@@ -87,7 +87,7 @@ class PartitionView:
     said: OwnedPartition | None
     """What its owner says of it."""
     is_group_log: bool = False
-    """It holds where durable groups stand, and nothing of applications."""
+    """It holds where consumer groups stand, and nothing of applications."""
     refusing: frozenset[str] = frozenset()
     """Storages that answer, and say that they do not serve this replica: it was taken offline, is refused, or is not there.
     While nothing is written an owner does not notice it; a snapshot asks both sides and knows more."""
@@ -198,7 +198,7 @@ class ClusterSnapshot:
 
     @property
     def groups(self) -> GroupTotals | None:
-        """All durable groups, as the owners of partitions say; None where no server knows of a group log."""
+        """All consumer groups, as the owners of partitions say; None where no server knows of a group log."""
         said = [view.said.groups for view in self.servers if view.said is not None and view.said.groups is not None]
         if not said:
             return None

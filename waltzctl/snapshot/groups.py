@@ -1,4 +1,4 @@
-"""The durable groups of a cluster: what all of its servers say, put together.
+"""The consumer groups of a cluster: what all of its servers say, put together.
 
 Any server knows every group and where it stands by the group log; only the owner of a partition knows what is at work
 there, and what is committed. So of each partition the word of its owner counts, and of what nobody works on, that of the
@@ -246,7 +246,7 @@ async def groups(cluster: Cluster, tls: Tls | None, name: str | None = None) -> 
 
     answers = dict(zip(servers, await asyncio.gather(*map(ask, servers.values())), strict=True))
     lists = {server: found for server, (_, found) in answers.items()}
-    check_heard(lists, "which durable groups there are")
+    check_heard(lists, "which consumer groups there are")
     return together(
         lists,
         owned_by({server: said for server, (said, _) in answers.items() if said is not None}),

@@ -1,4 +1,4 @@
-"""A member of a durable group, in one partition: finds the owner, joins, takes deliveries in and tells what became of them.
+"""A member of a consumer group in one partition: finds the owner, joins, takes deliveries in, tells what became of them.
 
 It begins again when the stream is lost, under the same name. What was given out on a lost stream is given to somebody
 again, so what nobody has taken yet is dropped here. What was said and not answered is asked for once more where the epoch

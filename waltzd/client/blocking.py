@@ -28,7 +28,7 @@ from waltzd.client.blocking_groups import (
     subscribe,
 )
 from waltzd.client.client import Client
-from waltzd.client.durable_groups import Start
+from waltzd.client.consumer_groups import Start
 from waltzd.client.follower import call_here
 from waltzd.client.loop import LoopThread
 from waltzd.client.pending import Outcomes
@@ -441,7 +441,7 @@ class BlockingClient(Generic[E]):
         finally:  # without waiting for it: this may be collected on the thread of the loop
             asyncio.run_coroutine_threadsafe(batches.aclose(), self._thread.loop)
 
-    # -- durable groups
+    # -- consumer groups
 
     def create_group(
         self,

@@ -1,4 +1,4 @@
-"""Durable groups for applications without an event loop: as `waltzd.client.subscription`, and each call blocks."""
+"""Consumer groups for applications without an event loop: as `waltzd.client.subscription`, and each call blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 from uuid import UUID
 
+from waltzd.client.consumer_groups import ConsumerGroups
 from waltzd.client.delivery import Delivery
-from waltzd.client.durable_groups import DurableGroups
 from waltzd.client.handler import Handling
 from waltzd.client.routes import Partitions
 from waltzd.client.subscription import Subscription
@@ -246,14 +246,14 @@ class BlockingHandling(Generic[E]):
 
 
 async def subscribe(
-    client: DurableGroups[E], group: str, *, partitions: Partitions | None, max_in_flight: int | None, member: str | None
+    client: ConsumerGroups[E], group: str, *, partitions: Partitions | None, max_in_flight: int | None, member: str | None
 ) -> Subscription[E]:
     """On the loop of the client."""
     return client.subscribe(group, partitions=partitions, max_in_flight=max_in_flight, member=member)
 
 
 async def handle(
-    client: DurableGroups[E], group: str, handler: Callable[[BlockingDelivery[E]], Any], runner: Runner, **settings: Any
+    client: ConsumerGroups[E], group: str, handler: Callable[[BlockingDelivery[E]], Any], runner: Runner, **settings: Any
 ) -> Handling[E]:
     """On the loop of the client; the handler runs where the client calls the application's code."""
     return client.handle(group, lambda one: handler(BlockingDelivery(one, runner)), **settings)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 from uuid import UUID
 
-from waltzd.client.durable_groups import DurableGroups
+from waltzd.client.consumer_groups import ConsumerGroups
 from waltzd.client.follower import Call, call_here, introduce
 from waltzd.client.instrument import Instrument, Instruments
 from waltzd.client.iteration import Arrivals, Feeding
@@ -51,7 +51,7 @@ from waltzd.wire.servers import ServerClient
 _NO_GROUP = "a group has at least one transaction"
 
 
-class Client(Feeding[E], DurableGroups[E], Waiting, Generic[E]):
+class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
     """The asyncio client of an application: it submits transactions, follows partitions, and finds the servers.
 
     A `Client[E]` has values of the type E, which its serializer makes payloads of; a plain `Client` has bytes.

@@ -1,4 +1,4 @@
-"""Deliveries of a durable group, as an application has them in its hands, and what it says of them.
+"""Deliveries of a consumer group, as an application has them in its hands, and what it says of them.
 
 A delivery is known by the epoch and the tag of the frame that brought it, never by its id alone: the same transaction may
 have been given to somebody else meanwhile. What is said of deliveries gathers in a `Saying` until the one before has left,
@@ -62,7 +62,7 @@ class Hands(Protocol):
 
 
 class Delivery(Generic[E_co]):
-    """One transaction that a durable group has given to this member, until it says what became of it.
+    """One transaction that a consumer group has given to this member, until it says what became of it.
 
     `ack`, `nack` and `reject` settle it, once; what is said a second time changes nothing. One that is not settled in the
     group's `ack_wait` is given to somebody again.

@@ -1,4 +1,4 @@
-"""A handler for the deliveries of a durable group: what it returns from is done, what it raises for is tried again.
+"""A handler for the deliveries of a consumer group: what it returns from is done, what it raises for is tried again.
 
 What it is at work on is extended until it has ended. Acknowledgements are told beside the next work; a failure is told
 before it, because in an ordered group it decides what comes next."""
@@ -21,7 +21,7 @@ _log = logging.getLogger("waltz.client")
 
 
 class Handling(Generic[E]):
-    """A handler at work for a durable group: await it, and end it with `stop`. `Client.handle` makes it.
+    """A handler at work for a consumer group: await it, and end it with `stop`. `Client.handle` makes it.
 
     Example:
         ```python

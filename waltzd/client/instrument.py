@@ -26,7 +26,7 @@ class Instrument(Protocol):
         """How the functions of the view are called, instead of `call`. Asked when the partition is activated."""
 
     def delivered(self, group: str, partition: int, count: int) -> None:
-        """A subscription hands out what a durable group has given it."""
+        """A subscription hands out what a consumer group has given it."""
 
     def settled(self, group: str, partition: int, verb: Verb, count: int) -> None:
         """The owner has heard what became of that."""

@@ -1,4 +1,4 @@
-"""A subscription: one member of a durable group, in all of its partitions, as an application iterates over it.
+"""A subscription: one member of a consumer group, in all of its partitions, as an application iterates over it.
 
 Each partition has an `Attendance`, which takes in as much as the member has room for. What has come is handed out in turns,
 one partition after the other. What cannot be decoded is put aside here, with the reason, and nobody is handed it.
@@ -48,7 +48,7 @@ class Host(Protocol):
 
 
 class Subscription(Generic[E]):
-    """A member of a durable group: iterate over it, and settle what it gives. `Client.subscribe` makes it.
+    """A member of a consumer group: iterate over it, and settle what it gives. `Client.subscribe` makes it.
 
     Iterate over it directly, or use it as an async context manager and iterate inside, with as many tasks as you like.
     When it ends, what was not settled goes to other members at once, and counts as no failure.

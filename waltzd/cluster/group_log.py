@@ -1,4 +1,4 @@
-"""The group log in the documents of a cluster: where durable groups stand is kept by the cluster itself, in one more log.
+"""The group log in the documents of a cluster: where consumer groups stand is kept by the cluster itself, in one more log.
 
 It has replicas, an owner, sessions and recovery like a partition, and the number behind those of all partitions. It exists
 from the moment at which the assignment has one owner more than the cluster has partitions: in a new cluster from the first

@@ -1,4 +1,4 @@
-"""A durable group as it was made. The group log holds it, in the form of a document."""
+"""A consumer group as it was made. The group log holds it, in the form of a document."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class GroupList:
 
 
 class GroupPort(ServerPort, Protocol):
-    """One server, as a client sees it, with what it does for durable groups."""
+    """One server, as a client sees it, with what it does for consumer groups."""
 
     def attend(self) -> AttendPort: ...
     async def make_group(self, meta: GroupMeta) -> MadeGroup:

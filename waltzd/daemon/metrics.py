@@ -205,7 +205,7 @@ _OF_PARTITION: tuple[tuple[str, str, Callable[[OwnedPartition], float]], ...] = 
     ("backup_lag_transactions", "Committed transactions that are not backed up.", lambda owned: owned.lost_now),
 )
 _OF_GROUPS: tuple[tuple[str, str, Callable[[GroupTotals], float]], ...] = (
-    ("groups", "Durable groups of the whole cluster. Only where there is a group log, as the next nine.",
+    ("groups", "Consumer groups of the whole cluster. Only where there is a group log, as the next nine.",
      lambda found: found.groups),
     ("groups_behind", "1 while it may not know the newest of groups, as the group log is away or damaged.",
      lambda found: bool(found.trouble)),

@@ -152,7 +152,7 @@ def families(found: Sequence[tuple[Figures, Client]]) -> Iterator[Metric]:
     failures = CounterMetricFamily("waltz_client_apply_failures", "Calls of the view that failed.", labels=["client"])
     deliveries = CounterMetricFamily(
         "waltz_client_deliveries",
-        "Deliveries of durable groups, by what became of them.",
+        "Deliveries of consumer groups, by what became of them.",
         labels=["client", "group", "outcome"],
     )
     took = HistogramMetricFamily("waltz_client_outcome_seconds", "From handing in to the outcome.", labels=["client"])

@@ -1,4 +1,4 @@
-"""What members of a durable group and the owner of a partition say to each other. Pure.
+"""What members of a consumer group and the owner of a partition say to each other. Pure.
 
 A delivery is known by the epoch and the tag of the frame that brought it, so what a member says of it later is told from
 what it would say of the same transaction in other hands. Frames hold columns: nothing is made for each transaction.

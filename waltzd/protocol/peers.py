@@ -302,7 +302,7 @@ class MountPort(Protocol):
 
 
 class AttendLink(Protocol):
-    """The server's end of the stream of a member of a durable group. Frames that stand together travel together."""
+    """The server's end of the stream of a member of a consumer group. Frames that stand together travel together."""
 
     @property
     def peer(self) -> str: ...

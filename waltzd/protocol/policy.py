@@ -86,7 +86,7 @@ class Grant:
     one_instance: bool = False
     """Of each name only one instance is live at a time: a newer one displaces the older."""
     groups: tuple[Pattern, ...] | None = None
-    """Durable groups that they may make and work in, where they may subscribe; None: none."""
+    """Consumer groups that they may make and work in, where they may subscribe; None: none."""
 
 
 # -- what a person writes ----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Rights:
     _locks: tuple[tuple[int, tuple[Prefix, ...] | None], ...] = ((ALL, None),)
     """Partitions, and the locks that appends to them may have."""
     _groups: tuple[tuple[int, tuple[Pattern, ...]], ...] = ((ALL, (Pattern("*"),)),)
-    """Partitions, and the durable groups that it may work in there."""
+    """Partitions, and the consumer groups that it may work in there."""
     _spaces: dict[int, Spaces | None] = field(default_factory=dict)
 
     @property
@@ -170,14 +170,14 @@ class Rights:
         return _has(self._append | self._read | self._subscribe, partition)
 
     def may_attend(self, partition: int, group: str) -> bool:
-        """Make a durable group that has the partition, or work in it there."""
+        """Make a consumer group that has the partition, or work in it there."""
         return any(_has(bits, partition) and matches(patterns, group) for bits, patterns in self._groups)
 
     def may_see_group(self, group: str) -> bool:
         return any(bits != 0 and matches(patterns, group) for bits, patterns in self._groups)
 
     def first_unattended(self, group: str, partitions: int) -> int | None:
-        """The first of these partitions, as bits, in which it may not work in a durable group; None: there is none."""
+        """The first of these partitions, as bits, in which it may not work in a consumer group; None: there is none."""
         allowed = 0
         for bits, patterns in self._groups:
             if matches(patterns, group):

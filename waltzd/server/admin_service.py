@@ -67,7 +67,7 @@ class ServerAdminService(Host):
     async def DisconnectClient(self, request: wire.DisconnectRequest, origin: Origin) -> int:
         return self._clients.disconnect(request.name, request.instance if request.HasField("instance") else None)
 
-    # -- durable groups
+    # -- consumer groups
 
     async def ListGroups(self, request: wire.ListGroupsRequest, origin: Origin) -> GroupList:
         found = self._groups.describe(request.name if request.HasField("name") else None)

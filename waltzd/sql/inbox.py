@@ -1,4 +1,4 @@
-"""What the members of a durable group have done in a SQL database, so that nothing is done there twice.
+"""What the members of a consumer group have done in a SQL database, so that nothing is done there twice.
 
 A delivery is done in one database transaction, and the first statement of that writes down its partition and id. So what is
 done is written there, what is written there is done, and a transaction that comes again meets its id: after a crash, a lost
@@ -90,7 +90,7 @@ D = TypeVar("D", bound=Delivered)
 
 
 class SqlInbox:
-    """What the members of one durable group have done in a SQL database: each transaction is done there exactly once,
+    """What the members of one consumer group have done in a SQL database: each transaction is done there exactly once,
     however often it is delivered. All members of the group have to use the same database; they share the inbox.
 
     Example:

@@ -153,7 +153,7 @@ class LocalCluster:
         await self.wait_until_ready()
 
     async def make_group_log(self) -> None:
-        """Give the cluster the log in which it keeps where durable groups stand, if it has none, and wait until that is
+        """Give the cluster the log in which it keeps where consumer groups stand, if it has none, and wait until that is
         open."""
         if not self._has_groups:
             for door in self._storages.values():

@@ -269,7 +269,7 @@ class DirectStream(Generic[Up, Down]):
 
 
 class DirectAttend(DirectStream[MemberFrame, DeliveryFrame]):
-    """The stream of a member of a durable group."""
+    """The stream of a member of a consumer group."""
 
     what = "the stream of a member"
 

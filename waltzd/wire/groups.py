@@ -1,4 +1,4 @@
-"""Frames of members of durable groups and of owners, as messages and back. Columns are carried by hand."""
+"""Frames of members of consumer groups and of owners, as messages and back. Columns are carried by hand."""
 
 from __future__ import annotations
 

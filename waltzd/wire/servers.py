@@ -525,7 +525,7 @@ class ServerAdminClient(Caller):
         return await self._ask(calls.EXPLAIN_LOCK, request)
 
     async def groups(self, name: str | None = None) -> GroupList:
-        """The durable groups as this server knows them, or the one of this name."""
+        """The consumer groups as this server knows them, or the one of this name."""
         return await self._ask(calls.LIST_GROUPS, wire.ListGroupsRequest(name=name))
 
     async def parked(self, name: str, partition: int | None = None, *, after: int = -1, count: int = 1000) -> ParkedList:

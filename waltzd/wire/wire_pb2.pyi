@@ -2449,7 +2449,7 @@ Global___Refusals: _TypeAlias = Refusals  # noqa: Y015
 
 @_typing.final
 class GroupMeta(_message.Message):
-    """-- durable groups ------------------------------------------------------------------------------------------------------"""
+    """-- consumer groups ------------------------------------------------------------------------------------------------------"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3673,7 +3673,7 @@ Global___ServerDescription: _TypeAlias = ServerDescription  # noqa: Y015
 
 @_typing.final
 class GroupTotals(_message.Message):
-    """All durable groups as one server sees them: where they have begun in the partitions that it owns."""
+    """All consumer groups as one server sees them: where they have begun in the partitions that it owns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1,4 +1,4 @@
-"""One member of a durable group, in a process of its own that may be killed: of Waltz, or of a consumer of JetStream.
+"""One member of a consumer group, in a process of its own that may be killed: of Waltz, or of a consumer of JetStream.
 
 What it does with a delivery follows from its number and its try, so both systems meet the same failures. Each delivery is
 written down before anything is said of it, and each acknowledgement when it was answered; a line is one write, so nothing

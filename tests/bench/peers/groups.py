@@ -1,4 +1,4 @@
-"""`./dev bench groups-nats`: a durable group in queue mode beside a pull consumer of JetStream, under the same members.
+"""`./dev bench groups-nats`: a consumer group in queue mode beside a pull consumer of JetStream, under the same members.
 
 The same processes work for both, one system after the other: some refuse, some forget, some are killed. What is promised is
 counted from what the members wrote down: nothing skipped, how much came again, and how much came again although its

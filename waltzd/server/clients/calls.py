@@ -103,7 +103,7 @@ class Owner(Protocol):
 
 
 class Attending(Reviewed, Protocol):
-    """A member of a durable group that has joined."""
+    """A member of a consumer group that has joined."""
 
     async def serve(self) -> None:
         """To its end; raises what ended it, after the member was told."""
@@ -111,7 +111,7 @@ class Attending(Reviewed, Protocol):
 
 
 class Groups(Protocol):
-    """The durable groups, as this server knows them."""
+    """The consumer groups, as this server knows them."""
 
     async def make(self, meta: GroupMeta) -> MadeGroup: ...
     async def find(self, name: str) -> MadeGroup: ...
@@ -346,7 +346,7 @@ class ServerCalls:
         with reviewing, self._registry.present(who, request, link) as presence:
             await mount.serve(presence)
 
-    # -- durable groups
+    # -- consumer groups
 
     def check_group(self, key: UUID, name: str, identity: str = "") -> None:
         """Raise why a caller may do nothing in a group of this name; before anything else of a request is looked at."""
@@ -370,7 +370,7 @@ class ServerCalls:
         return await self._groups.find(name)
 
     async def attend(self, link: AttendLink) -> None:
-        """Serve one member of a durable group to its end. Raises what ended it, after the member was told."""
+        """Serve one member of a consumer group to its end. Raises what ended it, after the member was told."""
 
         def admit() -> Use:
             rights = self._authorizer.rights(link.identity)

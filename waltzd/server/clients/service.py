@@ -31,7 +31,7 @@ Sent = TypeVar("Sent")
 
 
 class _Link(Generic[Received, Sent]):
-    """The stream of a mount, or of a member of a durable group."""
+    """The stream of a mount, or of a member of a consumer group."""
 
     quiet_seconds = None
     """gRPC keeps its heartbeats to itself."""

@@ -1,4 +1,4 @@
-"""The durable groups of one server: what the group log says of all of them, and which are at work here.
+"""The consumer groups of one server: what the group log says of all of them, and which are at work here.
 
 Each server follows the group log into one `Ledger`. A group is made, changed and removed by an entry there, written under
 the lock of its name: so of two servers that do it at once one is refused, reads on, and finds what is so. Where a group

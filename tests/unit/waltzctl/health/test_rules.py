@@ -274,13 +274,13 @@ def with_groups(*troubles: GroupTrouble, **totals: Any) -> ClusterSnapshot:
     return replace(sound(), servers=(server("a", groups=told), server("b", groups=GroupTotals(groups=3))))
 
 
-def test_durable_groups_that_do_not_go_on() -> None:
+def test_consumer_groups_that_do_not_go_on() -> None:
     stopped = GroupTrouble("mailer", 3, "id 6: no such address", "", 1, 94, 0)
     alone, parked = GroupTrouble("index", 0, "", "", 0, 7, 0), GroupTrouble("index", 1, "", "", 2, 0, 5)
-    assert "durable groups" not in grades(facts(with_groups(members=2, lag=9)))
+    assert "consumer groups" not in grades(facts(with_groups(members=2, lag=9)))
     found = facts(with_groups(stopped, alone, parked, stopped=1, unattended=4, parked=5))
-    assert grades(found) == {"durable groups": Grade.WARN}
-    assert finding(found, "durable groups").split("; ") == [
+    assert grades(found) == {"consumer groups": Grade.WARN}
+    assert finding(found, "consumer groups").split("; ") == [
         "the group mailer in partition 3 has stopped: id 6: no such address",
         "94 transactions are not done",
         "the group index in partition 0 has 7 transactions that are not done, and no member",
@@ -289,15 +289,15 @@ def test_durable_groups_that_do_not_go_on() -> None:
     ]
     assert judge(found).is_healthy, "the cluster is well"
     behind = facts(with_groups(trouble="the group log is away"))
-    assert grades(behind) == {"durable groups": Grade.FAIL}
-    assert "a may not know the newest of durable groups: the group log is away" in finding(behind, "durable groups")
+    assert grades(behind) == {"consumer groups": Grade.FAIL}
+    assert "a may not know the newest of consumer groups: the group log is away" in finding(behind, "consumer groups")
 
 
 def test_all_groups_in_one_line() -> None:
     found = with_groups(members=2, lag=1234, parked=5, stopped=1, trouble="the group log is away").groups
-    line = "3 durable groups, 2 members, lag 1,234, 5 parked, 1 stopped, not the newest: the group log is away"
+    line = "3 consumer groups, 2 members, lag 1,234, 5 parked, 1 stopped, not the newest: the group log is away"
     assert totals(found) == line
-    assert totals(with_groups().groups) == "3 durable groups, 0 members, lag 0"
+    assert totals(with_groups().groups) == "3 consumer groups, 0 members, lag 0"
     assert totals(sound().groups) == totals(GroupTotals(groups=0)) == ""
 
 

@@ -1,4 +1,4 @@
-"""Members of durable groups, against real owners in this process: what is given, settled, and given again."""
+"""Members of consumer groups, against real owners in this process: what is given, settled, and given again."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_clients_of_a_process_share_a_registry_by_name() -> None:
     asyncio.run(story())
 
 
-def test_deliveries_of_durable_groups_are_counted_by_what_became_of_them() -> None:
+def test_deliveries_of_consumer_groups_are_counted_by_what_became_of_them() -> None:
     async def story() -> None:
         page = Page()
         async with LocalCluster(partitions=1) as cluster:

@@ -1,4 +1,4 @@
-"""The fence of durable groups on a real log: clients, owners, locks and storages. Answers are lost, and owners die."""
+"""The fence of consumer groups on a real log: clients, owners, locks and storages. Answers are lost, and owners die."""
 
 from __future__ import annotations
 

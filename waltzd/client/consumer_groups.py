@@ -1,4 +1,4 @@
-"""Durable groups, as an application makes them and works in them. `Client` has all of this."""
+"""Consumer groups, as an application makes them and works in them. `Client` has all of this."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MEMBER_MAX = 128
 Start: TypeAlias = Literal["first", "last"] | Mapping[int, int] | datetime | int
 
 
-class DurableGroups(Generic[E]):
-    """What a client does with durable groups."""
+class ConsumerGroups(Generic[E]):
+    """What a client does with consumer groups."""
 
     settings: ClientSettings
     _routes: Routes
@@ -66,7 +66,7 @@ class DurableGroups(Generic[E]):
         back_off: Sequence[float] = (1.0, 5.0, 30.0),
         exhausted: Literal["park", "stop"] = "park",
     ) -> bool:
-        """Make a durable group, unless it is there with the same settings: every process may call this at its start.
+        """Make a consumer group, unless it is there with the same settings: every process may call this at its start.
 
         Args:
             name: What it is called: letters, digits, `.`, `_` and `-`.
@@ -154,7 +154,7 @@ class DurableGroups(Generic[E]):
         max_in_flight: int | None = None,
         member: str | None = None,
     ) -> Subscription[E]:
-        """Become a member of a durable group: iterate over what it gives, and settle each delivery.
+        """Become a member of a consumer group: iterate over what it gives, and settle each delivery.
 
         It goes on through fail-overs. Each delivery comes at least once to some member; a change of owner gives out again
         what was not written down, so the work must bear to be done twice.
@@ -202,7 +202,7 @@ class DurableGroups(Generic[E]):
         max_in_flight: int | None = None,
         member: str | None = None,
     ) -> Handling[E]:
-        """Work in a durable group with a handler: what it returns from is done.
+        """Work in a consumer group with a handler: what it returns from is done.
 
         What it raises for is tried again, with the error as the reason; `Reject` puts it aside at once. While the handler
         runs, its delivery is extended. In an ordered group each partition has one call at a time.
