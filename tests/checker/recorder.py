@@ -177,7 +177,7 @@ class _RecordedCommand(Command):
         return self._partition
 
     async def build(self, builder: Builder) -> bool:
-        self._close(Rejected(Reason.LOST))  # a client builds again only when it is certain that the last one is lost
+        self._close(Rejected(Reason.NOT_IN_LOG))  # a client builds again only when it is certain that the last one is lost
         recorder, asked, self._asked = self._recorder, self._asked, None
         if asked is not None:  # as if it had asked for the end of the log
             look = Observed(recorder.name, self._partition, asked, recorder.clock(), builder.position)

@@ -136,7 +136,7 @@ class Race:
         self.failures.append(error)
 
     def _note(self, partition: int, outcome: Outcome) -> None:
-        self.lost += isinstance(outcome, Rejected) and outcome.reason is Reason.LOST
+        self.lost += isinstance(outcome, Rejected) and outcome.reason is Reason.NOT_IN_LOG
         self.committed += isinstance(outcome, Committed)
 
     async def verdict(self, storages: Sequence[str], key: UUID) -> Verdict:
@@ -172,7 +172,8 @@ class Race:
                     last = f"the end of {self._tag} in {partition}"
                     outcome = await recorder.append(client, last.encode(), partition=partition)
                     attempts = 1
-                    while isinstance(outcome, Rejected) and outcome.reason is Reason.LOST:  # another owner came meanwhile
+                    # another owner came meanwhile
+                    while isinstance(outcome, Rejected) and outcome.reason is Reason.NOT_IN_LOG:
                         attempts += 1
                         outcome = await recorder.append(client, f"{last}:{attempts}".encode(), partition=partition)
                     assert isinstance(outcome, Committed), outcome

@@ -195,7 +195,7 @@ def test_a_lock_that_another_owner_marked_is_not_forgotten(cluster: Cluster) -> 
             cluster.kill(other)
             await cluster.owned_by(QUIET, name)
             stale = await client.append(b"three", partition=QUIET, locks=LOCK, position=first)
-            while isinstance(stale, Rejected) and stale.reason is Reason.LOST:
+            while isinstance(stale, Rejected) and stale.reason is Reason.NOT_IN_LOG:
                 stale = await client.append(b"three", partition=QUIET, locks=LOCK, position=first)
             assert isinstance(stale, Rejected)
             assert stale.conflict_id >= second
@@ -246,7 +246,7 @@ async def kept(client: Client, payloads: list[bytes]) -> list[int]:
     ids = np.full(len(payloads), -1)
     while (left := np.flatnonzero(ids < 0)).size:
         outcomes = await client.append_many([payloads[row] for row in left], partition=QUIET)
-        assert set(outcomes.reasons.tolist()) <= {IS_COMMITTED, Reason.LOST}
+        assert set(outcomes.reasons.tolist()) <= {IS_COMMITTED, Reason.NOT_IN_LOG}
         ids[left] = outcomes.ids
     return [int(id_) for id_ in ids]
 

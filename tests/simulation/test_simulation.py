@@ -57,7 +57,7 @@ def test_nothing_is_lost_when_partitions_are_handed_over_in_order(seed: int) -> 
     outcome = simulate(replace(plan, setup=setup, events=events))
     assert outcome.kind == "", outcome.story
     assert any("is handed over" in line for line in outcome.trace)
-    assert [line for line in outcome.trace if "is rejected: LOST" in line] == []
+    assert [line for line in outcome.trace if "is rejected: NOT_IN_LOG" in line] == []
 
 
 def test_leader_and_owner_that_are_killed_together_are_replaced_before_the_coordinator_misses_them() -> None:

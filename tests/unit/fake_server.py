@@ -222,7 +222,7 @@ class FakePartition:
         if marked <= mark:
             return None
         if lock not in self.marks:
-            return Reason.NEW_OWNER, marked, lock
+            return Reason.OWNER_CHANGED, marked, lock
         return (Reason.CONFLICT if marked <= self.committed else Reason.IN_FLIGHT), marked, lock
 
     def commit(self, mark: int | None = None) -> None:

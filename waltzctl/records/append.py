@@ -82,14 +82,14 @@ class Submitted:
             + {
                 Reason.CONFLICT: f"the lock {self.lock} was marked by transaction {at}",
                 Reason.IN_FLIGHT: f"the lock {self.lock} is marked by transaction {at}, which is not decided yet",
-                Reason.FLOOR: f"the lock {self.lock} is not known any more, and may have been marked up to id {at}",
-                Reason.NEW_OWNER: f"the owner is new and does not know the lock {self.lock} up to id {at}",
-                Reason.LOST: "a fail-over came between, and it never reached the log",
+                Reason.TOO_FAR_BEHIND: f"the lock {self.lock} was forgotten, and may have been marked up to id {at}",
+                Reason.OWNER_CHANGED: f"the owner is new and does not know the lock {self.lock} up to id {at}",
+                Reason.NOT_IN_LOG: "a fail-over came between, and it never reached the log",
             }[refused.reason]
         )
 
     def _advice(self, refused: Rejected) -> str:
-        if refused.reason is Reason.LOST:
+        if refused.reason is Reason.NOT_IN_LOG:
             return "append it again"
         return f"look at what is written up to id {refused.conflict_id}; if it still holds, --mark {refused.conflict_id}"
 

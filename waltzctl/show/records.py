@@ -246,10 +246,10 @@ def lock_basis(told: Explained) -> str:
     said = {
         Reason.CONFLICT: f"It was marked last by transaction {found.mark:,}, which is committed.",
         Reason.IN_FLIGHT: f"It was marked last by transaction {found.mark:,}, which is not committed yet.",
-        Reason.FLOOR: f"The table does not have it any more: it was marked at id {found.mark:,} or before, or never. "
+        Reason.TOO_FAR_BEHIND: f"The table has forgotten it: it was marked at id {found.mark:,} or before, or never. "
         "This is an estimate, because the table is full and forgets the oldest marks.",
-        Reason.NEW_OWNER: f"It was not marked above id {found.mark:,}. What a new owner has not read of the log it does "
-        "not know: before that it may have been marked, or not. This is an estimate.",
+        Reason.OWNER_CHANGED: f"It was not marked above id {found.mark:,}. What a new owner has not read of the log it "
+        "does not know: before that it may have been marked, or not. This is an estimate.",
     }[found.reason]
     return said + (" An append lock is never compared." if told.lock.mode is Mode.APPEND else "")
 

@@ -154,7 +154,7 @@ class Keys:
                 if attempt == 0:
                     raise
                 return Unknown()  # something stood in the way, and may be what has the key
-            if not isinstance(outcome, Rejected) or outcome.reason is Reason.LOST:
+            if not isinstance(outcome, Rejected) or outcome.reason is Reason.NOT_IN_LOG:
                 return outcome
             try:
                 id_ = await self.explain(key, outcome, deadline - clock())

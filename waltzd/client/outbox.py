@@ -334,7 +334,7 @@ class Outbox:
                 sent.bundle.lost(rows + sent.start)
                 continue
             for row in rows.tolist():
-                sent.requests[row].settle(Rejected(Reason.LOST))
+                sent.requests[row].settle(Rejected(Reason.NOT_IN_LOG))
         self.undecided = []
 
     def adopt(self, lineage: Lineage) -> None:
@@ -349,7 +349,7 @@ class Outbox:
                 if isinstance(entry, Bundle):
                     entry.lost(slice(entry.taken, None))
                 else:
-                    entry.settle(Rejected(Reason.LOST))
+                    entry.settle(Rejected(Reason.NOT_IN_LOG))
 
     def _forked(self, shared: int) -> None:
         for sent in self.undecided:

@@ -237,13 +237,13 @@ class Bundle:
         self._decided(len(rows))
 
     def lost(self, rows: I64 | slice) -> None:
-        self._outcomes.reasons[rows] = int(Reason.LOST)
+        self._outcomes.reasons[rows] = int(Reason.NOT_IN_LOG)
         self._decided(len(self._outcomes.ids[rows]))
 
     def forked(self, shared: int) -> None:
         """The log ends behind the id `shared`, and goes on otherwise: what was committed above is not in it."""
         gone = self._outcomes.ids > shared
-        self._outcomes.ids[gone], self._outcomes.reasons[gone] = EMPTY, int(Reason.LOST)
+        self._outcomes.ids[gone], self._outcomes.reasons[gone] = EMPTY, int(Reason.NOT_IN_LOG)
 
     def _decided(self, count: int) -> None:
         self._undecided -= count

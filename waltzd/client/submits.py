@@ -119,14 +119,14 @@ class Submits:
             outcome = await self._build_and_send(line, commands, call, later, is_group, deadline, once)
             if not isinstance(outcome, Rejected):
                 return outcome
-            if outcome.reason is not Reason.LOST:
+            if outcome.reason is not Reason.NOT_IN_LOG:
                 for command in commands:
                     await tell(line.partition, call, command.on_lock_failure, outcome)
                 if not line.has_view:
                     return outcome
             if attempt >= self._settings.attempts_max or (deadline is not None and clock() >= deadline):
                 return outcome
-            if outcome.reason is not Reason.LOST:
+            if outcome.reason is not Reason.NOT_IN_LOG:
                 try:
                     await line.seen(outcome.conflict_id, epoch, deadline)
                 except TimeoutError:
@@ -181,7 +181,7 @@ class Submits:
     async def _looked_up(self, line: Line, once: Once, outcome: Outcome, count: int, deadline: float | None) -> Outcome:
         """What was refused or declined may have been done before, behind what the view has seen."""
         try:
-            if isinstance(outcome, Rejected) and outcome.reason is not Reason.LOST:
+            if isinstance(outcome, Rejected) and outcome.reason is not Reason.NOT_IN_LOG:
                 id_ = await once.keys.explain(hashes_of(once.locks), outcome, self._left(deadline))
             elif isinstance(outcome, Declined):
                 id_ = await once.find(await line.confirmed_end(self._left(deadline)), self._left(deadline))

@@ -135,7 +135,7 @@ def of_server(
             ((str(owned.partition), reason.name), owned.statistics.refused.get(reason.name, 0))
             for owned in found.partitions
             for reason in Reason
-            if reason is not Reason.LOST  # that is what clients find out by themselves
+            if reason is not Reason.NOT_IN_LOG  # that is what clients find out by themselves
         ),
     )
     for name, about, seen in _OF_REPLICA:

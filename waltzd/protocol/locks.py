@@ -137,18 +137,19 @@ def namespace_of(prefix: str) -> int:
 
 
 class Reason(enum.IntEnum):
-    """Why a transaction was rejected: `Rejected.reason`. All but LOST speak of a lock."""
+    """Reason of a rejection: `Rejected.reason`. Each reason but NOT_IN_LOG concerns a lock of the transaction."""
 
     CONFLICT = 1
-    """A lock was marked by a committed transaction that the client had not seen."""
+    """A committed transaction that the client's view did not contain marked the lock."""
     IN_FLIGHT = 2
-    """A lock was marked by a transaction that is not decided yet."""
-    FLOOR = 3
-    """The lock table no longer knows this lock: the client lags further behind than the table reaches."""
-    NEW_OWNER = 4
-    """The lock table is new, and the client lags behind the mark with which it began."""
-    LOST = 5
-    """It never reached the log: a fail-over came between."""
+    """A transaction that is not decided yet marked the lock."""
+    TOO_FAR_BEHIND = 3
+    """The client's view is so old that the lock table no longer remembers whether the lock was marked since."""
+    OWNER_CHANGED = 4
+    """The partition has a new owner, whose lock table begins above the position of the client's view."""
+    NOT_IN_LOG = 5
+    """The transaction is not in the log and never will be: a fail-over came between, or an operator ended the log below
+    the transaction, or below the id that the transaction relied on."""
 
 
 @dataclass(frozen=True)

@@ -448,7 +448,7 @@ def _refusal(batch: AppendBatch, row: int, start: int, stop: int) -> Refusals:
     count = stop - start
     return Refusals(
         sequences=np.arange(batch.first_sequence + start, batch.first_sequence + stop),
-        reasons=np.full(count, int(Reason.FLOOR), np.uint8),
+        reasons=np.full(count, int(Reason.TOO_FAR_BEHIND), np.uint8),
         conflict_ids=np.repeat(batch.marks[row], count),
         locks=np.repeat(batch.lock_ids[lock], count),
     )

@@ -2426,7 +2426,7 @@ class Refusals(_message.Message):
     sequences: _builtins.bytes
     """int32"""
     reasons: _builtins.bytes
-    """uint8: 1 CONFLICT, 2 IN_FLIGHT, 3 FLOOR, 4 NEW_OWNER, 5 LOST"""
+    """uint8: 1 CONFLICT, 2 IN_FLIGHT, 3 TOO_FAR_BEHIND, 4 OWNER_CHANGED, 5 NOT_IN_LOG"""
     conflict_ids: _builtins.bytes
     """int64"""
     locks: _builtins.bytes

@@ -134,7 +134,7 @@ class LockTable:
     def _reason(self, lock: int, conflict_id: int, committed: int) -> Reason:
         if lock in self._marked or lock in self._before:
             return Reason.IN_FLIGHT if conflict_id > committed else Reason.CONFLICT
-        return Reason.FLOOR if self.has_evicted else Reason.NEW_OWNER
+        return Reason.TOO_FAR_BEHIND if self.has_evicted else Reason.OWNER_CHANGED
 
 
 def _groups(batch: AppendBatch) -> tuple[Iterable[tuple[int, int, int]], list[int] | None]:

@@ -142,7 +142,11 @@ def test_the_transaction_is_the_one_that_the_help_promises() -> None:
         ((COMMITTED,), "mount", "answered a mount with something else"),
         ((MOUNTED, Refused(NotOwner("b owns it"))), "commit", "b owns it"),
         ((MOUNTED, None), "commit", "did not answer within 0.05 seconds"),
-        ((MOUNTED, Refusals(np.array([0]), np.array([int(Reason.LOST)]), np.array([0]), np.array([0]))), "commit", "LOST"),
+        (
+            (MOUNTED, Refusals(np.array([0]), np.array([int(Reason.NOT_IN_LOG)]), np.array([0]), np.array([0]))),
+            "commit",
+            "NOT_IN_LOG",
+        ),
         ((MOUNTED, MOUNTED), "commit", "answered a transaction with Mounted"),
     ],
     ids=str,

@@ -34,7 +34,7 @@ def test_differences_as_rates() -> None:
         0,
         committed=300,
         committed_bytes=5000,
-        refused={"CONFLICT": 1, "FLOOR": 200},
+        refused={"CONFLICT": 1, "TOO_FAR_BEHIND": 200},
         fed=25,
         commit=took(0.5, 0.001, 0.001),
     )

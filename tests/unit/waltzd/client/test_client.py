@@ -778,7 +778,7 @@ def test_a_bundle_that_was_sent_in_part_is_told_what_is_known() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].is_holding = True
         outcomes = await client.append_many([b"x" * 900] * 5, partition=0)
-        assert [outcomes[i] for i in range(5)] == [Unknown(), Unknown(), *[Rejected(Reason.LOST)] * 3]
+        assert [outcomes[i] for i in range(5)] == [Unknown(), Unknown(), *[Rejected(Reason.NOT_IN_LOG)] * 3]
         fake.partitions[0].is_holding = False
         fake.partitions[0].commit()
         await client.flush()

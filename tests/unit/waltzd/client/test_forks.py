@@ -79,7 +79,7 @@ async def stopped(client: Client) -> WaltzError:
 async def commit(client: Client, payload: bytes) -> Committed:
     """Append it again while a fail-over loses it."""
     while not isinstance(outcome := await client.append(payload, partition=0), Committed):
-        assert outcome == Rejected(Reason.LOST), client._lines[0].mount.story
+        assert outcome == Rejected(Reason.NOT_IN_LOG), client._lines[0].mount.story
     return outcome
 
 
@@ -312,14 +312,14 @@ def test_what_is_undecided_is_asked_of_the_log_from_the_fork_on() -> None:
     heads = np.zeros(2, HEAD)
     heads["id"], heads["client"] = [5, 6], 99
     made.told(heads)
-    assert told == [Rejected(Reason.LOST)]
+    assert told == [Rejected(Reason.NOT_IN_LOG)]
 
 
 def test_what_waits_and_relies_on_what_was_given_up_is_lost() -> None:
     made = mount_of(4)
     told, kept = handed(made, 7), handed(made, 4)
     begin(made, forked(4))
-    assert (told, kept) == ([Rejected(Reason.LOST)], [])
+    assert (told, kept) == ([Rejected(Reason.NOT_IN_LOG)], [])
     assert made.outbox.rows == 1
 
 
@@ -386,7 +386,7 @@ class Forker:
             match outcome:
                 case Committed() if self.lineage.covers(outcome.timeline, outcome.id):
                     assert log[outcome.id] == payload, (payload, outcome)
-                case Committed() | Rejected(Reason.LOST):
+                case Committed() | Rejected(Reason.NOT_IN_LOG):
                     assert payload not in log, (payload, outcome)
                 case Unknown():
                     pass

@@ -211,7 +211,7 @@ def test_what_was_sent_is_asked_for_from_where_all_was_known() -> None:
     assert state_of(made) is State.ASKING
     assert told(second) is None
     made.told(heads(31, (8, 1)))
-    assert told(second) == Rejected(Reason.LOST)
+    assert told(second) == Rejected(Reason.NOT_IN_LOG)
     assert state_of(made) is State.MOUNTING
     following = made.request(KEY)
     assert (following.mark, following.feed, following.asks, following.number) == (30, FeedMode.RECORDS, False, 3)
@@ -234,7 +234,7 @@ def test_a_barrier_that_was_passed_already_needs_no_feed() -> None:
     send(made, only)
     made.link_lost()
     begin(made, barrier=9)
-    assert told(only) == Rejected(Reason.LOST)
+    assert told(only) == Rejected(Reason.NOT_IN_LOG)
     assert made.state is State.MOUNTING
 
 
@@ -386,9 +386,13 @@ def test_bundles_travel_in_pieces_and_alone() -> None:
     assert b"".join(bytes(batch.payloads) for batch in batches[1:4]) == b"0123456789" * 2 + b"01234"
     box.committed(committals(*[(sequence, 100 + sequence) for sequence in range(1, 25)]))
     assert told(many) is None
-    box.refused(refusals((25, int(Reason.FLOOR), 3, 8)))
+    box.refused(refusals((25, int(Reason.TOO_FAR_BEHIND), 3, 8)))
     outcomes = told(many)
-    assert (outcomes[0], outcomes[23], outcomes[24]) == (Committed(101), Committed(124), Rejected(Reason.FLOOR, 3, 8))
+    assert (outcomes[0], outcomes[23], outcomes[24]) == (
+        Committed(101),
+        Committed(124),
+        Rejected(Reason.TOO_FAR_BEHIND, 3, 8),
+    )
     assert outcomes.committed == 24
     assert (box.rows, len(box.sent)) == (2, 2)
 
@@ -535,7 +539,7 @@ def test_who_waits_too_long_is_told_what_is_known() -> None:
     box.expire(3, error)
     assert told(sent) == Unknown()
     assert {told(half)[i] for i in range(12)} == {Unknown()}
-    assert {told(half)[i] for i in range(12, 25)} == {Rejected(Reason.LOST)}
+    assert {told(half)[i] for i in range(12, 25)} == {Rejected(Reason.NOT_IN_LOG)}
     assert isinstance(told(unsent), NotSent)
     assert told(young) is None
     assert box.next_deadline() == 9
@@ -616,7 +620,7 @@ def test_who_has_gone_or_was_withdrawn_meanwhile_is_not_sent_again() -> None:
     made.ends(0)
     made.link_lost()
     assert list(made.outbox.waiting) == [here]
-    assert told(many).reasons.tolist() == [Reason.LOST] * 12
+    assert told(many).reasons.tolist() == [Reason.NOT_IN_LOG] * 12
     made.outbox.withdraw(NotSent("stopped"))
     assert isinstance(told(here), NotSent)
     assert isinstance(told(late), NotSent)
@@ -653,7 +657,7 @@ def test_what_is_withdrawn_and_abandoned_leaves_nothing_behind() -> None:
     box.abandon()
     assert told(sent) == Unknown()
     assert told(half)[0] == Unknown()
-    assert told(half)[24] == Rejected(Reason.LOST)
+    assert told(half)[24] == Rejected(Reason.NOT_IN_LOG)
     assert (box.rows, box.bytes, box.sent, box.undecided) == (0, 0, [], [])
     assert box.oldest_ticket == box.next_ticket == 3
 

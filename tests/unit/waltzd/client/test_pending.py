@@ -159,7 +159,7 @@ def test_a_group_is_found_as_a_whole_also_when_its_heads_come_in_pieces() -> Non
     assert told(there) is None
     made.told(heads(13, (5, 2), (5, 3), *[(8, 2)] * 6))
     assert told(there) == Committed(11, 4)
-    assert told(lost) == Rejected(Reason.LOST)
+    assert told(lost) == Rejected(Reason.NOT_IN_LOG)
 
 
 def test_half_of_a_group_in_the_log_is_not_believed() -> None:

@@ -89,8 +89,8 @@ SERVER = ServerDescription(
     metadata_backup=MetadataBackup(number=3, age_ms=4500),
     groups=GroupTotals(groups=4, members=3, lag=17, parked=2, trouble="it is away"),
     partitions=(
-        owned(0, *LEVEL, attempts=12, committed=10, committed_bytes=1000, refused={"CONFLICT": 1, "FLOOR": 1}, fed=30,
-              fed_bytes=3000),
+        owned(0, *LEVEL, attempts=12, committed=10, committed_bytes=1000, refused={"CONFLICT": 1, "TOO_FAR_BEHIND": 1},
+              fed=30, fed_bytes=3000),
         owned(5, *LEVEL[:2], replica("s2", 40, "CATCHING_UP", counts=False), step="SETTLING", attempts=4, committed=4,
               committed_bytes=200),
     ),
@@ -340,7 +340,7 @@ async def test_every_transaction_is_counted_where_it_ends(room: Room) -> None:
     told = room.pipe.counters.statistics()
     assert (told.attempts, told.committed, told.commit.count) == (5, 3, 3)
     assert told.committed_bytes == sum(len(run.data) for run in room.session.runs) == 10 + 3 * 40
-    assert told.refused == {"CONFLICT": 0, "IN_FLIGHT": 2, "FLOOR": 0, "NEW_OWNER": 0, "LOST": 0}
+    assert told.refused == {"CONFLICT": 0, "IN_FLIGHT": 2, "TOO_FAR_BEHIND": 0, "OWNER_CHANGED": 0, "NOT_IN_LOG": 0}
     assert (told.fed, told.fed_bytes) == (3, told.committed_bytes)
 
 

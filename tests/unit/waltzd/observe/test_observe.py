@@ -96,7 +96,7 @@ def test_every_transaction_is_counted_by_its_outcome() -> None:
                 await until(lambda: len(shop.applied) == 8)
                 counted = [page[f"transactions_total outcome={kind}"] for kind in ("committed", "unknown", "not_sent")]
                 assert counted == [8, 0, 0]
-                failed = ("conflict", "in_flight", "floor", "new_owner")
+                failed = ("conflict", "in_flight", "too_far_behind", "owner_changed")
                 assert sum(page[f"transactions_total outcome={kind}"] or 0 for kind in failed) == 2
                 assert page["retries_total"] == 1
                 assert page["outcome_seconds_count"] == 10

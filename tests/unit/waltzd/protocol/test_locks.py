@@ -61,14 +61,14 @@ def test_the_four_things_that_can_be_known_of_a_lock() -> None:
         found = explained(table, lock, committed=0, low_mark=-1, last_id=1)
         return found.mark, found.reason, found.is_exact, found.marker
 
-    assert look(1) == (-1, Reason.NEW_OWNER, True, None), "nothing has marked it, and nothing can have"
+    assert look(1) == (-1, Reason.OWNER_CHANGED, True, None), "nothing has marked it, and nothing can have"
     table.decide(batch_of(b"", locks=[[(1, WRITE)]]), 0, -1)
     assert look(1) == (0, Reason.CONFLICT, True, 0)
     table.decide(batch_of(b"", locks=[[(2, APPEND)]]), 1, 0)
     assert look(2) == (1, Reason.IN_FLIGHT, True, 1)
-    assert look(1) == (0, Reason.FLOOR, False, None), "it was pushed out; an estimate names no transaction"
+    assert look(1) == (0, Reason.TOO_FAR_BEHIND, False, None), "it was pushed out; an estimate names no transaction"
     table = LockTable(1, 5)
-    assert look(1) == (5, Reason.NEW_OWNER, False, None)
+    assert look(1) == (5, Reason.OWNER_CHANGED, False, None)
 
 
 def test_to_look_changes_nothing() -> None:
@@ -76,7 +76,7 @@ def test_to_look_changes_nothing() -> None:
     table.decide(batch_of(b"", b"", locks=[[(1, WRITE)], [(2, WRITE)]]), 0, -1)
     table.explain(1, 1)
     table.decide(batch_of(b"", locks=[[(3, WRITE)]]), 2, 1)
-    assert table.explain(1, 2) == (0, Reason.FLOOR), "it is still the oldest that goes"
+    assert table.explain(1, 2) == (0, Reason.TOO_FAR_BEHIND), "it is still the oldest that goes"
 
 
 def test_a_pipeline_explains_and_one_that_has_ended_does_not() -> None:
@@ -87,7 +87,7 @@ def test_a_pipeline_explains_and_one_that_has_ended_does_not() -> None:
         found = room.pipe.explain(1 << 63)
         assert (found.mark, found.reason, found.committed, found.last_id) == (7, Reason.IN_FLIGHT, 6, 7)
         assert (found.low_mark, found.floor, found.locks, found.session) == (6, 6, 1, 11)
-        assert room.pipe.explain(2).reason is Reason.NEW_OWNER
+        assert room.pipe.explain(2).reason is Reason.OWNER_CHANGED
         assert to_value(LockExplanation, to_message(wire.LockExplanation, found)) == found
         room.session.commit(7)
         assert room.pipe.explain(1 << 63).reason is Reason.CONFLICT

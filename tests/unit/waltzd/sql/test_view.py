@@ -905,7 +905,7 @@ def test_a_database_that_never_answers_a_wait_is_said(engine: Engine) -> None:
         view = SqlView(engine, insert_and_count)  # nobody has made its tables
         with pytest.raises(DatabaseUnavailable, match="no such table"):
             await view.wait(0, partition=0, timeout=1)
-        for outcome in (Rejected(Reason.LOST, 0, 0), None, True):
+        for outcome in (Rejected(Reason.NOT_IN_LOG, 0, 0), None, True):
             with pytest.raises(BadArgument, match="only what is committed"):
                 await view.wait(outcome, partition=0)  # type: ignore[arg-type]
         with pytest.raises(BadArgument, match="only what is committed"):

@@ -101,7 +101,7 @@ async def test_a_lock_that_is_made_to_fail_is_tried_again(cluster: LocalCluster)
         command = Plus()
         assert await client.submit(command) == Committed(0)
         assert command.attempts == 3
-        assert [failure.reason for failure in command.failures] == [Reason.FLOOR, Reason.FLOOR]
+        assert [failure.reason for failure in command.failures] == [Reason.TOO_FAR_BEHIND, Reason.TOO_FAR_BEHIND]
         assert command.failures[0].lock == write_lock("counter").hash
     assert len(await cluster.log()) == 1
 

@@ -112,7 +112,7 @@ def test_server_frames_survive_and_come_in_their_order() -> None:
         Committals(np.array([0, 0x7FFFFFFF]), np.array([5, (1 << 63) - 1]), time=1_800_000_000_000_000),
         Refusals(
             np.array([1, 2]),
-            np.array([Reason.CONFLICT, Reason.LOST], np.uint8),
+            np.array([Reason.CONFLICT, Reason.NOT_IN_LOG], np.uint8),
             np.array([-1, 8]),
             np.array([0, (1 << 64) - 1], np.uint64),
         ),

@@ -365,7 +365,7 @@ def with_histories(*found: LockHistory, **arguments: Any) -> Callable[[], FakeSe
 
 def test_a_lagging_client_is_refused_by_a_new_owner_only_until_it_has_read_the_locks() -> None:
     async def test(room: Room) -> None:
-        assert (room.pipe.explain(77).mark, room.pipe.explain(77).reason) == (9, Reason.NEW_OWNER)
+        assert (room.pipe.explain(77).mark, room.pipe.explain(77).reason) == (9, Reason.OWNER_CHANGED)
         await room.quiet()
         one = await room.mount(mark=3)
         await one.say(batch_of(b"a", b"b", marks=3, locks=[[(77, WRITE)], [(5, WRITE)]]))
@@ -404,7 +404,7 @@ def test_the_reading_of_locks_stops_where_the_log_has_no_batches() -> None:
     async def test(room: Room) -> None:
         await room.quiet()
         explained = room.pipe.explain(3)
-        assert (explained.mark, explained.reason) == (5, Reason.NEW_OWNER)
+        assert (explained.mark, explained.reason) == (5, Reason.OWNER_CHANGED)
         assert room.pipe.explain(7).mark == 7
 
     in_room(test, with_histories(history(6, [6, 7, 8, 9])))

@@ -88,7 +88,7 @@ def test_never_lenient_and_exact_within_the_window(size: int, low_mark: int, bat
                 assert (reason is Reason.IN_FLIGHT) == (conflict_id > committed)
             else:
                 assert lock not in window, "inside the window only a true conflict is one"
-                assert (reason is Reason.NEW_OWNER) == (conflict_id == low_mark)
+                assert (reason is Reason.OWNER_CHANGED) == (conflict_id == low_mark)
             known = [twin.last(one) if one in window else None for one in checked]
             assert conflict_id == max(mark_ if mark_ is not None else conflict_id_of(twin, size) for mark_ in known)
         assert table.floor == conflict_id_of(twin, size)
@@ -144,7 +144,7 @@ def test_the_failed_lock_with_the_highest_mark_is_named() -> None:
     assert (decision.conflict_ids.tolist(), decision.locks.tolist()) == ([2], [3])
 
 
-@pytest.mark.parametrize(("mark", "reason"), [(4, Reason.NEW_OWNER), (5, None)])
+@pytest.mark.parametrize(("mark", "reason"), [(4, Reason.OWNER_CHANGED), (5, None)])
 def test_a_new_owner_knows_nothing_from_before(mark: int, reason: Reason | None) -> None:
     decision = LockTable(10, 5).decide(batch_of(b"", marks=mark, locks=[[(1, READ)]]), 6, 5)
     assert decision.reasons.tolist() == ([] if reason is None else [reason])
@@ -157,7 +157,7 @@ def test_behind_the_table_there_is_the_floor() -> None:
         table.decide(batch_of(b"", marks=lock - 1, locks=[[(lock, WRITE)]]), lock, lock - 1)
     assert table.floor == 0
     decision = table.decide(batch_of(b"", marks=-1, locks=[[(99, READ)]]), 3, 2)
-    assert (decision.reasons.tolist(), decision.conflict_ids.tolist()) == ([Reason.FLOOR], [0])
+    assert (decision.reasons.tolist(), decision.conflict_ids.tolist()) == ([Reason.TOO_FAR_BEHIND], [0])
     assert table.decide(batch_of(b"", marks=0, locks=[[(99, READ)]]), 3, 2).sequences.tolist() == []
 
 
@@ -313,15 +313,17 @@ def test_a_table_that_is_lowered_is_never_more_lenient_than_one_that_saw_everyth
             mark, reason = table.explain(lock, next_id - 1)
             assert mark >= marks.get(lock, -1)
             assert reason in (Reason.CONFLICT, Reason.IN_FLIGHT) or mark == table.floor
-            assert mark == marks.get(lock) or reason in (Reason.FLOOR, Reason.NEW_OWNER), "what is known is exact"
-            assert reason is not Reason.FLOOR or table.has_evicted
+            assert mark == marks.get(lock) or reason in (Reason.TOO_FAR_BEHIND, Reason.OWNER_CHANGED), (
+                "what is known is exact"
+            )
+            assert reason is not Reason.TOO_FAR_BEHIND or table.has_evicted
 
 
 def test_a_table_that_has_read_all_of_the_log_knows_all_of_it() -> None:
     table = LockTable(10, 3)
     assert table.lower(history_of(2, [[(1, WRITE)], [(2, READ)]]))
     assert (table.floor, table.explain(1, 3)) == (1, (2, Reason.CONFLICT))
-    assert table.explain(9, 3) == (1, Reason.NEW_OWNER)
+    assert table.explain(9, 3) == (1, Reason.OWNER_CHANGED)
     assert not table.lower(history_of(0, [[(1, WRITE), (3, APPEND)], []])), "nothing stands in front of the first id"
     assert (table.floor, table.explain(1, 3), table.explain(3, 3)) == (-1, (2, Reason.CONFLICT), (0, Reason.CONFLICT))
     assert table.decide(batch_of(b"", marks=-1, locks=[[(9, READ)]]), 4, 3).sequences.tolist() == []
@@ -331,16 +333,16 @@ def test_a_table_without_room_keeps_its_newest_marks_and_its_floor_above_the_oth
     table = LockTable(2, 5)
     assert not table.lower(history_of(3, [[(1, WRITE)], [(2, WRITE)], [(3, WRITE)]]))
     assert (table.floor, len(table)) == (3, 2)
-    assert table.explain(1, 5) == (3, Reason.NEW_OWNER)
+    assert table.explain(1, 5) == (3, Reason.OWNER_CHANGED)
     table.decide(batch_of(b"", marks=5, locks=[[(4, WRITE)]]), 6, 5)
-    assert (table.floor, table.explain(2, 5)) == (4, (4, Reason.FLOOR)), "the oldest goes first"
+    assert (table.floor, table.explain(2, 5)) == (4, (4, Reason.TOO_FAR_BEHIND)), "the oldest goes first"
 
 
 def test_a_table_that_has_evicted_is_not_lowered() -> None:
     table = LockTable(1, 5)
     table.decide(batch_of(b"", b"", marks=5, locks=[[(1, WRITE)], [(2, WRITE)]]), 6, 5)
     assert not table.lower(history_of(4, [[(8, WRITE)], []]))
-    assert (table.floor, table.explain(8, 5)) == (6, (6, Reason.FLOOR))
+    assert (table.floor, table.explain(8, 5)) == (6, (6, Reason.TOO_FAR_BEHIND))
 
 
 def test_an_old_mark_makes_room_when_its_lock_is_marked_again() -> None:
