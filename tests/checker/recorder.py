@@ -197,13 +197,13 @@ class _RecordedCommand(Command):
         self._close(rejected)
         return self._inner.on_lock_failure(rejected)
 
-    def on_completion(self, outcome: Outcome) -> object:
+    def on_outcome(self, outcome: Outcome) -> object:
         if not isinstance(outcome, Declined):
             self._close(outcome)
-        return self._inner.on_completion(outcome)
+        return self._inner.on_outcome(outcome)
 
-    def on_application(self, id: int) -> object:
-        return self._inner.on_application(id)
+    def on_applied(self, id: int) -> object:
+        return self._inner.on_applied(id)
 
     def _close(self, outcome: AppendOutcome) -> None:
         attempt, self._open = self._open, None

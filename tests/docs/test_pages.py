@@ -326,7 +326,7 @@ def test_event_versions() -> None:
                 async with cluster.client(view=purposes, serializer=shown.SECOND) as new:
                     outcome = await new.append(shown.WithdrawnFor("alice", 700, "rent"), key="alice")
                     assert isinstance(outcome, Committed)
-                    await new.applied(outcome)
+                    await new.wait_applied(outcome)
                     assert purposes.purposes == ["unknown", "rent"]
                 with pytest.raises(EventUnknown):
                     (await old.read(old.partition_of("alice"), 1)).value  # noqa: B018
@@ -343,7 +343,7 @@ def test_your_own_view(tmp_path: Path) -> None:
                 async with cluster.client(view=index) as client:
                     outcome = await client.append(text, partition=0)
                     assert isinstance(outcome, Committed)
-                    await client.applied(outcome)
+                    await client.wait_applied(outcome)
             assert shown.Index(file).words["be"] == ["0:0", "0:1"]
             index.apply(await only(cluster, 1))
             assert index.position(0) == 1

@@ -55,7 +55,7 @@ def test_the_first_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
             assert shown.balance_of(engine, 7) == 200
             view = shown.fast_view(sqlite("fast.db"))
             async with cluster.client(view=view) as client:
-                await client.caught_up()
+                await client.wait_caught_up()
             await view.close()
             assert shown.balance_of(sqlite("fast.db"), 7) == 200
 
@@ -143,7 +143,7 @@ def test_a_second_view_is_built_beside_the_first_and_compared(engine: Engine) ->
                 for number in range(4):
                     outcome = await client.append(change(number, 10 + number), key=number)
                     assert isinstance(outcome, Committed)
-                    await client.applied(outcome)
+                    await client.wait_applied(outcome)
                 async with cluster.client(view=new):
                     await shown.level(old, new)
                     assert shown.differences(engine) == set()
@@ -153,7 +153,7 @@ def test_a_second_view_is_built_beside_the_first_and_compared(engine: Engine) ->
                 assert shown.differences(engine) == {(2, 1200), (2, 1)}
                 outcome = await client.append(change(1, 7), partition=0)
                 assert isinstance(outcome, Committed)
-                await client.applied(outcome)
+                await client.wait_applied(outcome)
                 assert shown.differences(engine) is None, "the old one is ahead"
             for view in (old, new):
                 await view.close()
@@ -174,7 +174,7 @@ def test_a_dead_letter_is_revived_once(engine: Engine, capsys: pytest.CaptureFix
                 for payload in (b'{"number": 0, "balance": 5, "amount": 5}', b"hello", b'{"number": 1, "balance": 6}'):
                     await client.append(payload, partition=0)
                 await view.wait(2, partition=0, timeout=60)
-                await other.caught_up()
+                await other.wait_caught_up()
                 assert totals.total == 5
                 assert totals.failed(None, OSError()) is not totals.failed(None, ValueError())
                 with engine.connect() as connection:

@@ -105,7 +105,7 @@ class Service:
 
     async def show(self, request: Request) -> Response:
         if SEEN in request.headers:
-            await self._client.applied(Token.parse(request.headers[SEEN]), timeout=WAIT_SECONDS)
+            await self._client.wait_applied(Token.parse(request.headers[SEEN]), timeout=WAIT_SECONDS)
         return JSONResponse(self._hotel.rooms.get(request.path_params["room"], {}))
 
 

@@ -138,7 +138,7 @@ def application(client: BlockingClient[Event], shop: Shop) -> Flask:
 
     def wait() -> None:
         if SEEN in request.headers:
-            client.applied(Token.parse(request.headers[SEEN]), timeout=WAIT_SECONDS)
+            client.wait_applied(Token.parse(request.headers[SEEN]), timeout=WAIT_SECONDS)
 
     @app.errorhandler(WaltzError)
     def refuse(error: WaltzError) -> Response:

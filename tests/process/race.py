@@ -119,7 +119,7 @@ class Race:
             try:
                 if size:
                     members = [Attempt(f"{name}:{number}", count, pick, partition) for number in range(size)]
-                    outcome = await client.submit_group(recorder.group(members))
+                    outcome = await client.submit_atomic(recorder.group(members))
                 else:
                     outcome = await client.submit(recorder.command(Attempt(name, count, pick, partition)))
             except NeedsBatches:

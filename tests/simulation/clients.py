@@ -159,7 +159,7 @@ class ClientMachine(Machine):
                         Attempt(f"{name}:{n}", count, pick, partition, locks=setup.locks, header=self._header(headers))
                         for n in row
                     ]
-                    outcome = await client.submit_group(recorder.group(members), fresh=False)
+                    outcome = await client.submit_atomic(recorder.group(members), fresh=False)
                 else:
                     attempt = Attempt(name, count, pick, partition, locks=setup.locks, header=self._header(headers))
                     is_fresh = "marks" in setup.faults and pick.random() < 0.3

@@ -61,7 +61,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
                 assert isinstance(
                     client.append(b"alone %d" % number * 5, partition=0, header=number, locks=locks), Committed
                 )
-                group = client.append_group([b"first", b"second" * number, b"third"], partition=0, locks=[locks, (), locks])
+                group = client.append_atomic(
+                    [b"first", b"second" * number, b"third"], partition=0, locks=[locks, (), locks]
+                )
                 assert isinstance(group, Committed)
             found.rows += rows_of(client)
         wait_until_level(found)

@@ -94,7 +94,7 @@ class BlockingClient(Generic[E]):
 
     Use it as a context manager. All methods may be called from any thread. The view runs on threads of the client, for
     one transaction of a partition at a time, and may itself call the client. The functions of a command run on the thread
-    that called `submit`, except `on_application`, which runs on a thread of the client. A process that is forked after its
+    that called `submit`, except `on_applied`, which runs on a thread of the client. A process that is forked after its
     first client cannot use one: start processes with `spawn`.
 
     Arguments, results and errors of each method are those of the method of `Client` with the same name.
@@ -236,7 +236,7 @@ class BlockingClient(Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """As `Client.submit`. The command's functions run on this thread, `on_application` on one of the client's."""
+        """As `Client.submit`. The command's functions run on this thread, `on_applied` on one of the client's."""
         caller = _Caller(self._thread.loop)
         return caller.serve(
             self._client._submit_with(
@@ -244,7 +244,7 @@ class BlockingClient(Generic[E]):
             )
         )
 
-    def submit_group(
+    def submit_atomic(
         self,
         commands: Sequence[Command[E]],
         *,
@@ -253,10 +253,10 @@ class BlockingClient(Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """As `Client.submit_group`. The commands' functions run as those of `submit`."""
+        """As `Client.submit_atomic`. The commands' functions run as those of `submit`."""
         caller = _Caller(self._thread.loop)
         return caller.serve(
-            self._client._submit_group_with(
+            self._client._submit_atomic_with(
                 caller.call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
             )
         )
@@ -318,7 +318,7 @@ class BlockingClient(Generic[E]):
             timeout=timeout,
         )
 
-    def append_group(
+    def append_atomic(
         self,
         payloads: Sequence[E],
         *,
@@ -330,11 +330,11 @@ class BlockingClient(Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> AppendOutcome:
-        """As `Client.append_group`; `position` as of `append`."""
+        """As `Client.append_atomic`; `position` as of `append`."""
         each = None if locks is None else [tuple(some) for some in locks]
         _check_position(position, [lock for some in each or () for lock in some])
         return self._ask(
-            self._client.append_group,
+            self._client.append_atomic,
             payloads,
             partition=partition,
             key=key,
@@ -356,13 +356,13 @@ class BlockingClient(Generic[E]):
         """As `Client.flush`."""
         self._thread.run(self._client.flush(timeout=timeout))
 
-    def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
-        """As `Client.caught_up`."""
-        self._thread.run(self._client.caught_up(partition, timeout=timeout))
+    def wait_caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
+        """As `Client.wait_caught_up`."""
+        self._thread.run(self._client.wait_caught_up(partition, timeout=timeout))
 
-    def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
-        """As `Client.applied`."""
-        self._thread.run(self._client.applied(token, timeout=timeout))
+    def wait_applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
+        """As `Client.wait_applied`."""
+        self._thread.run(self._client.wait_applied(token, timeout=timeout))
 
     def wait_stopped(self, *, timeout: float | None = None) -> None:
         """As `Client.wait_stopped`, on a thread that does nothing else."""

@@ -412,7 +412,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
-    async def submit_group(
+    async def submit_atomic(
         self,
         commands: Sequence[Command[E]],
         *,
@@ -445,11 +445,11 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
-        return await self._submit_group_with(
+        return await self._submit_atomic_with(
             self._call, commands, fresh=fresh, wait=wait, timeout=timeout, idempotency_key=idempotency_key
         )
 
-    async def _submit_group_with(
+    async def _submit_atomic_with(
         self,
         call: Call,
         commands: Sequence[Command[E]],
@@ -459,7 +459,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         timeout: float | None = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
-        """As `submit_group`, with another way to call the commands' functions."""
+        """As `submit_atomic`, with another way to call the commands' functions."""
         self._check_loop()
         commands = tuple(commands)
         line = self._line(self._partition_of(commands))
@@ -576,7 +576,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             return no_outcomes()
         return line.send(len(data), position, partial(Bundle, position, data, headers, each), deadline_of(timeout))
 
-    def append_group(
+    def append_atomic(
         self,
         payloads: Sequence[E],
         *,

@@ -318,7 +318,7 @@ class Follower:
             try:
                 await self._call(listener, id_)
             except Exception:  # noqa: BLE001  # the application's code
-                _log.exception("on_application of transaction %d of partition %d failed", id_, self._partition)
+                _log.exception("on_applied of transaction %d of partition %d failed", id_, self._partition)
 
     # -- failing
 

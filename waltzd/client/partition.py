@@ -423,7 +423,7 @@ class Line:
             async with asyncio.timeout(self._left(deadline)):
                 await self._follower.reached(id)
 
-    async def applied(self, id: Position, seconds: float) -> None:
+    async def wait_applied(self, id: Position, seconds: float) -> None:
         """Until the view has applied this id, which is committed or will be. Raises `OtherTimeline` where the transaction
         is not in the log any more."""
         self.check_view()
@@ -444,12 +444,12 @@ class Line:
         except TimeoutError:
             raise self._not_applied(id, seconds) from None
 
-    async def caught_up(self, seconds: float) -> None:
+    async def wait_caught_up(self, seconds: float) -> None:
         """Until the view has applied all that is committed now."""
         self.check_view()
         deadline = asyncio.get_running_loop().time() + seconds
         end = await self.confirmed_end(seconds)
-        await self.applied(Position(end), max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self.wait_applied(Position(end), max(0.0, deadline - asyncio.get_running_loop().time()))
         self._is_warm = True
 
     def _not_applied(self, id: int, seconds: float) -> NotApplied:

@@ -92,7 +92,7 @@ class Submits:
         if wait == "applied" and isinstance(outcome, Committed):
             seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
             try:
-                await line.applied(Position(outcome.ids[-1], outcome.timeline), seconds)
+                await line.wait_applied(Position(outcome.ids[-1], outcome.timeline), seconds)
             except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
                 return outcome
             return replace(outcome, is_applied=True)
@@ -207,11 +207,11 @@ class Submits:
             while rest:
                 number, command = rest.popleft()
                 try:
-                    if is_overridden(command, "on_completion"):
-                        await tell(line.partition, call, command.on_completion, outcome)
+                    if is_overridden(command, "on_outcome"):
+                        await tell(line.partition, call, command.on_outcome, outcome)
                 finally:
-                    if isinstance(outcome, Committed) and is_overridden(command, "on_application"):
-                        line.announce(outcome.id + number, command.on_application)
+                    if isinstance(outcome, Committed) and is_overridden(command, "on_applied"):
+                        line.announce(outcome.id + number, command.on_applied)
         finally:
             if rest:  # the caller was cancelled
                 self._in_background(self._tell(line, list(rest), later, later, outcome))
@@ -245,7 +245,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 async def _freshen(line: Line, seconds: float) -> None:
     try:
-        await line.caught_up(seconds)
+        await line.wait_caught_up(seconds)
     except (CannotConnect, NotApplied) as error:
         raise NotSent(
             f"the view of partition {line.partition} is not known to be fresh, so nothing was built: {error.message}",

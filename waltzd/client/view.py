@@ -546,10 +546,10 @@ class Command(ABC, Generic[E_co]):
     def on_lock_failure(self, rejected: Rejected) -> object:  # may be left out
         """A lock failed; unless this was the last attempt, `build` is called again."""
 
-    def on_completion(self, outcome: Outcome) -> object:  # may be left out
-        """`submit` is about to return this. Called once, and before `on_application`."""
+    def on_outcome(self, outcome: Outcome) -> object:  # may be left out
+        """`submit` is about to return this. Called once, and before `on_applied`."""
 
-    def on_application(self, id: int) -> object:  # may be left out
+    def on_applied(self, id: int) -> object:  # may be left out
         """The view of this client has applied it."""
 
 

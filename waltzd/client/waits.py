@@ -62,7 +62,7 @@ class Waiting:
                 f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
             ) from None
 
-    async def caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
+    async def wait_caught_up(self, partition: int | None = None, *, timeout: float | None = None) -> None:
         """Wait until the view has applied all that was committed when this was called, by any client.
 
         Args:
@@ -80,7 +80,7 @@ class Waiting:
         self._check_open()
         lines = [self._line(each) for each in (self._active if partition is None else (partition,))]
         seconds = self.settings.submit_seconds if timeout is None else timeout
-        waits = [asyncio.create_task(line.caught_up(seconds)) for line in lines]
+        waits = [asyncio.create_task(line.wait_caught_up(seconds)) for line in lines]
         try:
             await asyncio.gather(*waits)
         finally:
@@ -88,7 +88,7 @@ class Waiting:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
+    async def wait_applied(self, token: Token | Committed, *, timeout: float | None = None) -> None:
         """Wait until this client's view has a transaction, whoever wrote it: then a read of the view shows it.
 
         Args:

@@ -165,7 +165,7 @@ class Token:
     Example:
         ```python
         response.headers["x-log-token"] = str(outcome.token)
-        await client.applied(Token.parse(request.headers["x-log-token"]), timeout=2)
+        await client.wait_applied(Token.parse(request.headers["x-log-token"]), timeout=2)
         ```
     """
 
@@ -238,7 +238,7 @@ class Committed:
 
     @property
     def token(self) -> Token:
-        """What `Client.applied` and `SqlView.wait` wait for; of a group, its last transaction.
+        """What `Client.wait_applied` and `SqlView.wait` wait for; of a group, its last transaction.
 
         Raises:
             BadArgument: The program made this outcome itself, without a partition.

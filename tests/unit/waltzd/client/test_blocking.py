@@ -59,10 +59,10 @@ class Increment(Command):
         builder.locks = [write_lock("counter")]
         return True
 
-    def on_completion(self, outcome: Outcome) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
         self.threads.append(threading.get_ident())
 
-    def on_application(self, id: int) -> None:
+    def on_applied(self, id: int) -> None:
         self.applied.set()
 
 
@@ -75,8 +75,8 @@ def test_threads_wait_for_the_view() -> None:
         assert isinstance(outcome, Committed)
         assert outcome.is_applied
         assert view.payloads == [b"1", b"2", b"3", b"4"]
-        client.applied(Token.parse(str(outcome.token)), timeout=30)
-        client.caught_up(timeout=30)
+        client.wait_applied(Token.parse(str(outcome.token)), timeout=30)
+        client.wait_caught_up(timeout=30)
         client.wait_stopped(timeout=0.01)
         status = client.status()
         assert status.ready
@@ -98,7 +98,7 @@ def test_what_a_view_submits_on_its_own_thread_does_not_wait_for_the_view() -> N
     view.client = BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS)
     with view.client:  # the view is called before `open` returns, so it has its client before that
         view.reached(2)
-        view.client.caught_up()
+        view.client.wait_caught_up()
         assert view.outcomes == [Committed(1)]
 
 
@@ -149,13 +149,13 @@ def test_groups_times_and_locks_on_the_blocking_face() -> None:
     client = BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS)
     with client:
         commands = [Increment(view), Increment(view)]
-        outcome = client.submit_group(commands)
+        outcome = client.submit_atomic(commands)
         assert outcome == Committed(1, 2)
         assert all(set(command.threads) == {threading.get_ident()} and command.applied.wait(30) for command in commands)
         with pytest.raises(BadArgument, match="position"):
-            client.append_group([b"d"], partition=0, locks=[[write_lock("x")]])
+            client.append_atomic([b"d"], partition=0, locks=[[write_lock("x")]])
         locks = [[], [write_lock("x")]]
-        assert client.append_group([b"a", b"b"], partition=0, locks=locks, position=2) == Committed(3, 2)
+        assert client.append_atomic([b"a", b"b"], partition=0, locks=locks, position=2) == Committed(3, 2)
         assert [found.id for found in client.read_some(0, from_time=noon, last_id=3)] == [1, 2, 3]
         found = client.read(0, 4, with_locks=True)
         assert (found.time_us, found.locks) == (noon, (LoggedLock(write_lock("x").hash, Mode.WRITE),))

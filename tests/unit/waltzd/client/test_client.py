@@ -83,10 +83,10 @@ class Increment(Command):
     def on_lock_failure(self, rejected: Rejected) -> None:
         self.story.append(rejected)
 
-    def on_completion(self, outcome: object) -> None:
+    def on_outcome(self, outcome: object) -> None:
         self.story.append(outcome)
 
-    def on_application(self, id: int) -> None:
+    def on_applied(self, id: int) -> None:
         self.story.append(("applied", id))
 
 
@@ -268,7 +268,7 @@ def test_a_command_may_decline_and_what_it_raises_comes_out() -> None:
         def build(self, builder: Builder) -> bool:
             return False
 
-        def on_completion(self, outcome: object) -> None:
+        def on_outcome(self, outcome: object) -> None:
             self.told = outcome
             raise RuntimeError("the application's own trouble is logged")
 

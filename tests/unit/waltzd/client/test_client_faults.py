@@ -86,7 +86,7 @@ async def writer(client: Client, history: History, name: str, rounds: int, chanc
             if number % 4 == 2 and format == 1:
                 payloads = [payload + b"/%d" % i for i in range(chance.randint(1, 7))]
                 each = [locks if i == 1 else [] for i in range(len(payloads))]
-                outcome = await client.append_group(payloads, partition=0, locks=each, position=-1)
+                outcome = await client.append_atomic(payloads, partition=0, locks=each, position=-1)
                 if isinstance(outcome, Committed):
                     assert outcome.count == len(payloads)
                     history.told |= {payload: Committed(id_) for payload, id_ in zip(payloads, outcome.ids, strict=True)}

@@ -102,8 +102,8 @@ def test_what_a_listener_raises_changes_nothing() -> None:
             super().on_lock_failure(rejected)
             raise ValueError
 
-        def on_completion(self, outcome: object) -> None:
-            super().on_completion(outcome)
+        def on_outcome(self, outcome: object) -> None:
+            super().on_outcome(outcome)
             raise ValueError
 
     view = View()

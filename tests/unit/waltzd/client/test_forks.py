@@ -117,10 +117,10 @@ def test_a_view_below_the_fork_goes_over_by_itself_and_above_it_the_partition_st
         partition = fake.partitions[0]
         partition.write(*[b"old %d" % number for number in range(10)])
         async with client_of(fake, view) as client:
-            await client.caught_up()
+            await client.wait_caught_up()
             partition.fork(9)
             partition.write(b"new")
-            await client.caught_up()
+            await client.wait_caught_up()
             assert (view.payloads, view.at.timeline) == (contents(partition), partition.lineage.current)
             assert client.position(0).timeline == partition.lineage.current
             partition.fork(5)
@@ -142,7 +142,7 @@ def test_a_view_below_the_fork_goes_over_by_itself_and_above_it_the_partition_st
             await client.set_partitions([])
             await client.set_partitions([0])
             partition.write(b"newer")
-            await client.caught_up()
+            await client.wait_caught_up()
             assert view.payloads == contents(partition)
 
     asyncio.run(story())
@@ -182,12 +182,12 @@ def test_a_position_a_token_a_feed_and_a_scan_of_what_was_given_up_are_refused()
             partition.fork(5)
             partition.write(*[b"new %d" % number for number in range(10)])
             async with client_of(fake, view) as viewing:
-                await viewing.caught_up()
-                await viewing.applied(Token(0, 5))
+                await viewing.wait_caught_up()
+                await viewing.wait_applied(Token(0, 5))
                 for token in (Token(0, 6), Token(0, 6, SECOND)):
                     with pytest.raises(OtherTimeline):
-                        await viewing.applied(token)
-                await viewing.applied(Token(0, 15, partition.lineage.current))
+                        await viewing.wait_applied(token)
+                await viewing.wait_applied(Token(0, 15, partition.lineage.current))
             await stopped(client)
             await again(client)
             end = await client.end_position(0)
@@ -367,7 +367,7 @@ class Forker:
             return
         payloads = [self.payload() for _ in range(self.chance.randrange(1, 5))]
         try:
-            outcome = await client.append_group(payloads, partition=0)
+            outcome = await client.append_atomic(payloads, partition=0)
         except WaltzError:
             assert not {*payloads} & {*self.partition.payloads}
             return
@@ -425,7 +425,7 @@ def test_whatever_forks_when_the_view_is_the_log_and_outcomes_are_facts(seed: in
             await asyncio.gather(*tasks)
             while True:
                 try:
-                    await client.caught_up()
+                    await client.wait_caught_up()
                     break
                 except OtherTimeline:
                     view.mend(run.lineage)

@@ -73,10 +73,10 @@ class Move(Command):
     def on_lock_failure(self, rejected: Rejected) -> None:
         self.story.append(rejected.reason)
 
-    def on_completion(self, outcome: object) -> None:
+    def on_outcome(self, outcome: object) -> None:
         self.story.append(outcome)
 
-    def on_application(self, id: int) -> None:
+    def on_applied(self, id: int) -> None:
         self.story.append(id)
 
 
@@ -86,11 +86,11 @@ class Move(Command):
 def test_a_group_is_committed_in_a_row_under_one_outcome() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         await client.append(b"before", partition=0)
-        outcome = await client.append_group([b"a", b"b", b"c"], partition=0, headers=[1, 2, 3])
+        outcome = await client.append_atomic([b"a", b"b", b"c"], partition=0, headers=[1, 2, 3])
         assert outcome == Committed(1, count=3)
         assert outcome.ids == range(1, 4)
         assert Committed(4).ids == range(4, 5)
-        assert await client.append_group([b"one"], key=b"k") == Committed(4, count=1)
+        assert await client.append_atomic([b"one"], key=b"k") == Committed(4, count=1)
 
     log = with_client(test, cluster=cluster()).partitions[0].log
     assert [(entry.payload, entry.header, entry.follows) for entry in log] == [
@@ -101,27 +101,27 @@ def test_a_group_is_committed_in_a_row_under_one_outcome() -> None:
 @told(with_client, given=2, cluster=cluster(), partitions=[0])
 async def test_a_group_that_makes_no_sense_is_refused_at_the_call(client: Client, fake: FakeCluster) -> None:
     with pytest.raises(BadArgument, match="at least one"):
-        await client.append_group([], partition=0)
+        await client.append_atomic([], partition=0)
     with pytest.raises(BadArgument, match="3 payloads and 2 headers"):
-        await client.append_group([b"a", b"b", b"c"], partition=0, headers=[1, 2])
+        await client.append_atomic([b"a", b"b", b"c"], partition=0, headers=[1, 2])
     with pytest.raises(BadArgument, match="needs a position"):
-        await client.append_group([b"a", b"b"], partition=0, locks=[[], [read_lock("x")]])
+        await client.append_atomic([b"a", b"b"], partition=0, locks=[[], [read_lock("x")]])
     with pytest.raises(BadArgument, match="at least one"):
-        await client.submit_group([])
+        await client.submit_atomic([])
 
 
 def test_a_group_is_in_one_partition() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         with pytest.raises(BadArgument, match="one partition, not in 0, 2"):
-            await client.submit_group([Move(b"a"), Move(b"b", partition=2), Move(b"c")])
+            await client.submit_atomic([Move(b"a"), Move(b"b", partition=2), Move(b"c")])
 
     assert with_client(test, cluster=cluster(partitions=3)).partitions[0].taken == 0
 
 
 def test_only_the_group_that_is_larger_than_a_frame_is_refused() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
-        large = client.append_group([b"x" * 600] * 3 + [b"y" * 41], partition=0)
-        others = [client.append_group([b"x" * 600] * 3 + [b"y" * 40], partition=0), client.append(b"small", partition=0)]
+        large = client.append_atomic([b"x" * 600] * 3 + [b"y" * 41], partition=0)
+        others = [client.append_atomic([b"x" * 600] * 3 + [b"y" * 40], partition=0), client.append(b"small", partition=0)]
         refused, *outcomes = await asyncio.gather(large, *others, return_exceptions=True)
         assert isinstance(refused, TooLarge)
         assert "a group of 4 transactions has 2001 bytes; the server takes 2000 together" in refused.message
@@ -133,11 +133,11 @@ def test_only_the_group_that_is_larger_than_a_frame_is_refused() -> None:
 
 def test_only_the_group_is_refused_by_a_partition_of_format_0() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
-        work = [client.append_group([b"a", b"b"], partition=0), client.append(b"c", partition=0)]
+        work = [client.append_atomic([b"a", b"b"], partition=0), client.append(b"c", partition=0)]
         refused, outcome = await asyncio.gather(*work, return_exceptions=True)
         assert isinstance(refused, NeedsBatches)
         assert outcome == Committed(0)
-        assert await client.append_group([b"alone"], partition=0) == Committed(1)
+        assert await client.append_atomic([b"alone"], partition=0) == Committed(1)
         assert client.status()[0].mounts == 1
 
     with_client(test)
@@ -147,11 +147,11 @@ def test_a_group_whose_second_lock_fails_is_not_in_the_log() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         await client.append(b"first", partition=0, locks=[write_lock("b")], position=-1)
         locks = [[write_lock("a")], [write_lock("b")], []]
-        outcome = await client.append_group([b"x", b"y", b"z"], partition=0, locks=locks, position=-1)
+        outcome = await client.append_atomic([b"x", b"y", b"z"], partition=0, locks=locks, position=-1)
         assert outcome == Rejected(Reason.CONFLICT, 0, write_lock("b").hash)
         # Nothing of it marked a lock, either; and its own transactions do not stand in each other's way.
         locks = [[write_lock("a")], [write_lock("a")]]
-        assert await client.append_group([b"x", b"y"], partition=0, locks=locks, position=-1) == Committed(1, 2)
+        assert await client.append_atomic([b"x", b"y"], partition=0, locks=locks, position=-1) == Committed(1, 2)
 
     assert with_client(test, cluster=cluster()).partitions[0].payloads == [b"first", b"x", b"y"]
 
@@ -166,7 +166,7 @@ def test_a_group_is_built_again_as_a_whole_when_the_lock_of_one_fails() -> None:
         view.hold = asyncio.Event()
         await client.append(b"other", partition=0, locks=[write_lock("b")], position=-1)
         moves = [Move(b"a", "a"), Move(b"b", "b")]
-        submitting = asyncio.create_task(client.submit_group(moves, fresh=False))
+        submitting = asyncio.create_task(client.submit_atomic(moves, fresh=False))
         await until(lambda: Reason.CONFLICT in moves[0].story)
         view.hold.set()
         outcome = await submitting
@@ -183,7 +183,7 @@ def test_nothing_is_sent_when_one_declines() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         moves = [Move(b"a"), Move(b"b"), Move(b"c")]
         moves[1].takes_part = False
-        assert await client.submit_group(moves) == Declined()
+        assert await client.submit_atomic(moves) == Declined()
         assert [move.story for move in moves] == [["built at -1", Declined()]] * 2 + [[Declined()]]
 
     assert with_client(test, cluster=cluster(), view=View()).partitions[0].taken == 0
@@ -195,7 +195,7 @@ def test_a_group_that_was_lost_is_built_again(fault: str) -> None:
     fake = cluster(fault=lambda moment: faults.pop() if faults and moment.endswith("AppendBatch") else None)
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        assert await client.submit_group([Move(b"a"), Move(b"b")]) == Committed(0, 2)
+        assert await client.submit_atomic([Move(b"a"), Move(b"b")]) == Committed(0, 2)
 
     assert with_client(test, cluster=fake, view=View()).partitions[0].payloads == [b"a", b"b"]
 
@@ -204,7 +204,7 @@ def test_the_counter_counts_beside_groups() -> None:
     view = View()
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        done = await asyncio.gather(*[client.submit_group([Increment(view)]) for _ in range(5)])
+        done = await asyncio.gather(*[client.submit_atomic([Increment(view)]) for _ in range(5)])
         assert sorted(outcome.id for outcome in done if isinstance(outcome, Committed)) == list(range(5))
 
     assert with_client(test, cluster=cluster(), view=view).partitions[0].payloads == [b"1", b"2", b"3", b"4", b"5"]
@@ -324,7 +324,7 @@ def test_transactions_have_times_and_on_request_locks() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.now = us(NOON)
         locks = [[read_lock("a"), write_lock("b", 7)], []]
-        await client.append_group([b"x", b"y"], partition=0, locks=locks, position=-1)
+        await client.append_atomic([b"x", b"y"], partition=0, locks=locks, position=-1)
         first, second = await client.read_some(0, 0, with_locks=True)
         assert (first.time, first.time_us, first.follows, second.follows) == (NOON, us(NOON), False, True)
         assert first.locks == (
@@ -482,6 +482,6 @@ def test_a_group_whose_partition_stays_away_was_not_sent() -> None:
         fake.partitions[0].stays_down = True
         fake.partitions[0].end_session()
         with pytest.raises(NotSent):
-            await client.append_group([b"a", b"b"], partition=0)
+            await client.append_atomic([b"a", b"b"], partition=0)
 
     assert with_client(test, cluster=fake).partitions[0].payloads == [b"x"]

@@ -129,10 +129,10 @@ def test_locks_of_its_own_are_compared_with_their_own_position() -> None:
 def test_a_group_has_one_key() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         for _ in range(2):
-            assert await client.append_group([b"a", b"b"], partition=0, idempotency_key="k") == Committed(0, 2)
+            assert await client.append_atomic([b"a", b"b"], partition=0, idempotency_key="k") == Committed(0, 2)
         locks = [[write_lock("x")], [write_lock("y")]]
         for position in (1, 1, -1):
-            outcome = await client.append_group(
+            outcome = await client.append_atomic(
                 [b"c", b"d"], partition=0, locks=locks, position=position, idempotency_key="l"
             )
             assert outcome == Committed(2, 2)
@@ -175,7 +175,7 @@ def test_a_command_is_done_once() -> None:
         await until(lambda: ("applied", 0) in again.story)
         assert await client.submit(Sell(view), idempotency_key="l") == Declined()
         for _ in range(2):
-            assert await client.submit_group([Increment(view), Increment(view, "b")], idempotency_key="m") == Committed(
+            assert await client.submit_atomic([Increment(view), Increment(view, "b")], idempotency_key="m") == Committed(
                 1, 2
             )
 
@@ -251,7 +251,7 @@ def test_the_blocking_twins_have_it_too() -> None:
     with BlockingClient("s0:1", connect=fake.connect, view=view, settings=SETTINGS) as client:
         for _ in range(2):
             assert client.append(b"1", partition=0, idempotency_key="k") == Committed(0)
-            assert client.append_group([b"2"], partition=0, idempotency_key="l") == Committed(1)
+            assert client.append_atomic([b"2"], partition=0, idempotency_key="l") == Committed(1)
             assert client.submit(Increment(view), idempotency_key="m") == Committed(2)
 
 

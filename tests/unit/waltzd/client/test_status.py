@@ -52,9 +52,9 @@ def test_a_view_that_stands_still_is_not_ready_and_says_why_since_when_and_how_f
         assert before <= state.since <= datetime.now(UTC)
         assert "failed" in state.sentence
         with pytest.raises(NotApplied, match="the view fails: OSError"):
-            await client.caught_up(timeout=1)
+            await client.wait_caught_up(timeout=1)
         view.is_mended = True
-        await client.caught_up()
+        await client.wait_caught_up()
         (state,) = client.status()
         assert (state.applied, state.lag, state.failing, state.since) == (3, 0, None, None)
         assert client.status().ready
@@ -73,7 +73,7 @@ def test_a_lag_grows_although_the_feed_stands_still() -> None:
         await until(lambda: client.status().lag == 2001)
         assert client.status()[0].received < 2000
         view.is_mended = True
-        await client.caught_up()
+        await client.wait_caught_up()
 
     with_client(test, view=view, settings=ClientSettings(feed_bytes_max=100_000))
 
@@ -112,7 +112,7 @@ def test_who_waits_is_told_why_a_partition_was_stopped() -> None:
         view.is_mended = True
         await client.set_partitions([0])
         await client.set_partitions("all")
-        await client.caught_up()
+        await client.wait_caught_up()
         await until(lambda: client.status().ready)
         waiting = asyncio.create_task(client.wait_stopped())
         await asyncio.sleep(0)

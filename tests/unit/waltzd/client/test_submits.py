@@ -112,8 +112,8 @@ def test_what_the_view_submits_itself_does_not_wait_for_the_view() -> None:
 def test_without_a_view_there_is_nothing_to_wait_for() -> None:
     async def test(client: Client, fake: FakeCluster) -> None:
         for wait in (
-            client.caught_up(),
-            client.applied(Token(0, 0)),
+            client.wait_caught_up(),
+            client.wait_applied(Token(0, 0)),
             client.submit(Withdraw(View()), fresh=True),
             client.submit(Withdraw(View()), wait="applied"),
         ):
@@ -132,7 +132,7 @@ async def test_caught_up_waits_for_what_was_committed_when_it_was_called(
 ) -> None:
     view.hold = asyncio.Event()
     fake.partitions[0].write(b"a", b"b")
-    waiting = asyncio.create_task(client.caught_up())
+    waiting = asyncio.create_task(client.wait_caught_up())
     await asyncio.sleep(1)
     assert not waiting.done()
     view.hold.set()
@@ -141,7 +141,7 @@ async def test_caught_up_waits_for_what_was_committed_when_it_was_called(
     view.hold.clear()
     fake.partitions[0].write(b"c")
     with pytest.raises(NotApplied, match="after 2 seconds the view has applied partition 0 up to 1, and not 2 yet"):
-        await client.caught_up(0, timeout=2)
+        await client.wait_caught_up(0, timeout=2)
     view.hold.set()
 
 
@@ -149,7 +149,7 @@ async def test_caught_up_waits_for_what_was_committed_when_it_was_called(
 async def test_caught_up_lives_through_a_failover(client: Client, fake: FakeCluster, view: View) -> None:
     view.hold = asyncio.Event()
     fake.partitions[0].write(b"a")
-    waiting = asyncio.create_task(client.caught_up())
+    waiting = asyncio.create_task(client.wait_caught_up())
     await asyncio.sleep(1)
     fake.partitions[0].end_session(move=True)
     await until(lambda: client.status()[0].mounts == 2 and client.status()[0].is_ready)
@@ -166,25 +166,25 @@ async def test_an_outcome_is_a_token_that_other_processes_wait_for(client: Clien
     assert outcome.partition == 0
     other = View()
     async with Client("s0:1", connect=fake.connect, view=other) as there:
-        await there.applied(Token.parse(str(outcome.token)))
+        await there.wait_applied(Token.parse(str(outcome.token)))
         assert other.payloads() == [b"a"]
-        await there.applied(outcome)
+        await there.wait_applied(outcome)
         outcomes = await client.append_many([b"b", b"c"], partition=0)
         last = outcomes[1]
         assert isinstance(last, Committed)
-        await there.applied(last)
+        await there.wait_applied(last)
         assert other.payloads() == [b"a", b"b", b"c"]
 
 
 @told(with_view, given=3)
 async def test_a_token_of_another_cluster_holds_nobody_up(client: Client, fake: FakeCluster, view: View) -> None:
     with pytest.raises(BeyondLog, match="no transaction 7 in partition 0, whose highest committed id is -1"):
-        await client.applied(Token(0, 7))
+        await client.wait_applied(Token(0, 7))
     with pytest.raises(BadArgument, match="no partition 9"):
-        await client.applied(Token(9, 7))
+        await client.wait_applied(Token(9, 7))
     nonsense: Any = Rejected
     with pytest.raises(BadArgument, match="only what is committed"):
-        await client.applied(nonsense)
+        await client.wait_applied(nonsense)
 
 
 @pytest.mark.parametrize("text", ["", "3", "3-", "-3-4", "3-4-5", "٣-4", "3-4\n", "x" * 1000, f"3-{1 << 63}", None])
@@ -224,7 +224,7 @@ async def test_submit_waits_until_the_view_has_it(client: Client, fake: FakeClus
 async def test_a_submit_that_is_cancelled_after_it_was_sent_is_told_what_became_of_it(
     client: Client, fake: FakeCluster, view: View
 ) -> None:
-    await client.caught_up()
+    await client.wait_caught_up()
     fake.partitions[0].is_holding = True
     command = Increment(view)
     submitting = asyncio.create_task(client.submit(command))
@@ -262,7 +262,7 @@ async def test_a_group_whose_caller_goes_while_it_is_told_is_told_to_the_end(
     client: Client, fake: FakeCluster, view: View
 ) -> None:
     first, second = Slow(view), Increment(view)
-    submitting = asyncio.create_task(client.submit_group([first, second]))
+    submitting = asyncio.create_task(client.submit_atomic([first, second]))
     await first.is_told.wait()
     submitting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -277,14 +277,14 @@ class Slow(Increment):
         super().__init__(view)
         self.is_told = asyncio.Event()
 
-    async def on_completion(self, outcome: object) -> None:  # type: ignore[override]
+    async def on_outcome(self, outcome: object) -> None:  # type: ignore[override]
         self.is_told.set()
         await asyncio.sleep(100)
 
 
 @told(with_view, given=3)
 async def test_what_was_not_sent_is_taken_back(client: Client, fake: FakeCluster, view: View) -> None:
-    await client.caught_up()
+    await client.wait_caught_up()
     fake.partitions[0].is_holding = True
     before = asyncio.create_task(client.append(b"x", partition=0))
     await until(lambda: fake.partitions[0].log)
@@ -334,7 +334,7 @@ async def test_a_position_above_the_end_of_the_log_is_refused_and_stops_nobody(
     for work in (
         client.append(b"x", partition=0, locks=lock, position=1000),
         client.append_many([b"x"], partition=0, position=1000),
-        client.append_group([b"x"], partition=0, position=1000),
+        client.append_atomic([b"x"], partition=0, position=1000),
         client.submit(Claims(view)),
     ):
         with pytest.raises(BadArgument, match=r"the position \d+ is above the end of partition 0"):
@@ -373,7 +373,12 @@ def test_who_waits_for_a_partition_that_stops_is_told_why() -> None:
     view = Poisoned()
 
     async def test(client: Client, fake: FakeCluster) -> None:
-        waits = [client.caught_up(), client.applied(Token(0, 0)), client.submit(Increment(view)), client.wait_stopped()]
+        waits = [
+            client.wait_caught_up(),
+            client.wait_applied(Token(0, 0)),
+            client.submit(Increment(view)),
+            client.wait_stopped(),
+        ]
         fake.partitions[0].write(b"poison")
         for found in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(found, PartitionParked), found

@@ -30,7 +30,7 @@ async def test_what_was_sent_and_not_decided_is_unknown_when_its_own_time_is_ove
     outcomes = await asyncio.gather(
         client.append(b"2", partition=0, timeout=5),
         client.append(b"3", partition=0, timeout=2),
-        client.append_group([b"4"], partition=0, timeout=1),
+        client.append_atomic([b"4"], partition=0, timeout=1),
     )
     assert list(outcomes) == [Unknown(), Unknown(), Unknown()]
     assert 5 <= now() - begun < 5.5

@@ -86,7 +86,7 @@ def test_every_transaction_is_counted_by_its_outcome() -> None:
             async with client:
                 assert type(await client.append(b"one", partition=0)) is Committed
                 assert (await client.append_many([b"two", b"three"], partition=1)).committed == 2
-                group = await client.append_group([b"four", b"five", b"six"], partition=0)
+                group = await client.append_atomic([b"four", b"five", b"six"], partition=0)
                 assert type(group) is Committed
                 locks = [write_lock("stock", 1)]
                 assert type(await client.append(b"seven", partition=0, locks=locks, position=group.ids[-1])) is Committed

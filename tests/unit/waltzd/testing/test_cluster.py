@@ -47,7 +47,7 @@ class Plus(Command):
     def on_lock_failure(self, rejected: Rejected) -> None:
         self.failures.append(rejected)
 
-    def on_application(self, id: int) -> None:
+    def on_applied(self, id: int) -> None:
         self.applied.set()
 
 

@@ -73,8 +73,8 @@ async def test_a_group_has_one_outcome_one_time_and_its_locks(cluster: LocalClus
     cluster.set_time(NOON)
     async with cluster.client(partitions=[0]) as client:
         locks = [[write_lock("a")], [read_lock("b"), write_lock("c")]]
-        assert await client.append_group([b"x", b"y"], partition=0, locks=locks, position=-1) == Committed(0, 2)
-        refused = await client.append_group([b"z", b"z"], partition=0, locks=[[], [read_lock("c")]], position=0)
+        assert await client.append_atomic([b"x", b"y"], partition=0, locks=locks, position=-1) == Committed(0, 2)
+        refused = await client.append_atomic([b"z", b"z"], partition=0, locks=[[], [read_lock("c")]], position=0)
         assert refused == Rejected(Reason.CONFLICT, 1, read_lock("c").hash)
         first, second = await client.read_some(0, 0, with_locks=True)
         assert (first.time, second.time, first.follows, second.follows) == (NOON, NOON, False, True)
@@ -82,7 +82,7 @@ async def test_a_group_has_one_outcome_one_time_and_its_locks(cluster: LocalClus
         assert second.locks is not None
         assert [lock.mode for lock in second.locks] == [Mode.READ, Mode.WRITE]
         with pytest.raises(TooLarge):
-            await client.append_group([b"x" * (1 << 20)] * 4, partition=0)
+            await client.append_atomic([b"x" * (1 << 20)] * 4, partition=0)
     assert len(await cluster.log()) == 2
 
 
@@ -90,7 +90,7 @@ async def test_a_group_has_one_outcome_one_time_and_its_locks(cluster: LocalClus
 async def test_a_cluster_of_format_0_knows_neither_groups_nor_times(cluster: LocalCluster) -> None:
     async with cluster.client(partitions=[0]) as client:
         with pytest.raises(NeedsBatches):
-            await client.append_group([b"x", b"y"], partition=0)
+            await client.append_atomic([b"x", b"y"], partition=0)
         assert await client.append(b"z", partition=0) == Committed(0)
         with pytest.raises(NeedsBatches):
             await client.read_some(0, from_time=NOON)
@@ -102,7 +102,7 @@ async def test_reading_by_time_whoever_owns_the_partition(cluster: LocalCluster)
     async with cluster.client(partitions=[0]) as client:
         for minute in range(6):
             cluster.set_time(NOON + timedelta(minutes=minute))
-            await client.append_group([b"%d" % minute] * 2, partition=0)
+            await client.append_atomic([b"%d" % minute] * 2, partition=0)
         await cluster.kill_owner()
         await cluster.wait_until_ready()
         cluster.set_time(NOON)  # the clock of the new owner is behind
@@ -122,7 +122,7 @@ async def test_a_lock_that_is_made_to_fail_fails_for_the_whole_group(cluster: Lo
     view = Ledger()
     async with cluster.client(view=view) as client:
         cluster.force_next_lock_failure(times=2)
-        assert await client.submit_group(transfer("a", "b", 5)) == Committed(0, 2)
+        assert await client.submit_atomic(transfer("a", "b", 5)) == Committed(0, 2)
     assert [record.id for record in await cluster.log()] == [0, 1]
 
 
@@ -139,7 +139,7 @@ def test_groups_stay_whole_whatever_goes_wrong(feed: FeedMode) -> None:
         async def write(view: Ledger, source: str, target: str) -> None:
             async with cluster.client(view=view, settings=settings, feed=feed) as client:
                 for amount in range(8):
-                    outcome = await client.submit_group(transfer(source, target, amount))
+                    outcome = await client.submit_atomic(transfer(source, target, amount))
                     assert isinstance(outcome, Committed)
                     assert outcome.count == 2
                     outcomes.append(outcome)
@@ -200,7 +200,7 @@ def test_nobody_who_reads_a_view_in_sql_sees_a_part_of_a_group(tmp_path: Path) -
         view: SqlView = SqlView(engine, insert, tables=tables, batch_max=1)
         async with cluster.client(view=view) as client:
             for amount in range(1, 8):
-                assert isinstance(await client.submit_group(transfer("a", "b", amount)), Committed)
+                assert isinstance(await client.submit_atomic(transfer("a", "b", amount)), Committed)
             while client.position(0) < 13:
                 await asyncio.sleep(0.002)
         await view.close()
@@ -227,7 +227,7 @@ def test_a_group_as_large_as_a_frame_comes_whole(count: int, size: int, feed: Fe
         settings = ClientSettings(feed_bytes_max=100_000)
         async with cluster.client(view=view, settings=settings, feed=feed) as client:
             await client.append(b"before", partition=0)
-            assert await client.append_group([b"x" * size] * count, partition=0) == Committed(1, count)
+            assert await client.append_atomic([b"x" * size] * count, partition=0) == Committed(1, count)
             await client.append(b"behind", partition=0)
             while client.position(0) < count + 1:
                 await asyncio.sleep(0.002)
