@@ -551,7 +551,7 @@ class NotMounted(WaltzError, code="W2061", exit_code=EXIT_CONFLICT):
     partition among the client's partitions: at its start, or with set_partitions."""
 
 
-class PartitionParked(WaltzError, code="W2062", exit_code=EXIT_FINDINGS):
+class ViewStopped(WaltzError, code="W2062", exit_code=EXIT_FINDINGS):
     """The application's view could not apply a transaction and said PARK. The partition stands still in front of that
     transaction, nothing behind it is applied, and the client takes no transactions for the partition any more. What is in
     the log stays there. Not done: the transaction that the message names, and those behind it, were not applied here. Next:

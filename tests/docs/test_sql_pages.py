@@ -16,7 +16,7 @@ from tests.docs.page import DOCS, page
 from tests.unit.fake_server import FakeCluster
 from waltzd.client.blocking import BlockingClient
 from waltzd.client.view import Transaction
-from waltzd.errors import BadArgument, ForeignCluster, InboxPruned, PartitionParked
+from waltzd.errors import BadArgument, ForeignCluster, InboxPruned, ViewStopped
 from waltzd.protocol.locks import Committed
 from waltzd.sql import Poison, SqlInbox, SqlView, sqlite
 from waltzd.sql.inbox import _Done
@@ -241,7 +241,7 @@ def test_a_parked_partition_is_visible_and_begins_again_when_it_is_taken_out_and
             await client.append(change(0, 5), partition=0)
             while client.status()[0].stopped is None:
                 await asyncio.sleep(0.01)
-            with pytest.raises(PartitionParked, match="LookupError: no such account"):
+            with pytest.raises(ViewStopped, match="LookupError: no such account"):
                 await client.append(change(0, 6), partition=0)
             assert [(one.id, one.is_put_aside) for one in told] == [(0, False)]
             assert await client.append(change(0, 6), partition=1) == Committed(0)

@@ -7,7 +7,7 @@ from typing import Any
 from tests.simulation.mutant import BUSY, Aim, Patches, mutant
 from waltzd.client.mount import Mount
 from waltzd.client.outbox import Outbox
-from waltzd.client.partition import Line
+from waltzd.client.partition import PartitionClient
 from waltzd.format.record import heads
 from waltzd.server.clients import feed
 
@@ -63,7 +63,7 @@ def drops_a_frame_of_the_feed_after_a_new_mount(patches: Patches) -> None:
     """The first records that come on a new mount do not reach the application."""
 
     def make(right: Any) -> Any:
-        def fed(self: Line, size: int, content: Any) -> None:
+        def fed(self: PartitionClient, size: int, content: Any) -> None:
             if self.mount.number > self.__dict__.setdefault("dropped_at", 1):
                 self.__dict__["dropped_at"] = self.mount.number
                 self._consumed(size)
@@ -72,7 +72,7 @@ def drops_a_frame_of_the_feed_after_a_new_mount(patches: Patches) -> None:
 
         return fed
 
-    patches.wrap(Line, "fed", make)
+    patches.wrap(PartitionClient, "fed", make)
 
 
 @mutant(1, aim=Aim(faults=("reset", "crash"), setup=BUSY))
@@ -80,7 +80,7 @@ def hands_on_a_frame_of_the_feed_twice(patches: Patches) -> None:
     """The first records that come on a new mount reach the application two times."""
 
     def make(right: Any) -> Any:
-        def fed(self: Line, size: int, content: Any) -> None:
+        def fed(self: PartitionClient, size: int, content: Any) -> None:
             if self.mount.number > self.__dict__.setdefault("doubled_at", 1):
                 self.__dict__["doubled_at"] = self.mount.number
                 right(self, 0, content)
@@ -88,4 +88,4 @@ def hands_on_a_frame_of_the_feed_twice(patches: Patches) -> None:
 
         return fed
 
-    patches.wrap(Line, "fed", make)
+    patches.wrap(PartitionClient, "fed", make)

@@ -54,7 +54,7 @@ class ClientMachine(Machine):
     def check(self) -> None:
         """What is true of every mount of its client, whatever has happened."""
         if self.client is not None:
-            for line in self.client._lines.values():
+            for line in self.client._clients.values():
                 line.check()
                 if not line.mount.tells_time:
                     self.tells_no_times[f"{self.name}.{len(self.lives)}", line.partition] = None
@@ -63,7 +63,7 @@ class ClientMachine(Machine):
     def _note_standing(self, client: Client) -> None:
         """The first mount of this instance on a partition."""
         who, registration = f"{self.name}.{len(self.lives)}", client._registration
-        for partition, line in client._lines.items():
+        for partition, line in client._clients.items():
             mounted = line.mount.mounted
             if registration is None or not registration.epoch or mounted is None or (who, partition) in self._stood:
                 continue

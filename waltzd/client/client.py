@@ -18,9 +18,9 @@ from waltzd.client.follower import Call, call_here, introduce
 from waltzd.client.instrument import Instrument, Instruments
 from waltzd.client.iteration import Arrivals, Feeding
 from waltzd.client.keys import Keys, hashes_of, key_locks
-from waltzd.client.mount import Seen
-from waltzd.client.partition import Line
-from waltzd.client.pending import Bundle, Group, Outcomes, Submission, no_outcomes, request
+from waltzd.client.mount import SeenTime
+from waltzd.client.partition import PartitionClient
+from waltzd.client.pending import AnyRequest, AtomicRequest, BatchRequest, Outcomes, no_outcomes, request
 from waltzd.client.reader import Reader
 from waltzd.client.routes import Connect, Partitions, Routes, addresses_of, some
 from waltzd.client.settings import ClientSettings, Tls
@@ -120,12 +120,12 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         self._routes = Routes(
             addresses_of(servers), connect or _connect_with(tls), call_seconds=seconds, introduction=introduction
         )
-        self._seen = Seen()
+        self._seen = SeenTime()
         self._reader = Reader(self._routes, serializer, self._seen, seconds=self.settings.submit_seconds)
         self._instruments: list[Instrument] = []
-        self._lines: dict[int, Line] = {}
+        self._clients: dict[int, PartitionClient] = {}
         self._keys: dict[int, Keys] = {}
-        self._feeds: dict[Line, Arrivals] = {}
+        self._feeds: dict[PartitionClient, Arrivals] = {}
         self._subscriptions: dict[Subscription[Any], None] = {}
         self._active: tuple[int, ...] = ()
         self._changing = asyncio.Lock()
@@ -180,8 +180,8 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
                 active, self._active = self._active, ()
                 for arrivals in self._feeds.values():  # or they would wait for who iterates
                     arrivals.end()
-                ending = [*[self._lines[partition] for partition in active], *self._feeds]
-                await asyncio.gather(*[line.deactivate(reason) for line in ending])
+                ending = [*[self._clients[partition] for partition in active], *self._feeds]
+                await asyncio.gather(*[client.deactivate(reason) for client in ending])
                 await self._submits.close()
         finally:
             self._tell_stops()
@@ -276,25 +276,25 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             self._active = tuple(partition for partition in self._active if partition in wanted)
             reasons = [NotMounted(f"partition {partition} was taken from this client") for partition in going]
             await asyncio.gather(
-                *[self._lines[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
+                *[self._clients[partition].deactivate(reason) for partition, reason in zip(going, reasons, strict=True)]
             )
             if coming:
                 await introduce(self._view, self._call, self._routes.topology.cluster_key)
             for partition in coming:
                 assert self._registration is not None
-                await self._line_of(partition).activate(self._registration)
+                await self._client_of(partition).activate(self._registration)
                 self._active = tuple(sorted((*self._active, partition)))
 
-    def _line_of(self, partition: int) -> Line:
-        if partition not in self._lines:
-            self._lines[partition] = self._new_line(partition, self._feed, self._view, self._call, self._instruments)
-            self._lines[partition].on_stop = self._tell_stops
-        return self._lines[partition]
+    def _client_of(self, partition: int) -> PartitionClient:
+        if partition not in self._clients:
+            self._clients[partition] = self._new_client(partition, self._feed, self._view, self._call, self._instruments)
+            self._clients[partition].on_stop = self._tell_stops
+        return self._clients[partition]
 
-    def _new_line(
+    def _new_client(
         self, partition: int, feed: FeedMode, view: View[E] | None, call: Call, instruments: Instruments = ()
-    ) -> Line:
-        return Line(
+    ) -> PartitionClient:
+        return PartitionClient(
             partition,
             routes=self._routes,
             settings=self.settings,
@@ -307,14 +307,14 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             instruments=instruments,
         )
 
-    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> Line:
+    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> PartitionClient:
         registration = await self._routes.register(self.settings.submit_seconds)
         self._check_open()
-        line = self._new_line(partition, FeedMode.RECORDS, arrivals, call_here)
-        line.on_stop = arrivals.end
-        self._feeds[line] = arrivals
-        await line.activate(registration)
-        return line
+        client = self._new_client(partition, FeedMode.RECORDS, arrivals, call_here)
+        client.on_stop = arrivals.end
+        self._feeds[client] = arrivals
+        await client.activate(registration)
+        return client
 
     def _check_number(self, partition: int) -> None:
         if not hasattr(partition, "__index__") or not 0 <= partition < self.partition_count:
@@ -335,13 +335,13 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         self._check_loop()
         self._check_number(partition)
 
-    def _line(self, partition: int) -> Line:
+    def _active_client(self, partition: int) -> PartitionClient:
         self._check_open()
         self._check_number(partition)
-        line = self._lines.get(partition)
-        if line is None or partition not in self._active:
+        client = self._clients.get(partition)
+        if client is None or partition not in self._active:
             raise NotMounted(f"this client does not have partition {partition}; it has {some(self._active)}")
-        return line
+        return client
 
     # -- writing
 
@@ -387,7 +387,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             BadArgument: `build` returned nothing, or set something that makes no sense; a checked lock has no position to
                 be compared with; this client has no view to wait for.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
+            ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
             Exception: What `build` raises.
         """
         return await self._submit_with(
@@ -406,10 +406,10 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
     ) -> Outcome:
         """As `submit`, with another way to call the command's functions."""
         self._check_loop()
-        line = self._line(self._partition_of((command,)))
-        once = self._once_of(line, idempotency_key)
+        client = self._active_client(self._partition_of((command,)))
+        once = self._once_of(client, idempotency_key)
         return await self._submits.submit(
-            line, (command,), call, later=self._call, is_group=False, fresh=fresh, wait=wait, timeout=timeout, once=once
+            client, (command,), call, later=self._call, is_atomic=False, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
     async def submit_atomic(
@@ -442,7 +442,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             BadArgument: There is no command, they mean different partitions, or as of `submit`.
             NeedsBatches: The partition writes format 0. Nothing was sent.
             TooLarge: The group is larger than a frame of the server, or as of `submit`. Nothing was sent.
-            NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `submit`.
+            NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: As of `submit`.
             Exception: What `build` raises.
         """
         return await self._submit_atomic_with(
@@ -462,10 +462,10 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         """As `submit_atomic`, with another way to call the commands' functions."""
         self._check_loop()
         commands = tuple(commands)
-        line = self._line(self._partition_of(commands))
-        once = self._once_of(line, idempotency_key)
+        client = self._active_client(self._partition_of(commands))
+        once = self._once_of(client, idempotency_key)
         return await self._submits.submit(
-            line, commands, call, later=self._call, is_group=True, fresh=fresh, wait=wait, timeout=timeout, once=once
+            client, commands, call, later=self._call, is_atomic=True, fresh=fresh, wait=wait, timeout=timeout, once=once
         )
 
     def _partition_of(self, commands: Sequence[Command[E]]) -> int:
@@ -481,7 +481,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         has moved on since.
 
         Raises NotMounted or ClientClosed: this client does not have the partition, or is not open."""
-        return Position(self._line(partition).position)
+        return Position(self._active_client(partition).position)
 
     def append(
         self,
@@ -524,17 +524,17 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             NotSent: The partition took nothing in time.
             TooLarge: The payload or the number of locks is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
+            ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         locks = tuple(locks)
-        line = self._line(self._choose(partition, key, locks))
+        client = self._active_client(self._choose(partition, key, locks))
         body, header = encoded(payload, self._serializer), checked_header(header)
         if idempotency_key is not None:
             own = key_locks(idempotency_key)
-            position = own_position(line, position, locks)
-            return self._once(line, own, position, 1, lambda at: request(at, body, header, (*locks, *own)), timeout)
-        position = mark_of(line, position, locks)
-        return line.send(1, position, request(position, body, header, locks), deadline_of(timeout))
+            position = own_position(client, position, locks)
+            return self._once(client, own, position, 1, lambda at: request(at, body, header, (*locks, *own)), timeout)
+        position = mark_of(client, position, locks)
+        return client.send(1, position, request(position, body, header, locks), deadline_of(timeout))
 
     def append_many(
         self,
@@ -569,12 +569,12 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             NotSent: The partition took nothing in time.
             TooLarge: One payload, or its number of locks, is above the limits of the server.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
+            ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
-        line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
+        client, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             return no_outcomes()
-        return line.send(len(data), position, partial(Bundle, position, data, headers, each), deadline_of(timeout))
+        return client.send(len(data), position, partial(BatchRequest, position, data, headers, each), deadline_of(timeout))
 
     def append_atomic(
         self,
@@ -609,22 +609,22 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
             BadArgument: There is no payload, or an argument makes no sense. Raised by the call; all others by the `await`.
             NeedsBatches: The partition writes format 0. Nothing was sent.
             TooLarge: The group is larger than a frame of the server, or as of `append`. Nothing was sent.
-            NotSent, NotMounted, ClientClosed, PartitionParked, ClientAhead: As of `append`.
+            NotSent, NotMounted, ClientClosed, ViewStopped, ClientAhead: As of `append`.
         """
         given = position
-        line, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
+        client, position, data, headers, each = self._columns(payloads, partition, key, headers, locks, position)
         if not data:
             raise BadArgument(_NO_GROUP)
         if idempotency_key is not None:
             own, all_locks = key_locks(idempotency_key), [list(some) for some in each or [()] * len(data)]
-            checked = own_position(line, given, [lock for some in all_locks for lock in some])
+            checked = own_position(client, given, [lock for some in all_locks for lock in some])
             all_locks[0] += own
 
-            def make(at: int) -> Callable[[asyncio.Future[AppendOutcome], float], Submission]:
-                return partial(Group, at, data, headers, all_locks)
+            def make(at: int) -> Callable[[asyncio.Future[AppendOutcome], float], AnyRequest]:
+                return partial(AtomicRequest, at, data, headers, all_locks)
 
-            return self._once(line, own, checked, len(data), make, timeout)
-        return line.send(len(data), position, partial(Group, position, data, headers, each), deadline_of(timeout))
+            return self._once(client, own, checked, len(data), make, timeout)
+        return client.send(len(data), position, partial(AtomicRequest, position, data, headers, each), deadline_of(timeout))
 
     def _columns(
         self,
@@ -634,7 +634,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         headers: Sequence[int] | None,
         locks: Sequence[Iterable[Lock]] | None,
         position: int | None,
-    ) -> tuple[Line, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
+    ) -> tuple[PartitionClient, int, list[bytes], Sequence[int] | None, list[tuple[Lock, ...]] | None]:
         """The arguments of `append_many`, checked."""
         for name, column in (("headers", headers), ("locks", locks)):
             if column is not None and len(column) != len(payloads):
@@ -642,17 +642,17 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         headers = None if headers is None else [checked_header(header) for header in headers]
         each = None if locks is None else [tuple(some) for some in locks]
         flat = [lock for some in each or () for lock in some]
-        line = self._line(self._choose(partition, key, flat))
-        position = mark_of(line, position, flat)
-        return line, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
+        client = self._active_client(self._choose(partition, key, flat))
+        position = mark_of(client, position, flat)
+        return client, position, [encoded(payload, self._serializer) for payload in payloads], headers, each
 
     async def _once(
         self,
-        line: Line,
+        client: PartitionClient,
         own: Sequence[Lock],
         position: int | None,
         count: int,
-        make: Callable[[int], Callable[[asyncio.Future[AppendOutcome], float], Submission]],
+        make: Callable[[int], Callable[[asyncio.Future[AppendOutcome], float], AnyRequest]],
         timeout: float | None,
     ) -> AppendOutcome:
         """Append it, unless its idempotency key was used."""
@@ -660,20 +660,20 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
         assert deadline is not None
 
         def send(at: int) -> Coroutine[Any, Any, AppendOutcome]:
-            return line.send(count, at, make(at), deadline)
+            return client.send(count, at, make(at), deadline)
 
-        await line.ready_epoch(deadline)  # keys are those of one timeline, which the mount tells
-        if position is not None and position > line.mount.known:
-            await line.prove(position, deadline)
-        return await self._keys_of(line.partition).append(hashes_of(own), position, count, send, deadline)
+        await client.ready_epoch(deadline)  # keys are those of one timeline, which the mount tells
+        if position is not None and position > client.mount.known:
+            await client.prove(position, deadline)
+        return await self._keys_of(client.partition).append(hashes_of(own), position, count, send, deadline)
 
-    def _once_of(self, line: Line, idempotency_key: str | None) -> Once | None:
+    def _once_of(self, client: PartitionClient, idempotency_key: str | None) -> Once | None:
         if idempotency_key is None:
             return None
-        return Once(lambda: self._keys_of(line.partition), key_locks(idempotency_key))
+        return Once(lambda: self._keys_of(client.partition), key_locks(idempotency_key))
 
     def _keys_of(self, partition: int) -> Keys:
-        timeline, known = self._lines[partition].mount.timeline, self._keys.get(partition)
+        timeline, known = self._clients[partition].mount.timeline, self._keys.get(partition)
         if known is None or known.timeline not in (None, timeline):  # what was found in another timeline says nothing
             self._keys[partition] = Keys(partition, self._reader, seconds=self.settings.idempotency_seconds)
         return self._keys[partition]
@@ -698,7 +698,7 @@ class Client(Feeding[E], ConsumerGroups[E], Waiting, Generic[E]):
     def status(self) -> ClientStatus:
         """How this client is: the state of each of its partitions, and whether all of them are `ready`. Costs nothing, so a
         health check may call it."""
-        return ClientStatus([self._lines[each].status() for each in self._active], is_open=self._closed is None)
+        return ClientStatus([self._clients[each].status() for each in self._active], is_open=self._closed is None)
 
 
 def _connect_with(tls: Tls | None) -> Connect:

@@ -1,7 +1,7 @@
 """Deliveries of a consumer group, as an application has them in its hands, and what it says of them.
 
 A delivery is known by the epoch and the tag of the frame that brought it, never by its id alone: the same transaction may
-have been given to somebody else meanwhile. What is said of deliveries gathers in a `Saying` until the one before has left,
+have been given to somebody else meanwhile. Acknowledgements gather in a `PendingAck` until the one before has left,
 so a thousand acknowledgements of one turn of the loop are one message, and one future."""
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Reject(Exception):
     """
 
 
-class Life(NamedTuple):
+class GroupEpoch(NamedTuple):
     """Of a group in one partition, under one owner: what was given out in another one counts for nothing."""
 
     made_at: int
     epoch: int
 
 
-class Hands(Protocol):
+class DeliverySource(Protocol):
     """Where deliveries come from."""
 
     @property
     def cluster(self) -> UUID: ...
 
-    async def say(
+    async def settle(
         self,
         verb: Verb,
         deliveries: Sequence[Delivery[Any]],
@@ -81,19 +81,38 @@ class Delivery(Generic[E_co]):
         transaction: What was appended. Its `request`, `follows` and `locks` are not told here.
     """
 
-    __slots__ = ("_hands", "_is_settled", "_life", "_said", "_tag", "_until", "_value", "attempt", "group", "transaction")
+    __slots__ = (
+        "_group_epoch",
+        "_is_settled",
+        "_said",
+        "_source",
+        "_tag",
+        "_until",
+        "_value",
+        "attempt",
+        "group",
+        "transaction",
+    )
 
     def __init__(
-        self, transaction: Transaction[E_co], group: str, attempt: int, *, hands: Hands, life: Life, tag: int, until: float
+        self,
+        transaction: Transaction[E_co],
+        group: str,
+        attempt: int,
+        *,
+        source: DeliverySource,
+        group_epoch: GroupEpoch,
+        tag: int,
+        until: float,
     ) -> None:
         self.transaction = transaction
         self.group = group
         self.attempt = attempt
-        self._life = life
+        self._group_epoch = group_epoch
         self._tag = tag
         self._until = until
         self._is_settled = False
-        self._hands = hands
+        self._source = source
         self._said: Verb | None = None
         self._value: Any = None
 
@@ -103,7 +122,7 @@ class Delivery(Generic[E_co]):
     @property
     def cluster(self) -> UUID:
         """The key of the cluster that has the group."""
-        return self._hands.cluster
+        return self._source.cluster
 
     @property
     def partition(self) -> int:
@@ -189,18 +208,18 @@ class Delivery(Generic[E_co]):
         Raises:
             DeliveryLate: It is in other hands already.
         """
-        raise_late(await self._hands.say(Verb.EXTEND, [self]))
+        raise_late(await self._source.settle(Verb.EXTEND, [self]))
 
     async def _settle(self, verb: Verb, *, delay: float | None = None, reason: str = "", durable: bool = False) -> None:
-        if not may_say([self], verb, durable=durable):
+        if not unsettled([self], verb, durable=durable):
             return
-        raise_late(await self._hands.say(verb, [self], delay=delay, reason=reason, durable=durable))
+        raise_late(await self._source.settle(verb, [self], delay=delay, reason=reason, durable=durable))
 
 
 _CALLS = {Verb.ACKNOWLEDGE: "ack", Verb.REFUSE: "nack", Verb.REJECT: "reject", Verb.EXTEND: "extend"}
 
 
-def may_say(deliveries: Sequence[Delivery[Any]], verb: Verb, *, durable: bool = False) -> list[Delivery[Any]]:
+def unsettled(deliveries: Sequence[Delivery[Any]], verb: Verb, *, durable: bool = False) -> list[Delivery[Any]]:
     """Those of which this is still to be said: not what is settled so already."""
     if verb is Verb.EXTEND:
         return list(deliveries)
@@ -232,20 +251,20 @@ def raise_late(late: Sequence[DeliveryLate]) -> None:
         raise DeliveryLate(f"{len(late)} deliveries: {late[0].message}; and others", deliveries=len(late))
 
 
-class Saying:
+class PendingAck:
     """Something that is said of deliveries, until it is answered."""
 
     def __init__(
         self,
         verb: Verb,
-        life: Life,
+        group_epoch: GroupEpoch,
         *,
         delay: float | None = None,
         reason: str = "",
-        parent: Saying | None = None,
+        parent: PendingAck | None = None,
     ) -> None:
         self.verb = verb
-        self.life = life
+        self.group_epoch = group_epoch
         self.delay = delay
         self.reason = reason[:REASON_MAX]
         self.parent = parent
@@ -273,7 +292,7 @@ class Saying:
         return Said(
             number=number,
             verb=self.verb,
-            epoch=self.life.epoch,
+            epoch=self.group_epoch.epoch,
             tag=max(one._tag for one in self.deliveries),
             firsts=ids[np.concatenate([[0], breaks])],
             lasts=ids[np.concatenate([breaks - 1, [len(ids) - 1]])],

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from waltzd.client.view import Decision, Transaction, View, end_of_part
-from waltzd.errors import BadArgument, PartitionParked
+from waltzd.errors import BadArgument, ViewStopped
 from waltzd.protocol.batches import PROBE_HEADER
 from waltzd.protocol.quorum import EMPTY
 
@@ -201,7 +201,7 @@ class Follower:
     # -- applying
 
     async def run(self, position: int) -> None:
-        """Until `stop`; ends with `PartitionParked` when the application gives up."""
+        """Until `stop`; ends with `ViewStopped` when the application gives up."""
         self.applied = self._handed = position
         try:
             while True:
@@ -333,7 +333,7 @@ class Follower:
             except Exception as error:
                 self._fails(transaction, error)
                 if await self._decide(transaction, error) is Decision.PARK:
-                    raise PartitionParked(
+                    raise ViewStopped(
                         f"{_names([transaction])} could not be applied: {error!r}",
                         partition=self._partition,
                         id=transaction.id,

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic
 
-from waltzd.client.attendance import Attendance
 from waltzd.client.delivery import Delivery, Reject
 from waltzd.client.follower import Call, shielded
+from waltzd.client.partition_consumer import PartitionConsumer
 from waltzd.client.subscription import Subscription
 from waltzd.client.view import E
 from waltzd.errors import BadArgument, InboxPruned, OtherTimeline, WaltzError
@@ -90,9 +90,9 @@ class Handling(Generic[E]):
             await self._handle(found[0])
 
     async def _handle(self, one: Delivery[E]) -> None:
-        hands = one._hands
-        assert isinstance(hands, Attendance)
-        hands.in_work[one] = None
+        source = one._source
+        assert isinstance(source, PartitionConsumer)
+        source.in_progress[one] = None
         try:
             try:
                 async with asyncio.timeout(self._timeout) as limit:
@@ -113,12 +113,12 @@ class Handling(Generic[E]):
         finally:
             self.subscription.finished(one)
 
-    async def _tell(self, saying: Awaitable[None]) -> None:
+    async def _tell(self, ack: Awaitable[None]) -> None:
         """Wait for the answer, `submit_seconds` at most: what was said is told to the next owner all the same."""
         seconds = self.subscription._host.settings.submit_seconds
         try:
             async with asyncio.timeout(seconds):
-                await saying
+                await ack
         except TimeoutError:
             _log.warning("group %s: no owner has answered in %g seconds", self.subscription.group, seconds)
         except WaltzError as error:

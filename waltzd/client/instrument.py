@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from waltzd.client.follower import Call, Follower
-from waltzd.client.pending import Submission
+from waltzd.client.pending import AnyRequest
 from waltzd.client.view import Transaction
 from waltzd.protocol.groups import Verb
 
 
 class Instrument(Protocol):
-    def sent(self, partition: int, submission: Submission, outcome: asyncio.Future[Any]) -> None:
+    def sent(self, partition: int, request: AnyRequest, outcome: asyncio.Future[Any]) -> None:
         """Something is handed in, in the command of its caller. `outcome` is settled with what became of it."""
 
     def again(self, partition: int) -> None:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from copy import copy
 from typing import Any, Generic
 
-from waltzd.client.partition import Line
+from waltzd.client.partition import PartitionClient
 from waltzd.client.reader import Reading
 from waltzd.client.view import E, Transaction, checked_position
 from waltzd.errors import ClientClosed
@@ -73,9 +73,9 @@ class Arrivals:
 class Feeding(Reading[E], Generic[E]):
     """What a client iterates over. `Client` has all of this."""
 
-    _feeds: dict[Line, Arrivals]
+    _feeds: dict[PartitionClient, Arrivals]
 
-    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> Line:
+    async def _begin_feed(self, partition: int, arrivals: Arrivals) -> PartitionClient:
         raise AssertionError("a client makes the lines")
 
     def scan(
@@ -170,16 +170,16 @@ class Feeding(Reading[E], Generic[E]):
     async def _batches(self, partition: int, after: Position) -> AsyncGenerator[Sequence[Transaction[E]], None]:
         self._check_reading(partition)  # it may have been closed since
         arrivals = Arrivals(after)
-        line = await self._begin_feed(partition, arrivals)
+        client = await self._begin_feed(partition, arrivals)
         try:
             while (batch := await arrivals.next()) is not None:
                 yield batch
-            if line.stopped is not None and not isinstance(line.stopped, ClientClosed):
-                raise copy(line.stopped)
+            if client.stopped is not None and not isinstance(client.stopped, ClientClosed):
+                raise copy(client.stopped)
         finally:
             arrivals.end()
-            self._feeds.pop(line, None)
-            await line.deactivate(ClientClosed("the feed was ended"))
+            self._feeds.pop(client, None)
+            await client.deactivate(ClientClosed("the feed was ended"))
 
 
 async def _each(batches: AsyncGenerator[Sequence[Transaction[E]], None]) -> AsyncGenerator[Transaction[E], None]:

@@ -95,7 +95,7 @@ FINAL = (
 STORY_EVENTS = 200
 
 
-class State(enum.Enum):
+class MountState(enum.Enum):
     IDLE = "not mounted"
     LOCATING = "looking for the owner"
     MOUNTING = "mounting"
@@ -103,7 +103,7 @@ class State(enum.Enum):
     READY = "ready"
 
 
-class Event(enum.Enum):
+class MountEvent(enum.Enum):
     ACTIVATED = "activated"
     LOCATED = "located"
     ASKED = "mounted, with something undecided"
@@ -114,21 +114,29 @@ class Event(enum.Enum):
     ENDED = "ended"
 
 
-MOVES: dict[State, dict[Event, State]] = {
-    State.IDLE: {Event.ACTIVATED: State.LOCATING},
-    State.LOCATING: {Event.LOCATED: State.MOUNTING, Event.ENDED: State.IDLE},
-    State.MOUNTING: {
-        Event.MOUNTED: State.READY,
-        Event.ASKED: State.ASKING,
-        Event.LINK_LOST: State.LOCATING,
-        Event.ENDED: State.IDLE,
+MOVES: dict[MountState, dict[MountEvent, MountState]] = {
+    MountState.IDLE: {MountEvent.ACTIVATED: MountState.LOCATING},
+    MountState.LOCATING: {MountEvent.LOCATED: MountState.MOUNTING, MountEvent.ENDED: MountState.IDLE},
+    MountState.MOUNTING: {
+        MountEvent.MOUNTED: MountState.READY,
+        MountEvent.ASKED: MountState.ASKING,
+        MountEvent.LINK_LOST: MountState.LOCATING,
+        MountEvent.ENDED: MountState.IDLE,
     },
-    State.ASKING: {Event.ANSWERED: State.MOUNTING, Event.LINK_LOST: State.LOCATING, Event.ENDED: State.IDLE},
-    State.READY: {Event.LINK_LOST: State.LOCATING, Event.EXHAUSTED: State.LOCATING, Event.ENDED: State.IDLE},
+    MountState.ASKING: {
+        MountEvent.ANSWERED: MountState.MOUNTING,
+        MountEvent.LINK_LOST: MountState.LOCATING,
+        MountEvent.ENDED: MountState.IDLE,
+    },
+    MountState.READY: {
+        MountEvent.LINK_LOST: MountState.LOCATING,
+        MountEvent.EXHAUSTED: MountState.LOCATING,
+        MountEvent.ENDED: MountState.IDLE,
+    },
 }
 
 
-class Seen:
+class SeenTime:
     """The highest time of a transaction that a client has seen, in any partition."""
 
     def __init__(self) -> None:
@@ -148,7 +156,7 @@ class Mount:
         *,
         feed_bytes_max: int,
         outbox: Outbox,
-        seen: Seen | None = None,
+        seen: SeenTime | None = None,
         introduction: Introduction = INTRODUCTION,
     ) -> None:
         """`seen`: shared by all partitions of a client, as `introduction` is."""
@@ -156,10 +164,10 @@ class Mount:
         self.partition = partition
         self.feed = feed
         self.outbox = outbox
-        self.seen = seen or Seen()
+        self.seen = seen or SeenTime()
         self.tells_time = True
         """False: the clock of this owner is far behind the highest time that was seen."""
-        self.state = State.IDLE
+        self.state = MountState.IDLE
         self.client: int | None = None
         """None: a new client id is needed before the next mount."""
         self._token = b""
@@ -196,19 +204,21 @@ class Mount:
         assert self.received <= self.known
         assert self._inbox_bytes >= 0
         assert self._credit <= self._feed_bytes_max
-        assert not outbox.sent or self.state is State.READY, "only an open mount can still be answered"
-        assert not outbox.undecided or self.state not in (State.IDLE, State.READY), "first the question, then the feed"
+        assert not outbox.sent or self.state is MountState.READY, "only an open mount can still be answered"
+        assert not outbox.undecided or self.state not in (MountState.IDLE, MountState.READY), (
+            "first the question, then the feed"
+        )
         assert not (outbox.sent or outbox.undecided) or self.client is not None
         assert all(sent.floor <= self.known for sent in (*outbox.undecided, *outbox.sent))
-        if self.state is State.READY:
+        if self.state is MountState.READY:
             assert self.lineage is not None
             assert self.timeline == self.lineage.current, "what is fed and sent belongs to the current timeline"
             assert self._credit <= max(0, self._feed_bytes_max - self._inbox_bytes)
-        if self.state is State.ASKING:
+        if self.state is MountState.ASKING:
             assert self.mounted is not None
             assert outbox.undecided[0].floor <= self._asked < self.mounted.barrier
 
-    def _move(self, event: Event, detail: str = "") -> None:
+    def _move(self, event: MountEvent, detail: str = "") -> None:
         self.story.append(f"{self.state.name} {event.name} {detail}".rstrip())
         assert event in MOVES[self.state], f"{event} in {self.state}: {list(self.story)}"
         self.state = MOVES[self.state][event]
@@ -217,7 +227,7 @@ class Mount:
 
     def activated(self, mark: int) -> None:
         """The view is at this mark; without a view, the log is."""
-        self._move(Event.ACTIVATED, f"mark={mark}")
+        self._move(MountEvent.ACTIVATED, f"mark={mark}")
         self.received = self.known = int(mark)
         self.timeline = timeline_of(mark)
         self._inbox_bytes = 0
@@ -225,7 +235,7 @@ class Mount:
 
     def forget(self) -> None:
         """Without a view, where the log stands is asked anew."""
-        assert self.state is State.IDLE
+        assert self.state is MountState.IDLE
         self.received = self.known = EMPTY
         self.timeline = FIRST
 
@@ -235,8 +245,8 @@ class Mount:
         assert self._inbox_bytes >= 0
 
     def ended(self) -> None:
-        if self.state is not State.IDLE:
-            self._move(Event.ENDED)
+        if self.state is not MountState.IDLE:
+            self._move(MountEvent.ENDED)
         self.outbox.link_lost()
 
     # -- from the network
@@ -249,7 +259,7 @@ class Mount:
         self.outbox.next_sequence = 0
 
     def located(self, place: Place) -> None:
-        self._move(Event.LOCATED, f"{place.server} generation={place.generation}")
+        self._move(MountEvent.LOCATED, f"{place.server} generation={place.generation}")
         if self.place is not None and place.generation > self.place.generation:
             # Another owner: the silence, and the clock, of the one before say nothing about this one.
             self.attempts, self.tells_time = 0, True
@@ -257,7 +267,7 @@ class Mount:
 
     def request(self, key: UUID) -> MountRequest:
         """The first frame of a new mount."""
-        assert self.state is State.MOUNTING
+        assert self.state is MountState.MOUNTING
         assert self.place is not None
         assert self.client is not None
         self.number += 1
@@ -296,10 +306,10 @@ class Mount:
         self.mounted = frame
         detail = f"number={self.number} session={frame.session} barrier={frame.barrier}"
         if self.outbox.undecided:
-            self._move(Event.ASKED, detail)
+            self._move(MountEvent.ASKED, detail)
             self._conclude()
         else:
-            self._move(Event.MOUNTED, detail)
+            self._move(MountEvent.MOUNTED, detail)
             self.epochs += 1
 
     def _follow_timelines(self, frame: Mounted) -> None:
@@ -329,7 +339,7 @@ class Mount:
 
     def fed(self, first_id: int, last_id: int, size: int) -> None:
         """Committed transactions came, for the application."""
-        if self.state is not State.READY or self.feed is FeedMode.NONE:
+        if self.state is not MountState.READY or self.feed is FeedMode.NONE:
             raise BadFrame(f"the server feeds ids {first_id} to {last_id} that were not asked for")
         if first_id != self.received + 1 or last_id < first_id:
             raise BadFrame(f"the feed goes on at id {first_id}, not at {self.received + 1}")
@@ -348,7 +358,7 @@ class Mount:
 
     def told(self, heads: HeadArray) -> None:
         """Heads came, while asking."""
-        assert self.state is State.ASKING
+        assert self.state is MountState.ASKING
         ids = _consecutive(heads, self._asked + 1)
         own = heads["client"] == self.client
         self.outbox.found(heads["sequence"][own].astype(np.int64), ids[own])
@@ -364,7 +374,7 @@ class Mount:
         if self._asked >= self.mounted.barrier:
             self.outbox.lost()
         if not self.outbox.undecided:
-            self._move(Event.ANSWERED, f"asked={self._asked}")
+            self._move(MountEvent.ANSWERED, f"asked={self._asked}")
 
     def committed(self, frame: Committals) -> None:
         if len(frame.sequences) == 0 or len(frame.ids) != len(frame.sequences):
@@ -393,29 +403,29 @@ class Mount:
 
     def link_lost(self) -> None:
         self.outbox.link_lost()
-        if self.state is State.LOCATING:  # it was not found, or left because its numbers were used up
+        if self.state is MountState.LOCATING:  # it was not found, or left because its numbers were used up
             self.story.append("LOCATING again")
         else:
-            self._move(Event.LINK_LOST)
+            self._move(MountEvent.LINK_LOST)
         self.attempts += 1
 
     # -- what to do next
 
     def take(self) -> list[AppendBatch]:
         """The next message of transactions; empty when nothing may go now."""
-        if self.state is not State.READY or self._is_refused:
+        if self.state is not MountState.READY or self._is_refused:
             return []
         mounted, seen_time = self.mounted, self.seen.time if self.tells_time else 0
         assert mounted is not None
         batches = self.outbox.take(mounted.limits, self.known, format=mounted.format, seen_time=seen_time)
         if not batches and self.outbox.is_exhausted and self.outbox.waiting and not self.outbox.sent:
             self.client = None
-            self._move(Event.EXHAUSTED)
+            self._move(MountEvent.EXHAUSTED)
         return batches
 
     def credit(self) -> Credit | None:
         """More credit, when it is worth a frame."""
-        if self.state not in (State.READY, State.ASKING):
+        if self.state not in (MountState.READY, MountState.ASKING):
             return None
         room = self._room()
         if room <= 0 or room < self._feed_bytes_max // 4:
@@ -433,11 +443,13 @@ class Mount:
     # -- for people
 
     def sentence(self) -> str:
-        where = f" at {self.place.server} ({self.place.address})" if self.place and self.state is not State.IDLE else ""
+        where = (
+            f" at {self.place.server} ({self.place.address})" if self.place and self.state is not MountState.IDLE else ""
+        )
         rest = ""
-        if self.state is State.ASKING and self.mounted is not None:
+        if self.state is MountState.ASKING and self.mounted is not None:
             rest = f": has read up to {self._asked}, waits for {self.mounted.barrier} to be committed"
-        elif self.state is State.READY and self.outbox.sent:
+        elif self.state is MountState.READY and self.outbox.sent:
             rest = f", waits for {sum([sent.rows for sent in self.outbox.sent])} transactions to be decided"
         if not self.tells_time:
             rest += "; its clock is far behind those of other servers, so it is told no times"

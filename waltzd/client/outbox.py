@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from waltzd.client.pending import Bundle, Group, Request, Submission, batch_of, why_refused
+from waltzd.client.pending import AnyRequest, AtomicRequest, BatchRequest, Request, batch_of, why_refused
 from waltzd.errors import BadFrame, WaltzError
 from waltzd.format.checksum import I64
 from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, Limits, Refusals
@@ -42,8 +42,8 @@ _REASONS = {int(reason): reason for reason in Reason}
 
 
 @dataclass(eq=False)
-class Sent:
-    """One frame that left: single requests, or consecutive rows of one bundle."""
+class SentFrame:
+    """One frame that left: single requests, or consecutive rows of one batch."""
 
     first_sequence: int
     floor: int
@@ -54,9 +54,9 @@ class Sent:
     message: int
     """The number of the message with which it travelled."""
     requests: Sequence[Request]
-    bundle: Bundle | None = None
+    batch: BatchRequest | None = None
     start: int = 0
-    """The first of the bundle's rows that is in here."""
+    """The first of the batch's rows that is in here."""
 
     @cached_property
     def is_open(self) -> NDArray[np.bool_]:
@@ -69,18 +69,18 @@ class Sent:
         return "is_open" not in vars(self) or bool(self.is_open.all())
 
     @property
-    def group(self) -> Group | None:
-        return self.bundle if isinstance(self.bundle, Group) else None
+    def atomic(self) -> AtomicRequest | None:
+        return self.batch if isinstance(self.batch, AtomicRequest) else None
 
     @property
     def is_decided(self) -> bool:
         return not self.is_open.any()
 
     def bytes_of(self, rows: I64) -> int:
-        if self.bundle is None:
+        if self.batch is None:
             return sum([self.requests[row].bytes for row in rows.tolist()])
         at = rows + self.start
-        return int((self.bundle.ends[at + 1] - self.bundle.ends[at]).sum())
+        return int((self.batch.ends[at + 1] - self.batch.ends[at]).sum())
 
 
 Column: TypeAlias = NDArray[np.bool_]
@@ -95,9 +95,9 @@ class Outbox:
         self.partition = partition
         self.timeline = FIRST
         """Identity of the timeline of the log in which outcomes name ids."""
-        self.waiting: deque[Submission] = deque()
-        self.sent: list[Sent] = []
-        self.undecided: list[Sent] = []
+        self.waiting: deque[AnyRequest] = deque()
+        self.sent: list[SentFrame] = []
+        self.undecided: list[SentFrame] = []
         self.rows = 0
         """Of everything that is not decided; `bytes` likewise."""
         self.bytes = 0
@@ -120,7 +120,7 @@ class Outbox:
         assert all(one <= other for one, other in pairwise(tickets)), "in the order in which they came"
         opened = [np.flatnonzero(sent.is_open) for sent in left]
         assert all(len(rows) for rows in opened), "what is decided is forgotten"
-        assert all(sent.rows == sent.group.rows for sent in left if sent.group), "a group is sent as a whole"
+        assert all(sent.rows == sent.atomic.rows for sent in left if sent.atomic), "a group is sent as a whole"
         assert self._waiting_bytes == sum(entry.rest_bytes for entry in self.waiting)
         sent_bytes = sum(sent.bytes_of(rows) for sent, rows in zip(left, opened, strict=True))
         assert self.bytes == self._waiting_bytes + sent_bytes
@@ -128,19 +128,19 @@ class Outbox:
 
     # -- in
 
-    def add(self, submission: Submission) -> None:
-        if isinstance(submission, Bundle):
-            submission.partition = self.partition
-        submission.ticket = self.next_ticket
+    def add(self, request: AnyRequest) -> None:
+        if isinstance(request, BatchRequest):
+            request.partition = self.partition
+        request.ticket = self.next_ticket
         self.next_ticket += 1
-        self.rows += submission.rows
-        self.bytes += submission.bytes
-        self._waiting_bytes += submission.bytes
-        self.waiting.append(submission)
+        self.rows += request.rows
+        self.bytes += request.bytes
+        self._waiting_bytes += request.bytes
+        self.waiting.append(request)
 
     @property
     def oldest_ticket(self) -> int:
-        """Every submission with a lower ticket is settled."""
+        """Every request with a lower ticket is settled."""
         for sent in (*self.undecided, *self.sent):
             return sent.ticket
         return self.waiting[0].ticket if self.waiting else self.next_ticket
@@ -149,7 +149,7 @@ class Outbox:
     def is_exhausted(self) -> bool:
         """No sequence number is left for what is next; a new client id brings new ones."""
         head = self.waiting[0] if self.waiting else None
-        return self.next_sequence + (head.rows if isinstance(head, Group) else 1) > SEQUENCE_MAX
+        return self.next_sequence + (head.rows if isinstance(head, AtomicRequest) else 1) > SEQUENCE_MAX
 
     # -- out
 
@@ -170,7 +170,7 @@ class Outbox:
     def _next(
         self, limits: Limits, format: int, room: int, floor: int, seen_time: int, *, is_first: bool
     ) -> AppendBatch | None:
-        """The first frame of a message may be a piece of a bundle; what joins it must be whole, and fit into `room`."""
+        """The first frame of a message may be a piece of a batch; what joins it must be whole, and fit into `room`."""
         while self.waiting and not self.is_exhausted:
             head = self.waiting[0]
             if head.waiter.done():  # its caller gave up
@@ -180,7 +180,7 @@ class Outbox:
                 head.refuse(error)
             elif not is_first and head.rest_bytes > room:
                 return None
-            elif isinstance(head, Bundle):
+            elif isinstance(head, BatchRequest):
                 return replace(self._take_piece(head, room, floor), seen_time=seen_time)
             else:
                 return self._take_requests(limits, room, floor, seen_time)
@@ -205,7 +205,7 @@ class Outbox:
         size, rows_max = 0, min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence)
         while self.waiting and len(requests) < rows_max:
             head = self.waiting[0]
-            if isinstance(head, Bundle) or (requests and size + head.bytes > room):
+            if isinstance(head, BatchRequest) or (requests and size + head.bytes > room):
                 break
             if head.waiter.done():
                 self._drop_head()
@@ -216,26 +216,26 @@ class Outbox:
             size += head.bytes
             self.waiting.popleft()
         first_sequence = self.next_sequence
-        self._keep(Sent(first_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
+        self._keep(SentFrame(first_sequence, floor, len(requests), size, requests[0].ticket, self._messages, requests))
         return batch_of(
             requests, first_sequence, seen_time
         )  # last: they have left `waiting`, and must be settled whatever happens
 
-    def _take_piece(self, bundle: Bundle, room: int, floor: int) -> AppendBatch:
-        start, count = bundle.taken, bundle.rows
-        if not isinstance(bundle, Group):
-            rows_max = min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence, bundle.rows - start)
-            sizes = bundle.ends[start + 1 : start + rows_max + 1] - bundle.ends[start]
+    def _take_piece(self, batch: BatchRequest, room: int, floor: int) -> AppendBatch:
+        start, count = batch.taken, batch.rows
+        if not isinstance(batch, AtomicRequest):
+            rows_max = min(ROWS_MAX, SEQUENCE_MAX - self.next_sequence, batch.rows - start)
+            sizes = batch.ends[start + 1 : start + rows_max + 1] - batch.ends[start]
             count = max(1, int(np.searchsorted(sizes, room, "right")))
-        batch = bundle.piece(start, start + count, self.next_sequence)
-        size = int(bundle.ends[start + count] - bundle.ends[start])
-        self._keep(Sent(self.next_sequence, floor, count, size, bundle.ticket, self._messages, (), bundle, start))
-        bundle.taken += count
-        if bundle.taken == bundle.rows:
+        frame = batch.piece(start, start + count, self.next_sequence)
+        size = int(batch.ends[start + count] - batch.ends[start])
+        self._keep(SentFrame(self.next_sequence, floor, count, size, batch.ticket, self._messages, (), batch, start))
+        batch.taken += count
+        if batch.taken == batch.rows:
             self.waiting.popleft()
-        return batch
+        return frame
 
-    def _keep(self, sent: Sent) -> None:
+    def _keep(self, sent: SentFrame) -> None:
         self.next_sequence += sent.rows
         self._waiting_bytes -= sent.bytes
         self.sent.append(sent)
@@ -247,8 +247,8 @@ class Outbox:
             return
         places = self._places(self.sent, frame.sequences)
         for sent, rows, inside in places:
-            if sent.group is not None:
-                sent.group.check_places(rows, frame.ids[inside])
+            if sent.atomic is not None:
+                sent.atomic.check_places(rows, frame.ids[inside])
         for sent, rows, inside in places:
             self._commit(sent, rows, frame.ids[inside])
         self.sent = [sent for sent in self.sent if not sent.is_decided]
@@ -259,8 +259,8 @@ class Outbox:
         for sent, rows, inside in self._places(self.sent, frame.sequences):
             self._close(sent, rows)
             reasons, conflicts, locks = frame.reasons[inside], frame.conflict_ids[inside], frame.locks[inside]
-            if sent.bundle is not None:
-                sent.bundle.rejected(rows + sent.start, reasons, conflicts, locks)
+            if sent.batch is not None:
+                sent.batch.rejected(rows + sent.start, reasons, conflicts, locks)
                 continue
             columns = zip(rows.tolist(), reasons.tolist(), conflicts.tolist(), locks.tolist(), strict=True)
             for row, reason, conflict_id, lock in columns:
@@ -272,33 +272,33 @@ class Outbox:
         at = [min(max(0, first_sequence - sent.first_sequence), sent.rows) for sent in self.sent]
         if not all(sent.is_open[row:].all() for sent, row in zip(self.sent, at, strict=True)):
             raise BadFrame("the server decided a transaction that it says it has not taken")
-        if any(sent.group and 0 < row < sent.rows for sent, row in zip(self.sent, at, strict=True)):
+        if any(sent.atomic and 0 < row < sent.rows for sent, row in zip(self.sent, at, strict=True)):
             raise BadFrame("the server says that it has taken a part of a group")
         for sent, row in zip(reversed(self.sent), reversed(at), strict=True):
             if row < sent.rows:
                 self._put_back(sent, row)
         self.sent = [sent for sent in self.sent if not sent.is_decided]
 
-    def _put_back(self, sent: Sent, row: int) -> None:
+    def _put_back(self, sent: SentFrame, row: int) -> None:
         """Its rows from this one on. Those whose caller gave up are forgotten."""
-        bundle = sent.bundle
+        batch = sent.batch
         count, size = sent.rows - row, sent.bytes_of(np.arange(row, sent.rows))
         gone_rows = gone_bytes = 0
-        if bundle is None:
+        if batch is None:
             for request in reversed(sent.requests[row:]):
                 if request.waiter.done():
                     gone_rows, gone_bytes = gone_rows + 1, gone_bytes + request.bytes
                 else:
                     self.waiting.appendleft(request)
         else:
-            is_head = bool(self.waiting) and self.waiting[0] is bundle
-            if bundle.waiter.done() or (bundle.taken < bundle.rows and not is_head):  # its rest was given up
-                bundle.lost(slice(sent.start + row, sent.start + sent.rows))
+            is_head = bool(self.waiting) and self.waiting[0] is batch
+            if batch.waiter.done() or (batch.taken < batch.rows and not is_head):  # its rest was given up
+                batch.lost(slice(sent.start + row, sent.start + sent.rows))
                 gone_rows, gone_bytes = count, size
             else:
-                bundle.taken = sent.start + row
+                batch.taken = sent.start + row
                 if not is_head:
-                    self.waiting.appendleft(bundle)
+                    self.waiting.appendleft(batch)
         self._waiting_bytes += size - gone_bytes
         self.rows -= gone_rows
         self.bytes -= gone_bytes
@@ -318,20 +318,20 @@ class Outbox:
             rows, its_ids = sequences[inside] - sent.first_sequence, ids[inside]
             news = sent.is_open[rows]
             if news.any():
-                if sent.group is not None:
-                    sent.group.check_places(rows, its_ids)
+                if sent.atomic is not None:
+                    sent.atomic.check_places(rows, its_ids)
                 self._commit(sent, rows[news], its_ids[news])
         self.undecided = [sent for sent in self.undecided if not sent.is_decided]
 
     def lost(self) -> None:
         """What is still undecided will never be in the log."""
-        if any(sent.group and not sent.is_open.all() for sent in self.undecided):
+        if any(sent.atomic and not sent.is_open.all() for sent in self.undecided):
             raise BadFrame("the log has a part of a group")
         for sent in self.undecided:
             rows = np.flatnonzero(sent.is_open)
             self._close(sent, rows)
-            if sent.bundle is not None:
-                sent.bundle.lost(rows + sent.start)
+            if sent.batch is not None:
+                sent.batch.lost(rows + sent.start)
                 continue
             for row in rows.tolist():
                 sent.requests[row].settle(Rejected(Reason.NOT_IN_LOG))
@@ -346,7 +346,7 @@ class Outbox:
         for entry in list(self.waiting):
             if entry.highest_mark != EMPTY and not lineage.covers(entry.timeline, entry.highest_mark):
                 self._forget(entry)
-                if isinstance(entry, Bundle):
+                if isinstance(entry, BatchRequest):
                     entry.lost(slice(entry.taken, None))
                 else:
                     entry.settle(Rejected(Reason.NOT_IN_LOG))
@@ -354,13 +354,13 @@ class Outbox:
     def _forked(self, shared: int) -> None:
         for sent in self.undecided:
             sent.floor = min(sent.floor, shared)
-            if sent.group is not None and sent.group.place is not None and sent.group.place > shared:
+            if sent.atomic is not None and sent.atomic.place is not None and sent.atomic.place > shared:
                 self._close(sent, np.flatnonzero(sent.is_open))
-        for bundle in {id(entry): entry for entry in self._all() if isinstance(entry, Bundle)}.values():
-            bundle.forked(shared)
+        for batch in {id(entry): entry for entry in self._all() if isinstance(entry, BatchRequest)}.values():
+            batch.forked(shared)
         self.undecided = [sent for sent in self.undecided if not sent.is_decided]
 
-    def _forget(self, entry: Submission) -> None:
+    def _forget(self, entry: AnyRequest) -> None:
         """Take out of the queue what is not sent."""
         self.waiting.remove(entry)
         self.rows -= entry.rest_rows
@@ -370,7 +370,7 @@ class Outbox:
     def _commit_first(self, frame: Committals) -> bool:
         """The short way, where exactly the requests of the oldest frame are committed; whether that was so."""
         sent = self.sent[0] if self.sent else None
-        if sent is None or sent.bundle is not None or not sent.is_whole or len(frame.sequences) != sent.rows:
+        if sent is None or sent.batch is not None or not sent.is_whole or len(frame.sequences) != sent.rows:
             return False
         if frame.sequences.tolist() != list(range(sent.first_sequence, sent.first_sequence + sent.rows)):
             return False
@@ -381,7 +381,7 @@ class Outbox:
             request.settle(Committed(id_, partition=self.partition, timeline=self.timeline))
         return True
 
-    def _places(self, frames: list[Sent], sequences: I64) -> list[tuple[Sent, I64, Column]]:
+    def _places(self, frames: list[SentFrame], sequences: I64) -> list[tuple[SentFrame, I64, Column]]:
         """Where these sequence numbers stand: the frame, its rows, and their places in the column. `BadFrame`, before
         anything is taken from it, when the server decided what was not sent, or decided it twice."""
         found, known = [], 0
@@ -391,7 +391,7 @@ class Outbox:
             if len(rows):
                 if not (sent.is_open[rows].all() and _differ(rows)):
                     raise BadFrame("the server decided a transaction twice")
-                if sent.group and len(rows) < sent.rows:
+                if sent.atomic and len(rows) < sent.rows:
                     raise BadFrame("the server decided a part of a group")
                 known += len(rows)
                 found.append((sent, rows, inside))
@@ -399,17 +399,17 @@ class Outbox:
             raise BadFrame(f"the server decided {len(sequences) - known} transactions that were not waiting for it")
         return found
 
-    def _commit(self, sent: Sent, rows: I64, ids: I64) -> None:
+    def _commit(self, sent: SentFrame, rows: I64, ids: I64) -> None:
         self._close(sent, rows)
-        if sent.bundle is not None:
-            sent.bundle.told_in = self.timeline
-            sent.bundle.committed(rows + sent.start, ids)
+        if sent.batch is not None:
+            sent.batch.told_in = self.timeline
+            sent.batch.committed(rows + sent.start, ids)
             return
         requests = sent.requests
         for row, id_ in zip(rows.tolist(), ids.tolist(), strict=True):
             requests[row].settle(Committed(id_, partition=self.partition, timeline=self.timeline))
 
-    def _close(self, sent: Sent, rows: I64) -> None:
+    def _close(self, sent: SentFrame, rows: I64) -> None:
         sent.is_open[rows] = False
         self.rows -= len(rows)
         self.bytes -= sent.bytes_of(rows)
@@ -426,7 +426,7 @@ class Outbox:
         for entry in self._all():
             if entry.deadline > now or entry.waiter.done():
                 continue
-            if isinstance(entry, Bundle):
+            if isinstance(entry, BatchRequest):
                 self._cut(entry, error)
             elif self.waiting and entry.ticket >= self.waiting[0].ticket:
                 entry.refuse(error)
@@ -435,11 +435,11 @@ class Outbox:
         while self.waiting and self.waiting[0].waiter.done():
             self._drop_head()
 
-    def _cut(self, bundle: Bundle, error: WaltzError) -> None:
+    def _cut(self, batch: BatchRequest, error: WaltzError) -> None:
         """Send no more of it."""
-        if bundle.taken < bundle.rows:
-            bundle.refuse(error)
-        bundle.settle_as_it_is()
+        if batch.taken < batch.rows:
+            batch.refuse(error)
+        batch.settle_as_it_is()
 
     def withdraw(self, error: WaltzError) -> None:
         """What was not sent never will be."""
@@ -452,24 +452,24 @@ class Outbox:
         """The outcome of what was sent will not be found out."""
         assert not self.waiting
         for entry in self._all():
-            if isinstance(entry, Bundle):
+            if isinstance(entry, BatchRequest):
                 entry.settle_as_it_is()
             else:
                 entry.settle(Unknown())
         self.sent, self.undecided = [], []
         self.rows = self.bytes = 0
 
-    def _all(self) -> Iterator[Submission]:
-        """Oldest first; a bundle once for each of its pieces."""
+    def _all(self) -> Iterator[AnyRequest]:
+        """Oldest first; a batch once for each of its pieces."""
         for sent in (*self.undecided, *self.sent):
-            if sent.bundle is None:
+            if sent.batch is None:
                 yield from sent.requests
             else:
-                yield sent.bundle
+                yield sent.batch
         yield from self.waiting
 
 
-def _inside(sent: Sent, sequences: I64) -> Column:
+def _inside(sent: SentFrame, sequences: I64) -> Column:
     return (sequences >= sent.first_sequence) & (sequences < sent.first_sequence + sent.rows)
 
 

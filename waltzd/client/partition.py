@@ -3,7 +3,7 @@
 `waltzd.client.mount` and `waltzd.client.outbox` decide; here are the tasks around them, from `activate` to `deactivate`:
 
   _live ─┬─ _keep          one mount after the other, with growing pauses
-         │   └─ Conversation ─┬─ _read     outcomes and feed, also while the application takes none of it
+         │   └─ MountConnection ─┬─ _read     outcomes and feed, also while the application takes none of it
          │   beside it:       └─ _write    what may go, as soon as what went before has left
          │   Routes.replaced  another server says that the partition has moved
          └─ Follower.run     the feed, to the application
@@ -38,12 +38,12 @@ from copy import copy
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from waltzd.client.conversation import Conversation
 from waltzd.client.follower import Call, Follower, ask_position
 from waltzd.client.instrument import Instruments
-from waltzd.client.mount import FINAL, Mount, Seen, State
+from waltzd.client.mount import FINAL, Mount, MountState, SeenTime
+from waltzd.client.mount_connection import MountConnection
 from waltzd.client.outbox import Outbox
-from waltzd.client.pending import Late, Submission
+from waltzd.client.pending import AnyRequest, Late
 from waltzd.client.routes import Routes, SharedQuestion, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.status import PartitionStatus
@@ -76,7 +76,7 @@ T = TypeVar("T")
 _log = logging.getLogger("waltz.client")
 
 
-class Line:
+class PartitionClient:
     def __init__(
         self,
         partition: int,
@@ -88,7 +88,7 @@ class Line:
         serializer: Serializer[Any] | None,
         call: Call,
         fetch: Fetch,
-        seen: Seen,
+        seen: SeenTime,
         instruments: Instruments = (),
     ) -> None:
         self.partition = partition
@@ -114,7 +114,7 @@ class Line:
         self._instruments = instruments
         self._follower: Follower | None = None
         self._budget = Budget(settings.pending_max, beside=self._pending)
-        self._talk: Conversation | None = None
+        self._connection: MountConnection | None = None
         """The mount that stands."""
         self._turn: asyncio.Handle | None = None
         """The next look for something to send, if one is due."""
@@ -157,7 +157,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._is_ready.clear()
         self._trouble = None
-        self._supervisor = asyncio.create_task(self._live(position), name=f"waltz line {self.partition}")
+        self._supervisor = asyncio.create_task(self._live(position), name=f"waltz partition {self.partition}")
 
     async def _ask_view(self) -> Position:
         """Where the view stands. A view that keeps no timelines stands on that in which this line has fed it, where it is
@@ -334,7 +334,7 @@ class Line:
 
     def add(
         self,
-        make: Callable[[asyncio.Future[T], float], Submission],
+        make: Callable[[asyncio.Future[T], float], AnyRequest],
         position: int,
         late: Late | None = None,
         deadline: float | None = None,
@@ -344,25 +344,25 @@ class Line:
         self._check()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
-        submission = make(waiter, loop.time() + self._left(deadline))
-        submission.late = late
-        submission.timeline = position.timeline if isinstance(position, Position) else self.mount.timeline
-        self.outbox.add(submission)
+        request = make(waiter, loop.time() + self._left(deadline))
+        request.late = late
+        request.timeline = position.timeline if isinstance(position, Position) else self.mount.timeline
+        self.outbox.add(request)
         self._go_on()
-        if self._alarm is not None and submission.deadline < self._alarm.when():
+        if self._alarm is not None and request.deadline < self._alarm.when():
             self._alarm.cancel()
             self._alarm = None
         if self._alarm is None:
-            self._alarm = loop.call_at(submission.deadline, self._expire)
+            self._alarm = loop.call_at(request.deadline, self._expire)
         for instrument in self._instruments:
-            instrument.sent(self.partition, submission, waiter)
+            instrument.sent(self.partition, request, waiter)
         return waiter
 
     async def send(
         self,
         rows: int,
         position: int,
-        make: Callable[[asyncio.Future[T], float], Submission],
+        make: Callable[[asyncio.Future[T], float], AnyRequest],
         deadline: float | None = None,
     ) -> T:
         """Hand it in when there is a place for it; returns what became of it."""
@@ -551,13 +551,13 @@ class Line:
 
     def _go_on(self) -> None:
         """Look for something to send when the loop has served the others: what they hand in travels with it."""
-        if self._turn is None and self._talk is not None:
+        if self._turn is None and self._connection is not None:
             self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._turn = None
-        if self._talk is not None:
-            self._talk.go_on()
+        if self._connection is not None:
+            self._connection.go_on()
 
     async def _drain(self) -> None:
         """Wait for outcomes, `close_seconds` at most."""
@@ -596,7 +596,7 @@ class Line:
                         self.partition, "HighWaterMark", lambda port: port.high_water_mark(self.partition)
                     )
                     position = Position(position)
-                if self.mount.state is State.IDLE:
+                if self.mount.state is MountState.IDLE:
                     self.mount.activated(position)
                 await self._mount_once()
                 self._is_ready.clear()
@@ -625,8 +625,8 @@ class Line:
             assert place.address is not None
             mount.located(place)
             async with self._routes.at(place.address) as port:
-                while mount.state is State.MOUNTING:  # first to ask, if something is undecided, then to go on
-                    talk = self._talk = Conversation(self, port.mount())
+                while mount.state is MountState.MOUNTING:  # first to ask, if something is undecided, then to go on
+                    talk = self._connection = MountConnection(self, port.mount())
                     key = self._routes.topology.cluster_key
                     await self._routes.unless_replaced(self.partition, place, talk.run(key, self._settings.call_seconds))
         except WaltzError as error:
@@ -692,7 +692,7 @@ class Line:
         return PartitionStatus(
             partition=self.partition,
             sentence=sentence,
-            is_ready=self.stopped is None and self.mount.state is State.READY and failing is None,
+            is_ready=self.stopped is None and self.mount.state is MountState.READY and failing is None,
             applied=self.position,
             received=self.mount.received,
             lag=self._lag,
@@ -709,5 +709,5 @@ class Line:
         if self._follower is None:
             return 0
         mount = self.mount
-        barrier = mount.mounted.barrier if mount.mounted is not None and mount.state is State.READY else EMPTY
+        barrier = mount.mounted.barrier if mount.mounted is not None and mount.state is MountState.READY else EMPTY
         return max(0, max(mount.known, barrier, self._end_known) - self.position)

@@ -1,9 +1,11 @@
-"""What an application has handed in and is told about at once: one transaction, many, or a group. Pure.
+"""Requests of an application to append transactions, from the call until the outcome. Pure.
 
-A `Request` is one transaction with one outcome. A `Bundle` is many, each for itself, with columns of outcomes; it may go
-out in pieces. A `Group` is many with one outcome: it goes out whole, and is in the log as a whole or not at all. Each has a
-waiter that is settled exactly once: by the outcome, by the deadline with what is known then, or by an error when nothing
-of it was sent. Where they wait and how they travel is decided in `waltzd.client.outbox`.
+- `Request`: one transaction, one outcome.
+- `BatchRequest`: many independent transactions, with a column of outcomes. It may be sent in pieces.
+- `AtomicRequest`: many transactions with one outcome. It is sent in one frame, and the log holds all of it or nothing.
+
+Each request has a waiter, which is settled exactly once: by the outcome; by the deadline, with what is known then; or by an
+error, if nothing of the request was sent. `waltzd.client.outbox` decides when requests are sent.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class Outcomes:
 
 
 Late: TypeAlias = Callable[[AppendOutcome], object]
-"""Told the outcome of what was sent when its waiter was cancelled before it came."""
+"""MountListener the outcome of what was sent when its waiter was cancelled before it came."""
 
 
 @dataclass(eq=False, slots=True)
@@ -150,7 +152,7 @@ class Request:
             self.waiter.set_exception(copy(error))  # each waiter raises its own
 
 
-class Bundle:
+class BatchRequest:
     """Many transactions, each for itself. They go out in pieces, in order."""
 
     partition: int | None = None
@@ -266,7 +268,7 @@ class Bundle:
             self.waiter.set_result(replace(self._outcomes.copy(), partition=self.partition, timeline=self.told_in))
 
 
-class Group(Bundle):
+class AtomicRequest(BatchRequest):
     """Many transactions with one outcome. They go out in one frame, and stay together everywhere."""
 
     place: int | None = None
@@ -316,7 +318,7 @@ class Group(Bundle):
             late(outcome)
 
 
-Submission: TypeAlias = Request | Bundle
+AnyRequest: TypeAlias = Request | BatchRequest
 
 
 class Built(Protocol):
@@ -339,9 +341,9 @@ def request_of(mark: int, built: Built) -> Callable[[Waiter, float], Request]:
     return request(mark, built.payload, built.header, built.locks)
 
 
-def group_of(marks: Sequence[int], built: Sequence[Built]) -> Callable[[Waiter, float], Group]:
+def atomic_request_of(marks: Sequence[int], built: Sequence[Built]) -> Callable[[Waiter, float], AtomicRequest]:
     return partial(
-        Group, marks, [one.payload for one in built], [one.header for one in built], [one.locks for one in built]
+        AtomicRequest, marks, [one.payload for one in built], [one.header for one in built], [one.locks for one in built]
     )
 
 
@@ -351,23 +353,23 @@ def _ends(sizes: I64) -> I64:
     return out
 
 
-def why_refused(submission: Submission, limits: Limits, format: int) -> WaltzError | None:
+def why_refused(request: AnyRequest, limits: Limits, format: int) -> WaltzError | None:
     """Why the server would refuse the whole frame because of it, in a session that writes this format."""
-    if isinstance(submission, Bundle):
-        size, locks = int(submission.lengths.max()), int(submission.lock_counts.max())
+    if isinstance(request, BatchRequest):
+        size, locks = int(request.lengths.max()), int(request.lock_counts.max())
     else:
-        size, locks = len(submission.payload), len(submission.lock_ids)
+        size, locks = len(request.payload), len(request.lock_ids)
     if size > limits.payload_bytes_max:
         return TooLarge(f"a transaction has {size} bytes; the server takes {limits.payload_bytes_max}")
     if locks > limits.locks_max:
         return TooLarge(f"a transaction has {locks} locks; the server takes {limits.locks_max}")
-    if not isinstance(submission, Group) or submission.rows == 1:
+    if not isinstance(request, AtomicRequest) or request.rows == 1:
         return None
     if format == 0:
-        return NeedsBatches(f"a group of {submission.rows} transactions needs format 1; this partition writes format 0")
-    if submission.bytes > limits.frame_bytes_max:
+        return NeedsBatches(f"a group of {request.rows} transactions needs format 1; this partition writes format 0")
+    if request.bytes > limits.frame_bytes_max:
         return TooLarge(
-            f"a group of {submission.rows} transactions has {submission.bytes} bytes; the server takes "
+            f"a group of {request.rows} transactions has {request.bytes} bytes; the server takes "
             f"{limits.frame_bytes_max} together",
             frame_bytes_max=limits.frame_bytes_max,
         )

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from waltzd.client.mount import Seen
+from waltzd.client.mount import SeenTime
 from waltzd.client.routes import Routes
 from waltzd.client.view import E, Serializer, Transaction, checked_id, checked_time, transactions_of
 from waltzd.errors import BadArgument, BadFrame
@@ -23,7 +23,7 @@ READ_IDS_MAX, READ_BYTES = 10_000, 4 << 20
 
 
 class Reader:
-    def __init__(self, routes: Routes, serializer: Serializer[Any] | None, seen: Seen, *, seconds: float) -> None:
+    def __init__(self, routes: Routes, serializer: Serializer[Any] | None, seen: SeenTime, *, seconds: float) -> None:
         """`seconds`: how long an owner is asked, through a fail-over."""
         self._routes = routes
         self._serializer = serializer

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from waltzd.client.follower import Call, tell
 from waltzd.client.keys import Keys, hashes_of
-from waltzd.client.partition import Line
-from waltzd.client.pending import group_of, request_of
+from waltzd.client.partition import PartitionClient
+from waltzd.client.pending import atomic_request_of, request_of
 from waltzd.client.routes import pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Builder, Command, Serializer, builder_of, checked_position, is_overridden
@@ -58,12 +58,12 @@ class Submits:
 
     async def submit(
         self,
-        line: Line,
+        client: PartitionClient,
         commands: Sequence[Command[Any]],
         call: Call,
         *,
         later: Call,
-        is_group: bool,
+        is_atomic: bool,
         fresh: bool | None,
         wait: Wait,
         timeout: float | None,
@@ -73,26 +73,26 @@ class Submits:
         if wait not in ("committed", "applied"):
             raise BadArgument(f'`wait` is "committed" or "applied", not {wait!r}')
         if fresh or wait == "applied":
-            line.check_view()
+            client.check_view()
         clock = asyncio.get_running_loop().time
         deadline = deadline_of(timeout)
         self._count += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.under_way[done] = None
         try:
-            if fresh or (fresh is None and line.is_cold):
-                await _freshen(line, self._settings.submit_seconds if timeout is None else timeout)
-            outcome = await self._attempt(line, commands, call, later, is_group, deadline, once)
+            if fresh or (fresh is None and client.is_cold):
+                await _freshen(client, self._settings.submit_seconds if timeout is None else timeout)
+            outcome = await self._attempt(client, commands, call, later, is_atomic, deadline, once)
             if once is not None:
-                outcome = await self._looked_up(line, once, outcome, len(commands), deadline)
+                outcome = await self._looked_up(client, once, outcome, len(commands), deadline)
         finally:
             del self.under_way[done]
             done.set_result(None)
-        await self._tell(line, list(enumerate(commands)), call, later, outcome)
+        await self._tell(client, list(enumerate(commands)), call, later, outcome)
         if wait == "applied" and isinstance(outcome, Committed):
             seconds = self._settings.submit_seconds if deadline is None else max(0.0, deadline - clock())
             try:
-                await line.wait_applied(Position(outcome.ids[-1], outcome.timeline), seconds)
+                await client.wait_applied(Position(outcome.ids[-1], outcome.timeline), seconds)
             except WaltzError:  # it is committed all the same, and the outcome says that it has not been seen yet
                 return outcome
             return replace(outcome, is_applied=True)
@@ -100,11 +100,11 @@ class Submits:
 
     async def _attempt(
         self,
-        line: Line,
+        client: PartitionClient,
         commands: Sequence[Command[Any]],
         call: Call,
         later: Call,
-        is_group: bool,
+        is_atomic: bool,
         deadline: float | None,
         once: Once | None,
     ) -> Outcome:
@@ -113,78 +113,80 @@ class Submits:
         number, attempt = self._count, 0
         while True:
             attempt += 1
-            epoch = await line.ready_epoch(deadline)
-            if once is not None and (id_ := await once.find(line.position, self._left(deadline))) is not None:
+            epoch = await client.ready_epoch(deadline)
+            if once is not None and (id_ := await once.find(client.position, self._left(deadline))) is not None:
                 return once.keys.committed(id_, len(commands))
-            outcome = await self._build_and_send(line, commands, call, later, is_group, deadline, once)
+            outcome = await self._build_and_send(client, commands, call, later, is_atomic, deadline, once)
             if not isinstance(outcome, Rejected):
                 return outcome
             if outcome.reason is not Reason.NOT_IN_LOG:
                 for command in commands:
-                    await tell(line.partition, call, command.on_lock_failure, outcome)
-                if not line.has_view:
+                    await tell(client.partition, call, command.on_lock_failure, outcome)
+                if not client.has_view:
                     return outcome
             if attempt >= self._settings.attempts_max or (deadline is not None and clock() >= deadline):
                 return outcome
             if outcome.reason is not Reason.NOT_IN_LOG:
                 try:
-                    await line.seen(outcome.conflict_id, epoch, deadline)
+                    await client.seen(outcome.conflict_id, epoch, deadline)
                 except TimeoutError:
                     return outcome
-            line.again()
+            client.again()
             if attempt > 1:
-                await asyncio.sleep(pause_seconds(attempt - 2, line.mount.client or 0, line.partition, number))
+                await asyncio.sleep(pause_seconds(attempt - 2, client.mount.client or 0, client.partition, number))
 
     async def _build_and_send(
         self,
-        line: Line,
+        client: PartitionClient,
         commands: Sequence[Command[Any]],
         call: Call,
         later: Call,
-        is_group: bool,
+        is_atomic: bool,
         deadline: float | None,
         once: Once | None,
     ) -> Outcome:
-        await line.enter(len(commands), deadline)
+        await client.enter(len(commands), deadline)
         try:
             positions: list[int] = []
             builders: list[Builder[Any]] = []
             for command in commands:
-                builder = builder_of(command, line.position, self._serializer, self._partitions())
+                builder = builder_of(command, client.position, self._serializer, self._partitions())
                 if not _wants(command, await call(command.build, builder)):
                     return Declined()
-                positions.append(mark_of(line, builder.position if line.has_view else None, builder.locks))
+                positions.append(mark_of(client, builder.position if client.has_view else None, builder.locks))
                 builders.append(builder)
-            if (highest := max(positions)) > line.mount.known:
-                await line.prove(highest, deadline)
+            if (highest := max(positions)) > client.mount.known:
+                await client.prove(highest, deadline)
             if once is not None:
                 builders[0]._hold(once.locks)
                 if (id_ := await once.find(highest, self._left(deadline))) is not None:
                     return once.keys.committed(id_, len(commands))
-            make = group_of(positions, builders) if is_group else request_of(positions[0], builders[0])
-            told = partial(self._tell_later, line, commands, later)
+            make = atomic_request_of(positions, builders) if is_atomic else request_of(positions[0], builders[0])
+            told = partial(self._tell_later, client, commands, later)
             for position in positions:
-                line.check_timeline(position)
-            waiter: asyncio.Future[AppendOutcome] = line.add(make, highest, told, deadline)
+                client.check_timeline(position)
+            waiter: asyncio.Future[AppendOutcome] = client.add(make, highest, told, deadline)
         finally:
-            line.leave(len(commands))
+            client.leave(len(commands))
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._tell_later(line, commands, later, waiter.result())
+                self._tell_later(client, commands, later, waiter.result())
             raise
 
     def _left(self, deadline: float | None) -> float | None:
         return None if deadline is None else deadline - asyncio.get_running_loop().time()
 
-    async def _looked_up(self, line: Line, once: Once, outcome: Outcome, count: int, deadline: float | None) -> Outcome:
+    async def _looked_up(
+        self, client: PartitionClient, once: Once, outcome: Outcome, count: int, deadline: float | None
+    ) -> Outcome:
         """What was refused or declined may have been done before, behind what the view has seen."""
         try:
             if isinstance(outcome, Rejected) and outcome.reason is not Reason.NOT_IN_LOG:
                 id_ = await once.keys.explain(hashes_of(once.locks), outcome, self._left(deadline))
             elif isinstance(outcome, Declined):
-                id_ = await once.find(await line.confirmed_end(self._left(deadline)), self._left(deadline))
+                id_ = await once.find(await client.confirmed_end(self._left(deadline)), self._left(deadline))
             else:
                 return outcome
         except (BeyondLog, CannotConnect):
@@ -195,7 +197,7 @@ class Submits:
 
     async def _tell(
         self,
-        line: Line,
+        client: PartitionClient,
         commands: Sequence[tuple[int, Command[Any]]],
         call: Call,
         later: Call,
@@ -208,17 +210,17 @@ class Submits:
                 number, command = rest.popleft()
                 try:
                     if is_overridden(command, "on_outcome"):
-                        await tell(line.partition, call, command.on_outcome, outcome)
+                        await tell(client.partition, call, command.on_outcome, outcome)
                 finally:
                     if isinstance(outcome, Committed) and is_overridden(command, "on_applied"):
-                        line.announce(outcome.id + number, command.on_applied)
+                        client.announce(outcome.id + number, command.on_applied)
         finally:
             if rest:  # the caller was cancelled
-                self._in_background(self._tell(line, list(rest), later, later, outcome))
+                self._in_background(self._tell(client, list(rest), later, later, outcome))
 
-    def _tell_later(self, line: Line, commands: Sequence[Command[Any]], later: Call, outcome: Outcome) -> None:
+    def _tell_later(self, client: PartitionClient, commands: Sequence[Command[Any]], later: Call, outcome: Outcome) -> None:
         """The caller is cancelled."""
-        self._in_background(self._tell(line, list(enumerate(commands)), later, later, outcome))
+        self._in_background(self._tell(client, list(enumerate(commands)), later, later, outcome))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="waltz telling")
@@ -243,13 +245,13 @@ def deadline_of(timeout: float | None) -> float | None:
     return asyncio.get_running_loop().time() + timeout
 
 
-async def _freshen(line: Line, seconds: float) -> None:
+async def _freshen(client: PartitionClient, seconds: float) -> None:
     try:
-        await line.wait_caught_up(seconds)
+        await client.wait_caught_up(seconds)
     except (CannotConnect, NotApplied) as error:
         raise NotSent(
-            f"the view of partition {line.partition} is not known to be fresh, so nothing was built: {error.message}",
-            partition=line.partition,
+            f"the view of partition {client.partition} is not known to be fresh, so nothing was built: {error.message}",
+            partition=client.partition,
         ) from error
 
 
@@ -264,18 +266,18 @@ def _wants(command: Command[Any], answer: object) -> bool:
     return bool(answer)
 
 
-def own_position(line: Line, position: int | None, locks: Sequence[Lock]) -> int | None:
+def own_position(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int | None:
     """That of the locks which the application gave; None where nothing of them is checked."""
     if position is None and all(lock.mode is Mode.APPEND for lock in locks):
         return None
-    return mark_of(line, position, locks)
+    return mark_of(client, position, locks)
 
 
-def mark_of(line: Line, position: int | None, locks: Sequence[Lock]) -> int:
+def mark_of(client: PartitionClient, position: int | None, locks: Sequence[Lock]) -> int:
     """The one that was given, or that of the view."""
     if position is None:
-        if not line.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
+        if not client.has_view and any(lock.mode is not Mode.APPEND for lock in locks):
             raise BadArgument("a READ or WRITE lock needs a position to be compared with: give a view, or a position")
-        return line.position
+        return client.position
     checked = checked_position(position)
     return checked if isinstance(position, Position) else int(checked)

@@ -1,7 +1,7 @@
 """A subscription: one member of a consumer group, in all of its partitions, as an application iterates over it.
 
-Each partition has an `Attendance`, which takes in as much as the member has room for. What has come is handed out in turns,
-one partition after the other. What cannot be decoded is put aside here, with the reason, and nobody is handed it.
+Each partition has a `PartitionConsumer`, which holds at most the deliveries that the member asked for. Deliveries are
+handed out in turns, one partition after the other. A delivery that cannot be decoded is rejected here, with the reason.
 
 A delivery has its time from the moment at which it came, so what waits here is extended: for as long as somebody takes, or
 waits for more. What a hanging application has not taken goes to others."""
@@ -16,9 +16,9 @@ from copy import copy
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
-from waltzd.client.attendance import Attendance
-from waltzd.client.delivery import Delivery, checked_delay, may_say, raise_late
+from waltzd.client.delivery import Delivery, checked_delay, raise_late, unsettled
 from waltzd.client.instrument import Instrument
+from waltzd.client.partition_consumer import PartitionConsumer
 from waltzd.client.routes import Partitions, Routes
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import E, Serializer
@@ -73,9 +73,9 @@ class Subscription(Generic[E]):
         self._partitions = partitions
         self._room = max_in_flight
         self._made: MadeGroup | None = None
-        self._attendances: dict[int, Attendance] = {}
+        self._consumers: dict[int, PartitionConsumer] = {}
         self._runs: dict[int, asyncio.Task[None]] = {}
-        self._ready: deque[Attendance] = deque()
+        self._ready: deque[PartitionConsumer] = deque()
         """Those from whose queues something may be taken, each once, the next one first."""
         self._tender: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -90,7 +90,7 @@ class Subscription(Generic[E]):
         self.is_handled = False
         """A handler takes what comes: in an ordered group one after the other."""
 
-    # -- life
+    # -- group_epoch
 
     async def open(self) -> None:
         """Join the group; done by `async with`, and by iterating.
@@ -205,43 +205,43 @@ class Subscription(Generic[E]):
 
     def _pick(self, most: int, now: float) -> list[Delivery[E]]:
         while self._ready:
-            attendance = self._ready.popleft()
-            queue, found = attendance.queue, list[Delivery[E]]()
-            if attendance.holds:
+            consumer = self._ready.popleft()
+            queue, found = consumer.queue, list[Delivery[E]]()
+            if consumer.holds:
                 continue  # it comes in again when it is released
             while queue and len(found) < most:
                 one = queue.popleft()
                 if one._until <= now:  # others have it by now
-                    if attendance.is_ordered:
-                        attendance.drop()
+                    if consumer.is_ordered:
+                        consumer.drop()
                 elif self._is_readable(one):
                     found.append(one)
-                if attendance.holds:
+                if consumer.holds:
                     break
             if queue:
-                self._ready.append(attendance)
+                self._ready.append(consumer)
             if found:
-                if self.is_handled and attendance.is_ordered:
-                    attendance.holds += 1
+                if self.is_handled and consumer.is_ordered:
+                    consumer.holds += 1
                 return found
         return []
 
     async def _has_begun(self, found: list[Delivery[E]]) -> bool:
         """Report what is handed out, before it is. Return False if it was lost meanwhile."""
-        attendance = found[0]._hands
-        assert isinstance(attendance, Attendance)
+        consumer = found[0]._source
+        assert isinstance(consumer, PartitionConsumer)
         is_begun = False
         try:
-            is_begun = await attendance.begin(found)
+            is_begun = await consumer.begin(found)
         except asyncio.CancelledError:
-            attendance.put_back(found)
+            consumer.put_back(found)
             raise
         finally:
             if not is_begun:
-                attendance.holds -= self.is_handled and attendance.is_ordered
-                self.arrived(attendance, 0)
+                consumer.holds -= self.is_handled and consumer.is_ordered
+                self.arrived(consumer, 0)
         for instrument in self._host._instruments if is_begun else ():
-            instrument.delivered(self.group, attendance.partition, len(found))
+            instrument.delivered(self.group, consumer.partition, len(found))
         return is_begun
 
     def _is_readable(self, one: Delivery[E]) -> bool:
@@ -332,10 +332,10 @@ class Subscription(Generic[E]):
         durable: bool = False,
     ) -> None:
         each: dict[int, list[Delivery[Any]]] = {}
-        for one in may_say(deliveries, verb, durable=durable):
+        for one in unsettled(deliveries, verb, durable=durable):
             each.setdefault(one.partition, []).append(one)
         found = await asyncio.gather(
-            *[some[0]._hands.say(verb, some, delay=delay, reason=reason, durable=durable) for some in each.values()]
+            *[some[0]._source.settle(verb, some, delay=delay, reason=reason, durable=durable) for some in each.values()]
         )
         raise_late([late for some in found for late in some])
 
@@ -349,13 +349,13 @@ class Subscription(Generic[E]):
     @property
     def partitions(self) -> tuple[int, ...]:
         """Where this member attends."""
-        return tuple(sorted(self._attendances))
+        return tuple(sorted(self._consumers))
 
     @property
     def troubles(self) -> dict[int, str]:
         """Why nothing comes from a partition, by its number, where that is known: its owner is away, or gives nothing
         out."""
-        each = self._attendances.items()
+        each = self._consumers.items()
         told = {partition: one.trouble.message if one.trouble else one.paused for partition, one in each}
         return {partition: why for partition, why in told.items() if why}
 
@@ -372,18 +372,18 @@ class Subscription(Generic[E]):
         of_group = await routes.numbers(self._group.meta.partitions or EVERYTHING)
         wanted = of_group if asked is None else await routes.numbers(asked)
         strange = sorted(set(wanted) - set(of_group))
-        if strange and not self._attendances:
+        if strange and not self._consumers:
             raise BadArgument(f"partition {strange[0]} is none of group {self.group}")
         wanted = tuple(partition for partition in wanted if partition in of_group)
         for partition in [one for one, run in self._runs.items() if one not in wanted or run.done()]:
             self._aside(self._leave(partition))
         for partition in wanted:
             if partition not in self._runs:
-                self._attend(partition)
+                self._consume(partition)
 
-    def _attend(self, partition: int) -> None:
+    def _consume(self, partition: int) -> None:
         host = self._host
-        attendance = self._attendances[partition] = Attendance(
+        consumer = self._consumers[partition] = PartitionConsumer(
             partition,
             self._group,
             self.member,
@@ -391,17 +391,17 @@ class Subscription(Generic[E]):
             routes=host._routes,
             settings=host.settings,
             serializer=host._serializer,
-            taker=self,
+            listener=self,
         )
-        self._runs[partition] = asyncio.create_task(attendance.run(), name=f"waltz member {partition} of {self.group}")
+        self._runs[partition] = asyncio.create_task(consumer.run(), name=f"waltz member {partition} of {self.group}")
 
     async def _leave(self, partition: int) -> None:
-        run, attendance = self._runs.pop(partition), self._attendances.pop(partition)
+        run, consumer = self._runs.pop(partition), self._consumers.pop(partition)
         try:
             if not run.done():
-                await attendance.leave()
+                await consumer.leave()
         finally:
-            attendance.end()
+            consumer.end()
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
 
@@ -429,8 +429,8 @@ class Subscription(Generic[E]):
             self._error = ClientClosed(f"the subscription was ended by a mistake in Waltz: {error!r}")
             _log.critical("group %s: this member ends by a mistake in Waltz", self.group, exc_info=error)
         if self._error is not None:
-            for attendance in self._attendances.values():
-                attendance.end(f"the subscription has failed: {self._error.message}")
+            for consumer in self._consumers.values():
+                consumer.end(f"the subscription has failed: {self._error.message}")
         self._more.set()
 
     async def _look_again(self) -> None:
@@ -441,32 +441,32 @@ class Subscription(Generic[E]):
 
     # -- told by attendances
 
-    def arrived(self, attendance: Attendance, count: int) -> None:
+    def arrived(self, consumer: PartitionConsumer, count: int) -> None:
         """Something may be taken from it."""
-        if attendance.queue and not attendance.holds and attendance not in self._ready:
-            self._ready.append(attendance)
+        if consumer.queue and not consumer.holds and consumer not in self._ready:
+            self._ready.append(consumer)
             self._more.set()
 
-    def is_taking(self, attendance: Attendance) -> bool:
+    def is_taking(self, consumer: PartitionConsumer) -> bool:
         """Whether what waits will be taken, as far as one can see."""
-        joined = attendance.joined
+        joined = consumer.joined
         if self.is_handled or self._waiting:
             return True
         return joined is not None and asyncio.get_running_loop().time() - self._asked < joined.ack_wait_ms / 1000
 
-    def told(self, attendance: Attendance, verb: Verb, count: int) -> None:
+    def told(self, consumer: PartitionConsumer, verb: Verb, count: int) -> None:
         """The owner has heard it."""
         for instrument in self._host._instruments:
-            instrument.settled(self.group, attendance.partition, verb, count)
+            instrument.settled(self.group, consumer.partition, verb, count)
 
     def finished(self, one: Delivery[E]) -> None:
         """A handler has ended with it."""
-        attendance = self._attendances.get(one.partition)
-        if attendance is not None and attendance is one._hands:
-            attendance.in_work.pop(one, None)
-            if attendance.is_ordered:
-                attendance.holds -= 1
-            self.arrived(attendance, 0)
+        consumer = self._consumers.get(one.partition)
+        if consumer is not None and consumer is one._source:
+            consumer.in_progress.pop(one, None)
+            if consumer.is_ordered:
+                consumer.holds -= 1
+            self.arrived(consumer, 0)
 
 
 def _texts(partitions: Partitions | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from copy import copy
 
-from waltzd.client.partition import Line
+from waltzd.client.partition import PartitionClient
 from waltzd.client.routes import some
 from waltzd.client.settings import ClientSettings
 from waltzd.client.submits import Submits
@@ -18,7 +18,7 @@ class Waiting:
     """What a client waits for. `Client` has all of this."""
 
     settings: ClientSettings
-    _lines: dict[int, Line]
+    _clients: dict[int, PartitionClient]
     _active: tuple[int, ...]
     _submits: Submits
     _closed: ClientClosed | None
@@ -31,13 +31,13 @@ class Waiting:
     def _check_loop(self) -> None:
         raise AssertionError("a client says whose loop it is")
 
-    def _line(self, partition: int) -> Line:
+    def _active_client(self, partition: int) -> PartitionClient:
         raise AssertionError("a client has the lines")
 
     @property
     def has_pending(self) -> bool:
         """Whether something that was submitted has no outcome yet."""
-        return bool(self._submits.under_way) or any(self._lines[partition].outbox.rows for partition in self._active)
+        return bool(self._submits.under_way) or any(self._clients[partition].outbox.rows for partition in self._active)
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was submitted before has an outcome.
@@ -52,12 +52,12 @@ class Waiting:
         if not self.has_pending:
             return
         limit = self.settings.submit_seconds if timeout is None else timeout
-        waits = [self._lines[partition].drained() for partition in self._active]
+        waits = [self._clients[partition].drained() for partition in self._active]
         try:
             async with asyncio.timeout(limit):
                 await asyncio.gather(*waits, *[asyncio.shield(done) for done in self._submits.under_way])
         except TimeoutError:
-            undecided = [partition for partition in self._active if self._lines[partition].outbox.rows]
+            undecided = [partition for partition in self._active if self._clients[partition].outbox.rows]
             raise CannotConnect(
                 f"after {limit:g} seconds, transactions of partitions {some(undecided)} are undecided"
             ) from None
@@ -74,13 +74,13 @@ class Waiting:
             CannotConnect: The owner did not say in time what is committed.
             BadArgument: This client has no view.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: A partition was stopped; see `status`.
+            ViewStopped, ClientAhead, Superseded: A partition was stopped; see `status`.
         """
         self._check_loop()
         self._check_open()
-        lines = [self._line(each) for each in (self._active if partition is None else (partition,))]
+        clients = [self._active_client(each) for each in (self._active if partition is None else (partition,))]
         seconds = self.settings.submit_seconds if timeout is None else timeout
-        waits = [asyncio.create_task(line.wait_caught_up(seconds)) for line in lines]
+        waits = [asyncio.create_task(client.wait_caught_up(seconds)) for client in clients]
         try:
             await asyncio.gather(*waits)
         finally:
@@ -102,12 +102,12 @@ class Waiting:
             CannotConnect: The owner did not say in time whether there is such a transaction.
             BadArgument: It is no token, there is no such partition, or this client has no view.
             NotMounted, ClientClosed: This client does not have the partition, or is not open.
-            PartitionParked, ClientAhead, Superseded: The partition was stopped; see `status`.
+            ViewStopped, ClientAhead, Superseded: The partition was stopped; see `status`.
         """
         self._check_loop()
         token = token_of(token)
         seconds = self.settings.submit_seconds if timeout is None else timeout
-        await self._line(token.partition).applied(Position(token.id, token.timeline), seconds)
+        await self._active_client(token.partition).wait_applied(Position(token.id, token.timeline), seconds)
 
     async def wait_stopped(self, *, timeout: float | None = None) -> None:
         """Wait until a partition is stopped by an error, and raise that: a service that must not live on without its view
@@ -117,7 +117,7 @@ class Waiting:
             timeout: Return after so many seconds; wait for ever, if it is not given.
 
         Raises:
-            PartitionParked, ClientAhead, Superseded, WaltzError: Why a partition was stopped, also before this call.
+            ViewStopped, ClientAhead, Superseded, WaltzError: Why a partition was stopped, also before this call.
             ClientClosed: The client is not open.
 
         Example:
@@ -133,7 +133,7 @@ class Waiting:
             async with asyncio.timeout(timeout):
                 while self._closed is None:
                     for partition in self._active:
-                        if (stopped := self._lines[partition].stopped) is not None:
+                        if (stopped := self._clients[partition].stopped) is not None:
                             raise copy(stopped)
                     bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._stops[bell] = None

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 
 from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
-from waltzd.client.pending import Outcomes, Submission
+from waltzd.client.pending import AnyRequest, Outcomes
 from waltzd.protocol.groups import Verb
 from waltzd.protocol.locks import Committed, Rejected
 
@@ -32,8 +32,8 @@ class Spans:
         """By partition and id: the span that appended it. Nobody takes one out of a client without a view."""
         self._has_view = False
 
-    def sent(self, partition: int, submission: Submission, outcome: asyncio.Future[Any]) -> None:
-        about: Attributes = {"waltz.partition": partition, "waltz.transactions": submission.rows}
+    def sent(self, partition: int, request: AnyRequest, outcome: asyncio.Future[Any]) -> None:
+        about: Attributes = {"waltz.partition": partition, "waltz.transactions": request.rows}
         span = self._tracer.start_span("waltz append", kind=SpanKind.PRODUCER, attributes=about)
         outcome.add_done_callback(partial(self._decided, span, partition))
 

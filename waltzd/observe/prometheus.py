@@ -24,7 +24,7 @@ from prometheus_client.utils import floatToGoString
 from waltzd.client.client import Client
 from waltzd.client.follower import Call
 from waltzd.client.instrument import handed_on
-from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, Outcomes, Submission
+from waltzd.client.pending import IS_COMMITTED, IS_UNKNOWN, AnyRequest, Outcomes
 from waltzd.errors import BadArgument
 from waltzd.protocol.groups import Verb
 from waltzd.protocol.histogram import BOUNDS, Durations, Histogram
@@ -50,8 +50,8 @@ class Figures:
         self.applied = Durations()
         self.apply_failures = 0
 
-    def sent(self, partition: int, submission: Submission, outcome: asyncio.Future[Any]) -> None:
-        outcome.add_done_callback(partial(self._decided, submission.rows, time.perf_counter()))
+    def sent(self, partition: int, request: AnyRequest, outcome: asyncio.Future[Any]) -> None:
+        outcome.add_done_callback(partial(self._decided, request.rows, time.perf_counter()))
 
     def _decided(self, rows: int, started: float, outcome: asyncio.Future[Any]) -> None:
         if outcome.cancelled():

@@ -135,7 +135,7 @@ class SqlView(Generic[E_contra]):
             name: Of the view, in the key of its positions: each view of a database has another one. It stays with the view.
             tables: The application's own tables, made when they are missing.
             tries: How often a transaction is tried on which the function fails.
-            dead_letters: What comes then. False: the partition stops in front of it (`PartitionParked`). True: the
+            dead_letters: What comes then. False: the partition stops in front of it (`ViewStopped`). True: the
                 transaction, with its whole group, is written down in the table `waltz_dead_letters`, and the view goes on.
                 Neither comes of an event that a newer program wrote (`EventUnknown`): it is tried until it is known.
             on_poison: `on_poison(poison)` is told of both, on a thread of this view. What it raises is logged.

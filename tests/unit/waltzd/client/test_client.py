@@ -28,8 +28,8 @@ from waltzd.errors import (
     ForeignCluster,
     NotMounted,
     NotSent,
-    PartitionParked,
     TooLarge,
+    ViewStopped,
 )
 from waltzd.protocol.batches import SEQUENCE_MAX, FeedMode
 from waltzd.protocol.locks import Committed, Declined, Lock, Reason, Rejected, Unknown, append_lock, read_lock, write_lock
@@ -461,7 +461,7 @@ def test_a_partition_that_is_parked_stops_alone_and_can_be_taken_up_again() -> N
         fake.partitions[0].commit()
         await until(lambda: client.status()[0].stopped)
         for _ in range(2):
-            with pytest.raises(PartitionParked, match=r"transaction 1 of partition 0 .*ValueError\('no'\)"):
+            with pytest.raises(ViewStopped, match=r"transaction 1 of partition 0 .*ValueError\('no'\)"):
                 await client.append(b"x", partition=0)
         assert await client.append(b"x", partition=1) == Committed(0)
         view.is_mended = True
@@ -951,7 +951,7 @@ def test_damage_on_the_way_is_noticed_and_another_link_does_better() -> None:
 @told(with_client, given=2)
 async def test_sequence_numbers_that_are_used_up_bring_a_new_client_id(client: Client, fake: FakeCluster) -> None:
     await client.append(b"first", partition=0)
-    client._line(0).outbox.next_sequence = SEQUENCE_MAX - 3
+    client._active_client(0).outbox.next_sequence = SEQUENCE_MAX - 3
     outcomes = await asyncio.gather(*[client.append(b"%d" % i, partition=0) for i in range(10)])
     assert sorted(outcome.id for outcome in outcomes if isinstance(outcome, Committed)) == list(range(1, 11))
     log = fake.partitions[0].log

@@ -26,7 +26,7 @@ from waltzd import (
     Unknown,
 )
 from waltzd.client.keys import now_us
-from waltzd.client.mount import Mount, State
+from waltzd.client.mount import Mount, MountState
 from waltzd.client.outbox import Outbox
 from waltzd.client.pending import Request
 from waltzd.errors import BadArgument, OtherTimeline, WaltzError
@@ -79,7 +79,7 @@ async def stopped(client: Client) -> WaltzError:
 async def commit(client: Client, payload: bytes) -> Committed:
     """Append it again while a fail-over loses it."""
     while not isinstance(outcome := await client.append(payload, partition=0), Committed):
-        assert outcome == Rejected(Reason.NOT_IN_LOG), client._lines[0].mount.story
+        assert outcome == Rejected(Reason.NOT_IN_LOG), client._clients[0].mount.story
     return outcome
 
 
@@ -252,7 +252,7 @@ def mount_of(mark: int = 9) -> Mount:
 
 
 def begin(made: Mount, lineage: Lineage = NEVER_FORKED, barrier: int = 9) -> MountRequest:
-    if made.state is State.LOCATING:
+    if made.state is MountState.LOCATING:
         made.located(Place(generation=4, server="s", address="s:1"))
     asked = made.request(UUID(int=3))
     limits = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=500)

@@ -9,9 +9,9 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from waltzd.client.mount import MOVES, Event, Mount, State
+from waltzd.client.mount import MOVES, Mount, MountEvent, MountState
 from waltzd.client.outbox import FRAME_BYTES, ROWS_MAX, TOGETHER_BYTES, Outbox
-from waltzd.client.pending import Bundle, Request
+from waltzd.client.pending import BatchRequest, Request
 from waltzd.errors import BadFrame, NotOwner, NotSent, WaltzError
 from waltzd.format.record import HEAD, HeadArray
 from waltzd.protocol.batches import (
@@ -57,11 +57,11 @@ def request(data: bytes = b"x", deadline: float = 1.0, locks: int = 0) -> Reques
     return Request(-1, data, 0, tuple(range(locks)), (1,) * locks, Waiter(), deadline)
 
 
-def bundle(count: int, size: int = 1, deadline: float = 1.0) -> Bundle:
-    return Bundle(-1, [b"%d" % (i % 10) * size for i in range(count)], None, None, Waiter(), deadline)
+def bundle(count: int, size: int = 1, deadline: float = 1.0) -> BatchRequest:
+    return BatchRequest(-1, [b"%d" % (i % 10) * size for i in range(count)], None, None, Waiter(), deadline)
 
 
-def told(submission: Request | Bundle) -> Any:
+def told(submission: Request | BatchRequest) -> Any:
     assert isinstance(submission.waiter, Waiter)
     return submission.waiter.told
 
@@ -102,19 +102,19 @@ def mount(feed: FeedMode = FeedMode.RECORDS, mark: int = 9) -> Mount:
 def ready(feed: FeedMode = FeedMode.RECORDS, mark: int = 9, barrier: int = 9) -> Mount:
     made = mount(feed, mark)
     begin(made, barrier)
-    assert made.state is State.READY
+    assert made.state is MountState.READY
     return made
 
 
 def begin(made: Mount, barrier: int) -> None:
-    if made.state is State.LOCATING:
+    if made.state is MountState.LOCATING:
         made.located(PLACE)
     made.request(KEY)
     made.answered(Mounted(session=1, barrier=barrier, limits=LIMITS))
     made.check()
 
 
-def send(made: Mount, *submissions: Request | Bundle) -> AppendBatch:
+def send(made: Mount, *submissions: Request | BatchRequest) -> AppendBatch:
     for submission in submissions:
         made.outbox.add(submission)
     (batch,) = made.take()
@@ -123,7 +123,7 @@ def send(made: Mount, *submissions: Request | Bundle) -> AppendBatch:
     return batch
 
 
-def state_of(made: Mount) -> State:
+def state_of(made: Mount) -> MountState:
     return made.state
 
 
@@ -132,9 +132,9 @@ def state_of(made: Mount) -> State:
 
 def test_every_state_can_end_and_every_event_leads_somewhere() -> None:
     for state, moves in MOVES.items():
-        assert (Event.ENDED in moves) == (state is not State.IDLE)
-    assert {event for moves in MOVES.values() for event in moves} == set(Event)
-    assert {target for moves in MOVES.values() for target in moves.values()} == set(State)
+        assert (MountEvent.ENDED in moves) == (state is not MountState.IDLE)
+    assert {event for moves in MOVES.values() for event in moves} == set(MountEvent)
+    assert {target for moves in MOVES.values() for target in moves.values()} == set(MountState)
 
 
 def test_a_move_that_is_not_in_the_table_stops_with_the_story() -> None:
@@ -167,7 +167,7 @@ def half_sent() -> Mount:
     "spoil",
     [
         lambda made: setattr(made, "received", made.known + 1),
-        lambda made: setattr(made, "state", State.LOCATING),
+        lambda made: setattr(made, "state", MountState.LOCATING),
         lambda made: setattr(made, "client", None),
         lambda made: setattr(made, "_credit", 1000),
         lambda made: setattr(made.outbox.sent[0], "floor", made.known + 1),
@@ -203,16 +203,16 @@ def test_what_was_sent_is_asked_for_from_where_all_was_known() -> None:
     asked = made.request(KEY)
     assert (asked.mark, asked.feed, asked.asks) == (9, FeedMode.HEADS, True)
     made.answered(Mounted(session=2, barrier=31, limits=LIMITS))
-    assert state_of(made) is State.ASKING
+    assert state_of(made) is MountState.ASKING
     made.told(heads(10, (7, 0), (5, 0), (5, 77)))
     assert told(first) == Committed(11)
     assert told(second) is None
     made.told(heads(13, *[(8, 1)] * 18))
-    assert state_of(made) is State.ASKING
+    assert state_of(made) is MountState.ASKING
     assert told(second) is None
     made.told(heads(31, (8, 1)))
     assert told(second) == Rejected(Reason.NOT_IN_LOG)
-    assert state_of(made) is State.MOUNTING
+    assert state_of(made) is MountState.MOUNTING
     following = made.request(KEY)
     assert (following.mark, following.feed, following.asks, following.number) == (30, FeedMode.RECORDS, False, 3)
 
@@ -225,7 +225,7 @@ def test_asking_ends_early_when_all_is_found() -> None:
     begin(made, barrier=1000)
     made.told(heads(10, (5, 0)))
     assert told(only) == Committed(10)
-    assert made.state is State.MOUNTING
+    assert made.state is MountState.MOUNTING
 
 
 def test_a_barrier_that_was_passed_already_needs_no_feed() -> None:
@@ -235,7 +235,7 @@ def test_a_barrier_that_was_passed_already_needs_no_feed() -> None:
     made.link_lost()
     begin(made, barrier=9)
     assert told(only) == Rejected(Reason.NOT_IN_LOG)
-    assert made.state is State.MOUNTING
+    assert made.state is MountState.MOUNTING
 
 
 def test_asking_again_after_another_loss_begins_at_the_same_floor() -> None:
@@ -339,10 +339,10 @@ def test_sequence_numbers_go_on_over_mounts_and_end_with_the_client_id() -> None
     batch = send(made, request(), request(), request())
     assert (batch.first_sequence, len(batch)) == (SEQUENCE_MAX - 2, 2)
     assert made.take() == []
-    assert made.state is State.READY  # not while something is undecided
+    assert made.state is MountState.READY  # not while something is undecided
     made.committed(committals((SEQUENCE_MAX - 2, 13), (SEQUENCE_MAX - 1, 14)))
     assert made.take() == []
-    assert (made.state, made.client) == (State.LOCATING, None)
+    assert (made.state, made.client) == (MountState.LOCATING, None)
     made.registered(Registration(6, b"token"))
     begin(made, barrier=14)
     (batch_of_the_rest,) = made.take()
@@ -401,7 +401,7 @@ def test_whole_bundles_travel_together_up_to_a_size() -> None:
     big = Limits(payload_bytes_max=1000, locks_max=3, frame_bytes_max=4 << 20)
     box = outbox(bytes_max=1 << 30)
     each = bundle(1000).bytes + FRAME_BYTES
-    entries: list[Request | Bundle] = [bundle(1000), request(), request(), *[bundle(1000) for _ in range(6)]]
+    entries: list[Request | BatchRequest] = [bundle(1000), request(), request(), *[bundle(1000) for _ in range(6)]]
     for submission in (*entries, bundle(9000), bundle(3)):
         box.add(submission)
     first = box.take(big, -1)
@@ -465,7 +465,7 @@ def test_little_waits_for_the_frame_before_and_much_does_not() -> None:
 
 def test_callers_that_have_gone_are_left_out() -> None:
     box = outbox()
-    entries: list[Request | Bundle] = [request(), request(), bundle(3), request()]
+    entries: list[Request | BatchRequest] = [request(), request(), bundle(3), request()]
     for entry in entries:
         box.add(entry)
     for gone in (entries[0], entries[2], entries[3]):
@@ -682,7 +682,7 @@ def test_an_owner_that_is_still_in_an_older_session_is_not_believed() -> None:
     made.request(KEY)
     with pytest.raises(NotOwner, match="is in session 1"):
         made.answered(Mounted(session=0, barrier=99, limits=LIMITS))
-    assert made.state is State.MOUNTING
+    assert made.state is MountState.MOUNTING
 
 
 def test_a_mount_says_who_it_is_and_carries_the_epoch_of_its_registration() -> None:

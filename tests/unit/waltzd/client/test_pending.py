@@ -24,15 +24,15 @@ from tests.unit.waltzd.client.test_mount import (
     request,
     told,
 )
-from waltzd.client.mount import Mount, State
-from waltzd.client.pending import Bundle, Group, Request
+from waltzd.client.mount import Mount, MountState
+from waltzd.client.pending import AtomicRequest, BatchRequest, Request
 from waltzd.errors import BadFrame, NeedsBatches, NotSent, TooLarge
 from waltzd.protocol.batches import SEQUENCE_MAX, AppendBatch, Committals, FeedMode, Mounted, Registration
 from waltzd.protocol.locks import AppendOutcome, Committed, Reason, Rejected, Unknown, write_lock
 
 
-def group(count: int, size: int = 1, deadline: float = 1.0) -> Group:
-    return Group(-1, [b"x" * size] * count, None, None, Waiter(), deadline)
+def group(count: int, size: int = 1, deadline: float = 1.0) -> AtomicRequest:
+    return AtomicRequest(-1, [b"x" * size] * count, None, None, Waiter(), deadline)
 
 
 def ready(barrier: int = 9) -> Mount:
@@ -42,7 +42,7 @@ def ready(barrier: int = 9) -> Mount:
 
 
 def begin(made: Mount, barrier: int) -> None:
-    if made.state is State.LOCATING:
+    if made.state is MountState.LOCATING:
         made.located(PLACE)
     made.request(KEY)
     made.answered(Mounted(session=1, barrier=barrier, limits=LIMITS, format=1))
@@ -52,7 +52,7 @@ def begin(made: Mount, barrier: int) -> None:
 def test_groups_go_out_whole_and_in_their_order() -> None:
     """Nine rows of these fill a frame."""
     box = outbox(messages_max=10)
-    entries: list[Request | Bundle] = [request(), group(3), group(4), group(9, size=10), bundle(2), group(12)]
+    entries: list[Request | BatchRequest] = [request(), group(3), group(4), group(9, size=10), bundle(2), group(12)]
     for entry in entries:
         box.add(entry)
     messages = list(iter(lambda: box.take(LIMITS, -1, format=1), []))
@@ -73,7 +73,7 @@ def test_what_cannot_go_is_refused_alone() -> None:
     assert [len(frame) for message in iter(lambda: box.take(LIMITS, -1, format=1), []) for frame in message] == [5, 1]
     assert isinstance(told(large), TooLarge)
     old = outbox()
-    entries: list[Request | Bundle] = [group(2), group(1), request()]
+    entries: list[Request | BatchRequest] = [group(2), group(1), request()]
     for entry in entries:
         old.add(entry)
     assert [len(frame) for frame in old.take(LIMITS, -1, format=0)] == [1, 1]
@@ -82,7 +82,7 @@ def test_what_cannot_go_is_refused_alone() -> None:
 
 
 def test_positions_headers_and_locks_are_those_of_each() -> None:
-    one = Group([3, 7], [b"a", b"b"], [1, -2], [[write_lock("x")], []], Waiter(), 1.0)
+    one = AtomicRequest([3, 7], [b"a", b"b"], [1, -2], [[write_lock("x")], []], Waiter(), 1.0)
     frame = one.piece(0, 2, 5)
     assert (frame.first_sequence, frame.marks.tolist(), frame.headers.tolist()) == (5, [3, 7], [1, -2])
     assert (frame.lock_counts.tolist(), frame.lock_ids.tolist()) == ([1, 0], [write_lock("x").hash])
@@ -94,7 +94,7 @@ def test_a_group_that_needs_more_numbers_than_are_left_takes_a_new_client_id() -
     one = group(3)
     made.outbox.add(one)
     assert made.take() == []
-    assert (made.state, made.client) == (State.LOCATING, None)
+    assert (made.state, made.client) == (MountState.LOCATING, None)
     made.registered(Registration(6, b"token"))
     begin(made, barrier=9)
     (frame,) = made.take()
@@ -108,7 +108,7 @@ def test_a_group_that_needs_more_numbers_than_are_left_takes_a_new_client_id() -
 # -- outcomes
 
 
-def sent(made: Mount, *entries: Request | Bundle) -> list[AppendBatch]:
+def sent(made: Mount, *entries: Request | BatchRequest) -> list[AppendBatch]:
     for entry in entries:
         made.outbox.add(entry)
     frames = [frame for message in iter(made.take, []) for frame in message]
@@ -201,7 +201,7 @@ def test_whatever_happens_a_group_has_the_outcome_that_the_log_has(seed: int) ->
     """A log of its own stands for the server: what it has, and only that, is committed, in whole groups."""
     chance = random.Random(seed)
     made, log = ready(), [(0, 0)] * 10
-    entries: dict[int, Request | Bundle] = {}
+    entries: dict[int, Request | BatchRequest] = {}
     told_of: dict[int, AppendOutcome] = {}
     open_frames: list[AppendBatch] = []
     for _ in range(60):
@@ -264,15 +264,15 @@ def decide(made: Mount, log: list[tuple[int, int]], frame: AppendBatch, chance: 
 
 def settle(made: Mount, log: list[tuple[int, int]], chance: random.Random) -> None:
     """Mount again; heads come in pieces of any length, and now and then the link is lost once more."""
-    while made.state is not State.READY:
+    while made.state is not MountState.READY:
         log.append((9, len(log)))
         begin(made, barrier=len(log) - 1)
         at = made._asked + 1
-        while made.state is State.ASKING:
+        while made.state is MountState.ASKING:
             stop = min(len(log), at + chance.randint(1, 7))
             made.told(heads(at, *log[at:stop]))
             at = stop
-            if made.state is State.ASKING and chance.random() < 0.1:
+            if made.state is MountState.ASKING and chance.random() < 0.1:
                 made.link_lost()
                 break
         made.check()

@@ -15,7 +15,7 @@ from tests.unit.waltzd.client.test_client import View, until, with_client
 from waltzd.client.client import Client
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Decision, Transaction
-from waltzd.errors import ClientClosed, NotApplied, PartitionParked
+from waltzd.errors import ClientClosed, NotApplied, ViewStopped
 
 
 class Failing(View):
@@ -104,9 +104,9 @@ def test_who_waits_is_told_why_a_partition_was_stopped() -> None:
         await client.wait_stopped(timeout=1)
         waiting = asyncio.create_task(client.wait_stopped())
         fake.partitions[1].write(b"poison")
-        with pytest.raises(PartitionParked, match="transaction 0 of partition 1"):
+        with pytest.raises(ViewStopped, match="transaction 0 of partition 1"):
             await waiting
-        with pytest.raises(PartitionParked):
+        with pytest.raises(ViewStopped):
             await client.wait_stopped()
         assert not client.status().ready
         view.is_mended = True
@@ -133,7 +133,7 @@ def test_a_decision_that_was_forgotten_parks(caplog: pytest.LogCaptureFixture) -
 
     async def test(client: Client, fake: FakeCluster) -> None:
         fake.partitions[0].write(b"poison")
-        with pytest.raises(PartitionParked, match="the database is away"):
+        with pytest.raises(ViewStopped, match="the database is away"):
             await client.wait_stopped()
 
     with_client(test, view=Forgets())

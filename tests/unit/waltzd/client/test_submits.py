@@ -14,7 +14,7 @@ from tests.unit.waltzd.client.test_client import Increment, View, until, with_cl
 from tests.unit.waltzd.client.test_status import Poisoned
 from waltzd.client.client import Client
 from waltzd.client.view import Builder, Command, Transaction
-from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, PartitionParked
+from waltzd.errors import BadArgument, BeyondLog, CannotConnect, NotApplied, NotSent, ViewStopped
 from waltzd.protocol.locks import Committed, Declined, Rejected, Token, write_lock
 
 
@@ -76,14 +76,14 @@ async def test_a_view_that_does_not_become_fresh_sends_nothing(client: Client, f
 async def test_many_that_ask_at_once_share_the_question(client: Client, fake: FakeCluster, view: View) -> None:
     fake.partitions[0].write(b"deposit")
     questions = 0
-    ask = client._lines[0]._end._ask
+    ask = client._clients[0]._end._ask
 
     async def counted() -> int:
         nonlocal questions
         questions += 1
         return await ask()
 
-    client._lines[0]._end._ask = counted
+    client._clients[0]._end._ask = counted
     outcomes = await asyncio.gather(*[client.submit(Withdraw(view), fresh=True) for _ in range(100)])
     assert {type(outcome) for outcome in outcomes} == {Committed}
     assert questions == 1
@@ -244,13 +244,13 @@ async def test_a_submit_that_is_cancelled_with_its_outcome_at_the_door_is_told(
 ) -> None:
     command = Increment(view)
     submitting = asyncio.create_task(client.submit(command))
-    settle = client._lines[0].outbox.committed
+    settle = client._clients[0].outbox.committed
 
     def committed(frame: Any) -> None:
         settle(frame)
         submitting.cancel()
 
-    client._lines[0].outbox.committed = committed  # type: ignore[method-assign]
+    client._clients[0].outbox.committed = committed  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await submitting
     await until(lambda: len(command.story) == 2)
@@ -381,6 +381,6 @@ def test_who_waits_for_a_partition_that_stops_is_told_why() -> None:
         ]
         fake.partitions[0].write(b"poison")
         for found in await asyncio.gather(*waits, return_exceptions=True):
-            assert isinstance(found, PartitionParked), found
+            assert isinstance(found, ViewStopped), found
 
     with_client(test, view=view)

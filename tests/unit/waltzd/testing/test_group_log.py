@@ -182,7 +182,7 @@ def test_a_client_begins_where_the_trimmed_log_does(monkeypatch: pytest.MonkeyPa
             entries = Entries()
             async with as_server(cluster, view=entries) as late:
                 async with asyncio.timeout(60):
-                    while not isinstance(late._lines[2].stopped, Trimmed):
+                    while not isinstance(late._clients[2].stopped, Trimmed):
                         await asyncio.sleep(0.01)
             entries.reach = first_id - 1
             async with as_server(cluster, view=entries):

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import UUID
 
-from waltzd.client.delivery import Delivery, Life, Saying
+from waltzd.client.delivery import Delivery, GroupEpoch, PendingAck
 from waltzd.client.routes import Routes, pause_seconds
 from waltzd.client.settings import ClientSettings
 from waltzd.client.view import Serializer, Transaction
@@ -47,7 +47,7 @@ from waltzd.protocol.timelines import Lineage
 
 TOGETHER_MAX = 4096
 """Deliveries that one message speaks of."""
-SAYINGS_MAX = 32
+ACKS_MAX = 32
 """What one message holds of that."""
 SETTLED_SECONDS = 1.0
 """A stream that has lasted so long is followed by another one at once."""
@@ -59,18 +59,18 @@ NO_REQUEST = (-1, -1, -1)
 _log = logging.getLogger("waltz.client")
 
 
-class Taker(Protocol):
+class ConsumerListener(Protocol):
     """Who takes deliveries: a subscription."""
 
-    def arrived(self, attendance: Attendance, count: int) -> None: ...
-    def is_taking(self, attendance: Attendance) -> bool:
+    def arrived(self, consumer: PartitionConsumer, count: int) -> None: ...
+    def is_taking(self, consumer: PartitionConsumer) -> bool:
         """Whether what waits will be taken, as far as one can see: then its time may begin anew."""
         ...
 
-    def told(self, attendance: Attendance, verb: Verb, count: int) -> None: ...
+    def told(self, consumer: PartitionConsumer, verb: Verb, count: int) -> None: ...
 
 
-class Attendance:
+class PartitionConsumer:
     def __init__(
         self,
         partition: int,
@@ -81,7 +81,7 @@ class Attendance:
         routes: Routes,
         settings: ClientSettings,
         serializer: Serializer[Any] | None,
-        taker: Taker,
+        listener: ConsumerListener,
     ) -> None:
         self.partition = partition
         self.group = made.meta.name
@@ -89,7 +89,7 @@ class Attendance:
         """One is to be done after the other."""
         self.queue: deque[Delivery[Any]] = deque()
         """What nobody has taken yet."""
-        self.in_work: dict[Delivery[Any], None] = {}
+        self.in_progress: dict[Delivery[Any], None] = {}
         """What handlers are at work on: its time begins anew until they have ended."""
         self.holds = 0
         """While it is above 0 nothing is taken from the queue."""
@@ -106,15 +106,15 @@ class Attendance:
         self._routes = routes
         self._settings = settings
         self._serializer = serializer
-        self._taker = taker
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._life: Life | None = None
+        self._group_epoch: GroupEpoch | None = None
         """Of the stream that is here, or was here last."""
         self._newest: dict[int, int] = {}
         """Of each id that is in our hands, the tag of its newest delivery."""
-        self._unsent: deque[Saying] = deque()
-        self._unanswered: dict[int, Saying] = {}
-        self._unkept: deque[Saying] = deque()
+        self._unsent: deque[PendingAck] = deque()
+        self._unanswered: dict[int, PendingAck] = {}
+        self._unkept: deque[PendingAck] = deque()
         """Answered, and somebody waits until it is written down."""
         self._number = self._kept = 0
         """Of this stream: what was said last, and up to where it is written down."""
@@ -144,7 +144,7 @@ class Attendance:
                 place = await self._routes.find(self.partition)
                 assert place.address is not None
                 async with self._routes.at(place.address) as port:
-                    talk = self._attend(port.attend(), place.generation)
+                    talk = self._consume(port.attend(), place.generation)
                     await self._routes.unless_replaced(self.partition, place, talk)
                 return
             except WaltzError as error:
@@ -158,7 +158,7 @@ class Attendance:
             await asyncio.sleep(pause_seconds(attempt, self.partition))
             attempt += 1
 
-    async def _attend(self, stream: AttendPort, generation: int) -> None:
+    async def _consume(self, stream: AttendPort, generation: int) -> None:
         key = self._routes.topology.cluster_key
         request = JoinRequest(key, self.partition, generation, self.group, self._member, self._room, tells_begun=True)
         tasks: list[asyncio.Task[None]] = []
@@ -213,15 +213,15 @@ class Attendance:
         while True:
             self._changed.clear()
             frames: list[MemberFrame] = []
-            begun: list[Saying] = []
-            while self._unsent and len(frames) < SAYINGS_MAX:
-                saying = self._unsent.popleft()
+            begun: list[PendingAck] = []
+            while self._unsent and len(frames) < ACKS_MAX:
+                ack = self._unsent.popleft()
                 self._number += 1
-                if saying.verb is Verb.BEGIN:
-                    begun.append(saying)
+                if ack.verb is Verb.BEGIN:
+                    begun.append(ack)
                 else:
-                    self._unanswered[self._number] = saying
-                frames.append(saying.frame(self._number))
+                    self._unanswered[self._number] = ack
+                frames.append(ack.frame(self._number))
             is_last = self._is_leaving and not self._has_left and not self._unsent
             if frames or is_last:
                 try:
@@ -229,8 +229,8 @@ class Attendance:
                 except BaseException:
                     self._unsent.extendleft(begun)  # whoever waits is told when the stream is given up
                     raise
-                for saying in begun:
-                    self._done(saying, is_kept=True)
+                for ack in begun:
+                    self._done(ack, is_kept=True)
                 self._has_left |= is_last
             else:
                 await self._changed.wait()
@@ -243,19 +243,19 @@ class Attendance:
             self._lineage = Lineage(joined.timelines)
         except ValueError as error:
             raise CannotConnect(f"the timelines of partition {self.partition} cannot be right: it {error}") from None
-        life = Life(joined.made_at, joined.epoch)
+        group_epoch = GroupEpoch(joined.made_at, joined.epoch)
         self.joined, self.trouble, self._number, self._kept = joined, None, 0, 0
         self._joined_at = self._loop.time()
         again = [*self._unanswered.values(), *self._unkept, *self._unsent]
         self._unanswered.clear()
         self._unkept.clear()
         self._unsent.clear()
-        is_same, self._life = life == self._life, life
-        for saying in again:
-            if is_same and saying.verb in (Verb.ACKNOWLEDGE, Verb.REJECT):
-                self._unsent.append(saying)
+        is_same, self._group_epoch = group_epoch == self._group_epoch, group_epoch
+        for ack in again:
+            if is_same and ack.verb in (Verb.ACKNOWLEDGE, Verb.REJECT):
+                self._unsent.append(ack)
             else:
-                self._miss(saying, OTHER_EPOCH)
+                self._miss(ack, OTHER_EPOCH)
         if not is_same:
             self._newest.clear()
         self._is_over.clear()
@@ -266,9 +266,9 @@ class Attendance:
             what = f"partition {self.partition}: member {self._member} of group {self.group}"
             _log.info("%s: %s %s", what, error.code, error.message)
         self.joined, self.trouble, self.paused = None, error, ""
-        for saying in [one for one in self._unsent if one.verb is Verb.BEGIN]:
-            self._unsent.remove(saying)
-            self._done(saying, is_kept=True)
+        for ack in [one for one in self._unsent if one.verb is Verb.BEGIN]:
+            self._unsent.remove(ack)
+            self._done(ack, is_kept=True)
         self.drop()
         if self._beat is not None:
             self._beat.cancel()
@@ -301,10 +301,10 @@ class Attendance:
                     raise CannotConnect(f"the owner of partition {self.partition} let a member in twice")
 
     def _take_in(self, frame: Deliveries) -> None:
-        joined, life = self.joined, self._life
+        joined, group_epoch = self.joined, self._group_epoch
         assert joined is not None
-        assert life is not None
-        if frame.epoch != life.epoch:
+        assert group_epoch is not None
+        if frame.epoch != group_epoch.epoch:
             raise CannotConnect(f"the owner of partition {self.partition} gave out what is of another epoch")
         until, payloads, start = self._loop.time() + joined.ack_wait_ms / 1000, bytes(frame.payloads), 0
         columns = (frame.ids, frame.attempts, frame.headers, frame.times, frame.lengths, frame.data_crcs)
@@ -331,7 +331,9 @@ class Attendance:
                 timeline=self._lineage.current,
             )
             self._newest[id] = frame.tag
-            found.append(Delivery(transaction, self.group, attempt, hands=self, life=life, tag=frame.tag, until=until))
+            found.append(
+                Delivery(transaction, self.group, attempt, source=self, group_epoch=group_epoch, tag=frame.tag, until=until)
+            )
         if self.is_ordered and self.queue and found[0].id <= self.queue[-1].id:
             self.drop()  # these have come back, and come again behind this one
         elif not self.is_ordered and self.queue:
@@ -341,7 +343,7 @@ class Attendance:
         while len(self._newest) > max(1000, 4 * joined.room):  # some were left lying, and nobody will settle them
             del self._newest[next(iter(self._newest))]
         self.queue.extend(found)
-        self._taker.arrived(self, len(found))
+        self._listener.arrived(self, len(found))
 
     # -- what is said --------------------------------------------------------------------------------------------------
 
@@ -354,11 +356,11 @@ class Attendance:
         if joined is None:
             return False
         if joined.hears_begun:
-            saying = Saying(Verb.BEGIN, deliveries[0]._life)
-            saying.deliveries.extend(deliveries)
-            self._unsent.append(saying)
+            ack = PendingAck(Verb.BEGIN, deliveries[0]._group_epoch)
+            ack.deliveries.extend(deliveries)
+            self._unsent.append(ack)
             self._changed.set()
-            await asyncio.shield(saying.answered)
+            await asyncio.shield(ack.answered)
         return self.joined is joined and not self._is_closed
 
     def put_back(self, deliveries: Sequence[Delivery[Any]]) -> None:
@@ -367,7 +369,7 @@ class Attendance:
         if mine and not (self.is_ordered and self.queue and self.queue[0].id <= mine[-1].id):
             self.queue.extendleft(reversed(mine))
 
-    async def say(
+    async def settle(
         self,
         verb: Verb,
         deliveries: Sequence[Delivery[Any]],
@@ -379,48 +381,48 @@ class Attendance:
         """Tell the owner; return what was too late. While the owner is away it waits: what was said is told to the next
         one, or is late there. The end of the subscription ends the wait."""
         late: list[DeliveryLate] = []
-        sayings: dict[Saying, list[Delivery[Any]]] = {}
+        acks: dict[PendingAck, list[Delivery[Any]]] = {}
         for one in deliveries:
             why = self._why_late(one)
             if why is not None:
                 one._said = None
                 late.append(why)
                 continue
-            saying = self._saying(verb, one, delay, reason)
-            saying.deliveries.append(one)
-            saying.is_durable |= durable
-            sayings.setdefault(saying, []).append(one)
+            ack = self._pending_ack(verb, one, delay, reason)
+            ack.deliveries.append(one)
+            ack.is_durable |= durable
+            acks.setdefault(ack, []).append(one)
         self._changed.set()
-        for saying in sayings:
-            await asyncio.shield(saying.answered)
+        for ack in acks:
+            await asyncio.shield(ack.answered)
             if durable:
-                await asyncio.shield(saying.kept)
-        for saying, mine in sayings.items():
-            late += [error for one, error in saying.late if any(one is own for own in mine)]
+                await asyncio.shield(ack.kept)
+        for ack, mine in acks.items():
+            late += [error for one, error in ack.late if any(one is own for own in mine)]
         return late
 
-    def _saying(self, verb: Verb, one: Delivery[Any], delay: float | None, reason: str) -> Saying:
+    def _pending_ack(self, verb: Verb, one: Delivery[Any], delay: float | None, reason: str) -> PendingAck:
         """Where it can be added: what may be said twice travels together."""
         last = self._unsent[-1] if self._unsent else None
         if (
             last is not None
             and last.parent is None
             and verb in (Verb.ACKNOWLEDGE, Verb.EXTEND)
-            and (last.verb, last.life) == (verb, one._life)
+            and (last.verb, last.group_epoch) == (verb, one._group_epoch)
             and len(last.deliveries) < TOGETHER_MAX
         ):
             return last
-        saying = Saying(verb, one._life, delay=delay, reason=reason)
-        self._unsent.append(saying)
+        ack = PendingAck(verb, one._group_epoch, delay=delay, reason=reason)
+        self._unsent.append(ack)
         if verb in (Verb.REFUSE, Verb.REJECT) and self.is_ordered:
             self.holds += 1
-            saying.answered.add_done_callback(lambda _: self._release_checked())
-        return saying
+            ack.answered.add_done_callback(lambda _: self._release_checked())
+        return ack
 
     def _why_late(self, one: Delivery[Any]) -> DeliveryLate | None:
         if self._is_closed:
             return self._late(one, "the subscription is closed")
-        if one._life != self._life:
+        if one._group_epoch != self._group_epoch:
             return self._late(one, OTHER_EPOCH)
         if self._newest.get(one.id, one._tag) != one._tag:
             return self._late(one, "it was taken away, and given to this member again")
@@ -435,77 +437,77 @@ class Attendance:
         )
 
     def _answer(self, answer: Answer) -> None:
-        saying = self._unanswered.pop(answer.number, None)
-        if saying is None:
+        ack = self._unanswered.pop(answer.number, None)
+        if ack is None:
             raise CannotConnect(f"the owner of partition {self.partition} answered what was not asked")
         bad = answer.is_old or answer.late or answer.unknown
         if not bad:
-            self._settled(saying)
-        elif len(saying.deliveries) == 1:
+            self._settled(ack)
+        elif len(ack.deliveries) == 1:
             if answer.unknown:
-                self._refuse(saying, "the group has never given it out", NotDelivered)
+                self._refuse(ack, "the group has never given it out", NotDelivered)
             elif answer.is_old:
-                self._refuse(saying, "the group is in another epoch there")
+                self._refuse(ack, "the group is in another epoch there")
             else:
-                self._refuse(saying, "its time was over, and it is in other hands or will be")
+                self._refuse(ack, "its time was over, and it is in other hands or will be")
             if self.is_ordered:
                 self.drop()  # what lies behind came back with it
-            elif (one := saying.deliveries[0]) in self.queue:
+            elif (one := ack.deliveries[0]) in self.queue:
                 self.queue.remove(one)
         else:
-            saying.parts = saying.unkept = len(saying.deliveries)
-            for one in saying.deliveries:
-                part = Saying(saying.verb, saying.life, parent=saying)
+            ack.parts = ack.unkept = len(ack.deliveries)
+            for one in ack.deliveries:
+                part = PendingAck(ack.verb, ack.group_epoch, parent=ack)
                 part.deliveries.append(one)
-                part.is_durable = saying.is_durable
+                part.is_durable = ack.is_durable
                 self._unsent.append(part)
             self._changed.set()
 
-    def _settled(self, saying: Saying) -> None:
-        if saying.verb is Verb.EXTEND:
+    def _settled(self, ack: PendingAck) -> None:
+        if ack.verb is Verb.EXTEND:
             assert self.joined is not None
             until = self._loop.time() + self.joined.ack_wait_ms / 1000
-            for one in saying.deliveries:
+            for one in ack.deliveries:
                 one._until = until
         else:
-            for one in saying.deliveries:
+            for one in ack.deliveries:
                 one._is_settled = True
                 self._forget(one)
-        if not saying.answered.done():
-            self._taker.told(self, saying.verb, len(saying.deliveries))
-        self._done(saying, is_kept=not saying.is_durable or saying.number <= self._kept)
-        if not saying.kept.done():
-            self._unkept.append(saying)
+        if not ack.answered.done():
+            self._listener.told(self, ack.verb, len(ack.deliveries))
+        self._done(ack, is_kept=not ack.is_durable or ack.number <= self._kept)
+        if not ack.kept.done():
+            self._unkept.append(ack)
 
-    def _refuse(self, saying: Saying, why: str, kind: type[DeliveryLate] = DeliveryLate) -> None:
-        for one in saying.deliveries:
+    def _refuse(self, ack: PendingAck, why: str, kind: type[DeliveryLate] = DeliveryLate) -> None:
+        for one in ack.deliveries:
             one._said = None
             self._forget(one)
-            saying.late.append((one, self._late(one, why, kind)))
-        self._done(saying, is_kept=True)
+            ack.late.append((one, self._late(one, why, kind)))
+        self._done(ack, is_kept=True)
 
-    def _miss(self, saying: Saying, why: str) -> None:
+    def _miss(self, ack: PendingAck, why: str) -> None:
         """The stream or the epoch is over, and what became of it is not known."""
-        if saying.answered.done():  # somebody waits until it is written down
-            self._refuse(saying, f"it was heard, but {why} before it was written down")
-        elif saying.verb is Verb.REFUSE:  # it is given out again, which is what was asked for
-            for one in saying.deliveries:
+        if ack.answered.done():  # somebody waits until it is written down
+            self._refuse(ack, f"it was heard, but {why} before it was written down")
+        elif ack.verb is Verb.REFUSE:  # it is given out again, which is what was asked for
+            for one in ack.deliveries:
                 one._is_settled = True
-            self._done(saying, is_kept=True)
+            self._done(ack, is_kept=True)
         else:
-            self._refuse(saying, why)
+            self._refuse(ack, why)
 
-    def _done(self, saying: Saying, *, is_kept: bool) -> None:
+    def _done(self, ack: PendingAck, *, is_kept: bool) -> None:
         """It is answered; `is_kept`: and nothing more will come of it."""
-        parent = saying.parent
-        if not saying.answered.done():
-            saying.answered.set_result(None)
+        parent = ack.parent
+        if not ack.answered.done():
+            ack.answered.set_result(None)
             if parent is not None:
                 parent.parts -= 1
-        if is_kept and not saying.kept.done():
-            saying.kept.set_result(None)
+        if is_kept and not ack.kept.done():
+            ack.kept.set_result(None)
             if parent is not None:
-                parent.late += saying.late
+                parent.late += ack.late
                 parent.unkept -= 1
         if parent is not None and parent.parts == 0:
             self._done(parent, is_kept=parent.unkept == 0)
@@ -517,8 +519,8 @@ class Attendance:
     def _keep(self, number: int) -> None:
         self._kept = number
         while self._unkept and self._unkept[0].number <= number:
-            saying = self._unkept.popleft()
-            self._done(saying, is_kept=True)
+            ack = self._unkept.popleft()
+            self._done(ack, is_kept=True)
 
     # -- order and time ------------------------------------------------------------------------------------------------
 
@@ -527,15 +529,15 @@ class Attendance:
         if not self.queue or self.joined is None:
             self._release()
             return
-        saying = Saying(Verb.EXTEND, self.queue[0]._life)
-        saying.deliveries.extend(self.queue)
-        self._unsent.append(saying)
+        ack = PendingAck(Verb.EXTEND, self.queue[0]._group_epoch)
+        ack.deliveries.extend(self.queue)
+        self._unsent.append(ack)
         self._changed.set()
-        saying.answered.add_done_callback(lambda _: self._release())
+        ack.answered.add_done_callback(lambda _: self._release())
 
     def _release(self) -> None:
         self.holds -= 1
-        self._taker.arrived(self, 0)
+        self._listener.arrived(self, 0)
 
     def _plan_beat(self) -> None:
         assert self.joined is not None
@@ -544,14 +546,14 @@ class Attendance:
     def _prolong(self) -> None:
         """The time of what handlers have begins anew, and of what waits to be taken."""
         self._plan_beat()
-        found = [one for one in self.in_work if self._why_late(one) is None]
-        if self._taker.is_taking(self):
+        found = [one for one in self.in_progress if self._why_late(one) is None]
+        if self._listener.is_taking(self):
             found += self.queue
         for start in range(0, len(found), TOGETHER_MAX):
-            assert self._life is not None
-            saying = Saying(Verb.EXTEND, self._life)
-            saying.deliveries.extend(found[start : start + TOGETHER_MAX])
-            self._unsent.append(saying)
+            assert self._group_epoch is not None
+            ack = PendingAck(Verb.EXTEND, self._group_epoch)
+            ack.deliveries.extend(found[start : start + TOGETHER_MAX])
+            self._unsent.append(ack)
         self._changed.set()
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -574,6 +576,6 @@ class Attendance:
         self._unanswered.clear()
         self._unkept.clear()
         self._unsent.clear()
-        for saying in left:
-            self._miss(saying, why)
+        for ack in left:
+            self._miss(ack, why)
         self.drop()

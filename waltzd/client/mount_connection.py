@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import Protocol
 from uuid import UUID
 
-from waltzd.client.mount import Mount, State
+from waltzd.client.mount import Mount, MountState
 from waltzd.errors import BadFrame, CannotConnect, WaltzError
 from waltzd.format.record import Run, first_bad
 from waltzd.protocol.batches import ClientFrame, Committals, Feed, HeadFeed, Mounted, Refusals, Refused, ServerFrame
 from waltzd.protocol.peers import MountPort
 
 LAST_WORD_SECONDS = 2.0
-GOING_ON = (State.READY, State.ASKING)
+GOING_ON = (MountState.READY, MountState.ASKING)
 
 
-class Told(Protocol):
+class MountListener(Protocol):
     """The line, as far as a conversation knows it."""
 
     @property
@@ -34,15 +34,15 @@ class _Over(Exception):
     """What was heard has ended a conversation."""
 
 
-class Conversation:
+class MountConnection:
     """One mount of a line: from the request to the error that ends it, or until `mount` wants another one.
 
     Two tasks read and write. Where the link allows it, what comes is taken as it comes, and what may go leaves without
     waiting; then the tasks only see the end."""
 
-    def __init__(self, line: Told, link: MountPort) -> None:
-        self._line = line
-        self._mount = line.mount
+    def __init__(self, listener: MountListener, link: MountPort) -> None:
+        self._listener = listener
+        self._mount = listener.mount
         self._link = link
         self._work = asyncio.Event()
         """There may be something to send."""
@@ -72,8 +72,8 @@ class Conversation:
         if not isinstance(first, Mounted):
             raise CannotConnect(f"{self._address} began a mount with {type(first).__name__}")
         self._mount.answered(first)
-        if self._mount.state is State.READY:
-            self._line.ready()
+        if self._mount.state is MountState.READY:
+            self._listener.ready()
         self._take_all(rest)
 
     async def _go_on(self) -> None:
@@ -167,7 +167,7 @@ class Conversation:
                     if self._mount.state in GOING_ON:  # else the question is answered, and the rest is not needed
                         self._take(frame)
         finally:
-            self._line.settled()
+            self._listener.settled()
         if refused is not None:
             raise refused
 
@@ -183,13 +183,13 @@ class Conversation:
                     raise BadFrame(f"record {run.first_id + bad} was damaged on the way")
                 self._mount.fed(run.first_id, run.last_id, len(run.data))
                 self._mount.seen.note(run.times)
-                self._line.fed(len(run.data), run)
-            case HeadFeed(heads) if self._mount.state is State.ASKING:
+                self._listener.fed(len(run.data), run)
+            case HeadFeed(heads) if self._mount.state is MountState.ASKING:
                 self._mount.told(heads)
             case HeadFeed(heads):
                 self._mount.fed_heads(heads)
                 self._mount.seen.note(frame.times)
-                self._line.fed(heads.nbytes, frame)
+                self._listener.fed(heads.nbytes, frame)
             case _:
                 raise BadFrame(f"a {type(frame).__name__} frame was not asked for")
 
