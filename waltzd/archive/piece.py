@@ -22,7 +22,7 @@ from waltzd.format.footer import END_BYTES, Footer, footer_at, footer_bytes
 from waltzd.format.layout import BATCHES, HEADER_BYTES, INDEX_ENTRY_BYTES, FileHeader, check_header
 from waltzd.format.record import Run, walk
 from waltzd.format.scan import scan
-from waltzd.format.stretch import Stretch
+from waltzd.format.span import BatchSpan
 from waltzd.protocol.peers import Content
 
 
@@ -147,13 +147,13 @@ def _batches(raw: memoryview, first_id: int, last_id: int, path: str, hashing: h
         raise UnfitSegment(f"{path} has other bytes than its footer says")
     hashing.update(raw[place:])
     at = np.append(footer.batches, place) - HEADER_BYTES
-    stretch = Stretch(raw[HEADER_BYTES:place], at, None)
-    if stretch.count < len(footer.batches) or (stretch.first_id, stretch.next_id) != (first_id, last_id + 1):
+    span = BatchSpan(raw[HEADER_BYTES:place], at, None)
+    if span.count < len(footer.batches) or (span.first_id, span.next_id) != (first_id, last_id + 1):
         raise UnfitSegment(f"{path} has batches that are not sound")
     crc = record_bytes = 0
-    ends, leads = at.tolist(), stretch.lead.tolist()
+    ends, leads = at.tolist(), span.lead.tolist()
     for start, lead, end in zip(ends, leads, ends[1:], strict=False):
-        crc = crc32(stretch.raw[start + lead : end], crc)
+        crc = crc32(span.raw[start + lead : end], crc)
         record_bytes += end - start - lead
     return record_bytes, crc
 

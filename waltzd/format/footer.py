@@ -27,7 +27,7 @@ from waltzd.format.batch import HEAD_BYTES, Head
 from waltzd.format.checksum import I64, crc32
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import OVERHEAD_BYTES
-from waltzd.format.stretch import Stretch
+from waltzd.format.span import BatchSpan
 
 MAGIC = b"WZF1"
 _END_MAGIC = b"WZFE"
@@ -117,13 +117,13 @@ class FooterBuilder:
             self._hash.update(piece)
             self._offset += len(piece)
 
-    def add_stretch(self, stretch: Stretch) -> None:
+    def add_span(self, span: BatchSpan) -> None:
         """The next batches."""
-        count = stretch.count
-        self._batches += (stretch.at[:count] + self._offset).tolist()
-        self._first, self._last = self._first or stretch.head_of(0), stretch.head_of(count - 1)
-        self._hash.update(stretch.bytes)
-        self._offset += len(stretch.bytes)
+        count = span.count
+        self._batches += (span.at[:count] + self._offset).tolist()
+        self._first, self._last = self._first or span.head_of(0), span.head_of(count - 1)
+        self._hash.update(span.bytes)
+        self._offset += len(span.bytes)
 
     @property
     def offset(self) -> int:

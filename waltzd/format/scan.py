@@ -40,7 +40,7 @@ from waltzd.format.record import (
     likely_starts,
     walk,
 )
-from waltzd.format.stretch import Stretch, whole_batches
+from waltzd.format.span import BatchSpan, whole_batches
 
 CHUNK_BYTES = 4 << 20
 SEARCH_BYTES = 1 << 20
@@ -58,7 +58,7 @@ OnRun = Callable[[int, Run], None]
 again afterwards."""
 OnBatch = Callable[[int, Batch], None]
 """Called with the file offset of the head. The buffer is used again afterwards."""
-OnStretch = Callable[[int, Stretch, I64], None]
+OnSpan = Callable[[int, BatchSpan, I64], None]
 """In format 1 in the place of `OnRun`, for many batches at a time: called with the file offset of the first head, the sound
 batches, and where each record starts in them. The buffer is used again afterwards."""
 Hints = Callable[[int, Head, memoryview], I64 | None]
@@ -160,7 +160,7 @@ def scan(
     index: File | None = None,
     on_run: OnRun | None = None,
     on_batch: OnBatch | None = None,
-    on_stretch: OnStretch | None = None,
+    on_span: OnSpan | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     record_bytes_max: int | None = None,
 ) -> Stop:
@@ -168,10 +168,10 @@ def scan(
 
     In format 1 `offset` is that of a batch, and the limit is one of batches. `before`: the end of the batch in front; None:
     it is not known, so any batch may come first."""
-    if version == BATCHES and on_batch is None and (on_stretch is not None or on_run is None):
-        return scan_stretches(
+    if version == BATCHES and on_batch is None and (on_span is not None or on_run is None):
+        return scan_spans(
             file, next_id=next_id, offset=offset, end=end, before=before, index=index, segment_first_id=segment_first_id,
-            on_stretch=on_stretch, chunk_bytes=chunk_bytes, bytes_max=record_bytes_max,
+            on_span=on_span, chunk_bytes=chunk_bytes, bytes_max=record_bytes_max,
         )  # fmt: skip
     if version == BATCHES:
         return scan_batches(
@@ -309,7 +309,7 @@ def survey(
     index: File | None = None,
     on_run: OnRun | None = None,
     on_batch: OnBatch | None = None,
-    on_stretch: OnStretch | None = None,
+    on_span: OnSpan | None = None,
 ) -> Survey:
     """The segment that starts at `first_id`, from `offset`, where `next_id` should start, to `end`. `id_limit` is the first
     id of the next segment. `before`: see `scan`."""
@@ -319,7 +319,7 @@ def survey(
     while True:
         stop = scan(
             file, segment_first_id=first_id, next_id=next_id, offset=offset, end=end, version=version, before=before,
-            index=index, on_run=on_run, on_batch=on_batch, on_stretch=on_stretch,
+            index=index, on_run=on_run, on_batch=on_batch, on_span=on_span,
         )  # fmt: skip
         found = Survey(
             stop.next_id, stop.offset, end - stop.offset, gaps, end_of_log=stop.end_of_log, is_sealed=stop.is_sealed
@@ -487,7 +487,7 @@ def scan_batches(
     return Stop(offset, next_id, before, is_sealed, committed)
 
 
-def scan_stretches(
+def scan_spans(
     file: File,
     *,
     next_id: int,
@@ -496,7 +496,7 @@ def scan_stretches(
     before: End | None = None,
     index: File | None = None,
     segment_first_id: int = 0,
-    on_stretch: OnStretch | None = None,
+    on_span: OnSpan | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     bytes_max: int | None = None,
 ) -> Stop:
@@ -511,22 +511,22 @@ def scan_stretches(
         raw = window.at(offset, max(head.size, min(chunk_bytes, end - offset)))
         if len(raw) < head.size:
             break
-        stretch = Stretch(raw, np.array(whole_batches(raw)[0]), None if before is None else (before.crc, before.time))
-        stretch.keep_to(limit)
+        span = BatchSpan(raw, np.array(whole_batches(raw)[0]), None if before is None else (before.crc, before.time))
+        span.keep_to(limit)
         hint = None
-        if index is not None and stretch.count:
-            entry = stretch.first_id - segment_first_id
-            hint = places_of(read_index(index, entry, stretch.next_id - stretch.first_id))[0] - offset
-        starts = stretch.starts(hint) if stretch.count else None
+        if index is not None and span.count:
+            entry = span.first_id - segment_first_id
+            hint = places_of(read_index(index, entry, span.next_id - span.first_id))[0] - offset
+        starts = span.starts(hint) if span.count else None
         if starts is None:
             break
-        if on_stretch is not None:
-            on_stretch(offset, stretch, starts)
-        heads = stretch.head[: stretch.count]
-        offset += len(stretch.bytes)
-        next_id, committed = stretch.next_id, max(committed, int(heads["committed"].max()))
+        if on_span is not None:
+            on_span(offset, span, starts)
+        heads = span.head[: span.count]
+        offset += len(span.bytes)
+        next_id, committed = span.next_id, max(committed, int(heads["committed"].max()))
         is_sealed = bool(heads["flags"][-1] & LAST)
-        crc, time = stretch.last
+        crc, time = span.last
         before = End(crc=crc, time=time, segment_bytes=0 if is_sealed else offset)
     return Stop(offset, next_id, before, is_sealed, committed)
 

@@ -1,6 +1,6 @@
 """Segments of format 1 as records: many batches at a time.
 
-A log that is quiet has a batch for each transaction, so the heads of a stretch are checked as columns: for each batch
+A log that is quiet has a batch for each transaction, so the heads of many batches are checked as columns: for each batch
 alone there is a native pass over its records, and little else. What is given was proven by the checksums of its batch,
 which imply those of its records; a batch is read whole even where only a part of it was asked for. The twin is
 `waltzd.format.batch.why_wrong`, which looks at one batch.
@@ -23,7 +23,7 @@ from waltzd.format.footer import read_footer
 from waltzd.format.index import places_of, read_index
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import LockColumns, Run
-from waltzd.format.stretch import Stretch, whole_batches
+from waltzd.format.span import BatchSpan, whole_batches
 
 _ONE_BYTES = 5
 """In front of the ids of locks, where all records have as many: the form of the counts, and the count."""
@@ -70,32 +70,32 @@ class Batches:
                 window = size_of_next
                 continue
             window = bytes_max
-            stretch = _Stretch(raw[: at[-1]], np.array(at, np.int64), before)
-            if next_id >= 0 and stretch.count and stretch.head["first_id"][0] != next_id:
-                stretch.count = 0
-            run = self._run(stretch, offset, with_locks=with_locks) if stretch.count else None
+            batches = _BatchSpan(raw[: at[-1]], np.array(at, np.int64), before)
+            if next_id >= 0 and batches.count and batches.head["first_id"][0] != next_id:
+                batches.count = 0
+            run = self._run(batches, offset, with_locks=with_locks) if batches.count else None
             if run is None:
                 yield Bad(offset, max(next_id, span.first))
                 return
-            before, next_id = stretch.last, run.last_id + 1
-            offset += int(stretch.at[stretch.count])
+            before, next_id = batches.last, run.last_id + 1
+            offset += int(batches.at[batches.count])
             first, stop = max(0, span.first - run.first_id), min(len(run), span.last - run.first_id + 1)
             if stop > first:
                 yield run.part(first, stop)
-            if stretch.count < len(at) - 1 and next_id <= span.last:
+            if batches.count < len(at) - 1 and next_id <= span.last:
                 yield Bad(offset, max(next_id, span.first))
                 return
 
-    def _run(self, stretch: _Stretch, offset: int, *, with_locks: bool) -> Run | None:
-        """The records of the sound batches of a stretch, of fewer where lengths or ids show that an owner was wrong."""
-        starts = stretch.starts(self._hint(stretch, offset))
-        return None if starts is None else stretch.columns(starts, with_locks=with_locks)
+    def _run(self, batches: _BatchSpan, offset: int, *, with_locks: bool) -> Run | None:
+        """The records of the sound batches of a span, of fewer where lengths or ids show that an owner was wrong."""
+        starts = batches.starts(self._hint(batches, offset))
+        return None if starts is None else batches.columns(starts, with_locks=with_locks)
 
-    def _hint(self, stretch: Stretch, offset: int) -> I64 | None:
-        """Where each record starts in the stretch, as the index says."""
+    def _hint(self, batches: BatchSpan, offset: int) -> I64 | None:
+        """Where each record starts in the span, as the index says."""
         if self._index is None:
             return None
-        entries = read_index(self._index, stretch.first_id - self._first_id, stretch.next_id - stretch.first_id)
+        entries = read_index(self._index, batches.first_id - self._first_id, batches.next_id - batches.first_id)
         return places_of(entries)[0] - offset
 
     # -- finding
@@ -159,7 +159,7 @@ class Batches:
         return next((head.first_id for _, head in self.heads(HEADER_BYTES, bytes_max) if head.time >= time), None)
 
 
-class _Stretch(Stretch):
+class _BatchSpan(BatchSpan):
     """As one run, with what stands beside the records."""
 
     def columns(self, starts: I64, *, with_locks: bool) -> Run | None:

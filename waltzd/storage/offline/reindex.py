@@ -216,8 +216,8 @@ def _write(disk: Disk, task: IndexTask, report: SegmentReport, ends: int) -> Non
             survey(
                 data, first_id=task.first_id, end=report.bytes, version=report.header.version,
                 id_limit=task.next_first_id, on_run=writer.add,
-                on_stretch=lambda offset, stretch, starts: writer.add_entries(
-                    stretch.first_id, stretch.entries(starts, offset)
+                on_span=lambda offset, span, starts: writer.add_entries(
+                    span.first_id, span.entries(starts, offset)
                 ),
             )  # fmt: skip
             writer.seal(ends)

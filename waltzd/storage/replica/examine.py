@@ -30,7 +30,7 @@ from waltzd.format.footer import FooterBuilder
 from waltzd.format.index import IndexChecker, IndexWriter, offsets_of
 from waltzd.format.layout import BATCHES, HEADER_BYTES, FileHeader, index_entries, index_name, read_header
 from waltzd.format.scan import Gap, Survey, survey
-from waltzd.format.stretch import Stretch
+from waltzd.format.span import BatchSpan
 from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, header_of
 from waltzd.storage.replica.site import Site
 
@@ -274,13 +274,13 @@ def _survey_active(site: Site, active: Segment, header: FileHeader, before: End 
     if not _has_right_header(index, header):
         _write_header(site, active.index, header)
 
-    def on_stretch(offset: int, stretch: Stretch, starts: I64) -> None:
-        builder.add_stretch(stretch)
-        active.write_index(stretch.first_id, stretch.entries(starts, offset))
+    def on_span(offset: int, span: BatchSpan, starts: I64) -> None:
+        builder.add_span(span)
+        active.write_index(span.first_id, span.entries(starts, offset))
 
     return survey(
         data, first_id=header.first_id, end=data.size(), version=header.version, before=before, index=index,
-        on_stretch=on_stretch, on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
+        on_span=on_span, on_run=lambda offset, run: active.write_index(run.first_id, offsets_of(offset, run)),
     )  # fmt: skip
 
 
@@ -291,14 +291,14 @@ def _survey_sealed(
     disk, first_id = site.disk, header.first_id
 
     def look(index: File | None, entries: IndexChecker | IndexWriter, builder: FooterBuilder | None = None) -> Survey:
-        def on_stretch(offset: int, stretch: Stretch, starts: I64) -> None:
-            entries.add_entries(stretch.first_id, stretch.entries(starts, offset))
+        def on_span(offset: int, span: BatchSpan, starts: I64) -> None:
+            entries.add_entries(span.first_id, span.entries(starts, offset))
             if builder is not None:
-                builder.add_stretch(stretch)
+                builder.add_span(span)
 
         return survey(
             data, first_id=first_id, end=data.size(), version=header.version, before=before, id_limit=next_id, index=index,
-            on_run=entries.add, on_stretch=on_stretch,
+            on_run=entries.add, on_span=on_span,
         )  # fmt: skip
 
     path = join(site.directory, index_name(first_id))

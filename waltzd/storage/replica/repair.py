@@ -37,7 +37,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import OVERHEAD_BYTES, Run, first_bad, id_and_length
 from waltzd.format.scan import Stop, scan
-from waltzd.format.stretch import Stretch
+from waltzd.format.span import BatchSpan
 from waltzd.storage.replica.examine import Front, Quarantine, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
@@ -112,10 +112,10 @@ class Installation:
         self._index.write(0, raw)
         builder = FooterBuilder(raw)
 
-        def add(offset: int, stretch: Stretch, starts: I64) -> None:
-            self._check(stretch.run(starts), deeply=True)
-            write_entries(self._index, stretch.first_id - self.first_id, stretch.entries(starts, offset))
-            builder.add_stretch(stretch)
+        def add(offset: int, span: BatchSpan, starts: I64) -> None:
+            self._check(span.run(starts), deeply=True)
+            write_entries(self._index, span.first_id - self.first_id, span.entries(starts, offset))
+            builder.add_span(span)
 
         stop = scan(
             self._data,
@@ -125,7 +125,7 @@ class Installation:
             end=self._size,
             version=header.version,
             on_run=self._add,
-            on_stretch=add,
+            on_span=add,
             record_bytes_max=None if header.version == BATCHES else self._record_bytes_max,
         )
         if stop.offset != self._size and not stop.is_sealed:

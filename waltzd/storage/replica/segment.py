@@ -52,7 +52,7 @@ from waltzd.format.record import (
     heads,
     id_and_length,
 )
-from waltzd.format.scan import scan_stretches
+from waltzd.format.scan import scan_spans
 
 WRITE_AGAIN_BYTES = 1 << 20
 PAGE_BYTES = 4096
@@ -412,12 +412,12 @@ class BatchSegment(Segment):
 
     def _caught_up(self) -> FooterBuilder:
         builder = FooterBuilder(self.data.read(0, HEADER_BYTES))
-        stop = scan_stretches(
+        stop = scan_spans(
             self.data,
             next_id=self.first_id,
             offset=HEADER_BYTES,
             end=self.end,
-            on_stretch=lambda offset, stretch, starts: builder.add_stretch(stretch),
+            on_span=lambda offset, span, starts: builder.add_span(span),
         )
         if stop.offset != self.end:
             raise Suspect(self.first_id)

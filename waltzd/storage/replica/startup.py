@@ -54,7 +54,7 @@ from waltzd.format.layout import (
 )
 from waltzd.format.record import Run
 from waltzd.format.scan import Survey, Tail, judge_tail, survey
-from waltzd.format.stretch import Stretch
+from waltzd.format.span import BatchSpan
 from waltzd.storage.replica.examine import (
     Quarantine,
     examine_segment,
@@ -256,8 +256,8 @@ class _Opening:
         def put(offset: int, run: Run) -> None:
             segment.write_index(run.first_id, offsets_of(offset, run))
 
-        def put_batches(offset: int, stretch: Stretch, starts: I64) -> None:
-            segment.write_index(stretch.first_id, stretch.entries(starts, offset))
+        def put_batches(offset: int, span: BatchSpan, starts: I64) -> None:
+            segment.write_index(span.first_id, span.entries(starts, offset))
 
         if self._promise.value.newest == segment.first_id and anchor >= segment.first_id:
             offset, first_id = segment.anchor(anchor)
@@ -270,7 +270,7 @@ class _Opening:
                     next_id=first_id,
                     offset=offset,
                     on_run=put,
-                    on_stretch=put_batches,
+                    on_span=put_batches,
                 )
                 if found.next_id > anchor and not found.gaps:
                     return found, first_id
@@ -281,7 +281,7 @@ class _Opening:
             version=version,
             index=segment.index,
             on_run=put,
-            on_stretch=put_batches,
+            on_span=put_batches,
         )
         return found, segment.first_id
 

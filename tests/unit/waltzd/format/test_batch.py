@@ -27,7 +27,7 @@ from waltzd.format.batch import (
 from waltzd.format.checksum import crc32
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import LockColumns, encode_payloads, join_runs
-from waltzd.format.stretch import Stretch
+from waltzd.format.span import BatchSpan
 
 LOCKS = st.lists(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 3)), max_size=5), min_size=1, max_size=40)
 
@@ -158,8 +158,8 @@ def test_a_head_of_a_newer_program_is_none_although_its_checksum_is_right() -> N
         forged.append(bytes(front) + crc32(front).to_bytes(4, "big"))
     for wrong in forged:
         assert Head.decode(wrong) is None
-        stretch = Stretch(memoryview(wrong + sound[HEAD_BYTES:]), np.array([0, len(sound)]), None)
-        assert stretch.count == 0
+        span = BatchSpan(memoryview(wrong + sound[HEAD_BYTES:]), np.array([0, len(sound)]), None)
+        assert span.count == 0
     assert Head.decode(head.encode()) == head
 
 

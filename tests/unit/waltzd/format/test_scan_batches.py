@@ -325,11 +325,11 @@ def test_a_batch_over_the_bound_of_all_batches_is_none(monkeypatch: pytest.Monke
     file, end = file_of(segment(batches)), starts_of(batches)[-1]
     monkeypatch.setattr(module, "BATCH_BYTES_MAX", largest.size)
     assert module.scan_batches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == end
-    assert module.scan_stretches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == end
+    assert module.scan_spans(file, next_id=0, offset=HEADER_BYTES, end=end).offset == end
     monkeypatch.setattr(module, "BATCH_BYTES_MAX", largest.size - 1)
     start = starts_of(batches)[batches.index(largest)]
     assert module.scan_batches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == start
-    assert module.scan_stretches(file, next_id=0, offset=HEADER_BYTES, end=end).offset == start
+    assert module.scan_spans(file, next_id=0, offset=HEADER_BYTES, end=end).offset == start
 
 
 def test_forged_heads_cost_no_more_than_a_few_readings_of_the_file() -> None:

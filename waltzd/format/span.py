@@ -1,6 +1,6 @@
 """Many batches of format 1 at a time.
 
-A log that is quiet has a batch for each transaction, so the heads of a stretch are checked as columns: for each batch alone
+A log that is quiet has a batch for each transaction, so the heads of a span are checked as columns: for each batch alone
 there is a native pass over its bytes, and little else. The twin is `waltzd.format.batch.why_wrong`, which looks at one
 batch. Pure.
 """
@@ -62,7 +62,7 @@ def whole_batches(raw: memoryview, last_id: int = ID_MAX) -> tuple[list[int], in
     return at, size
 
 
-class Stretch:
+class BatchSpan:
     """Whole batches back to back, as their heads say. `count` of them are sound and fit to each other."""
 
     def __init__(self, raw: memoryview, at: I64, before: tuple[int, int] | None) -> None:
@@ -208,5 +208,5 @@ class Stretch:
         return Run(self.first_id, data, bounds)
 
     def entries(self, starts: I64, offset: int) -> I64:
-        """The index entries of the records that start there, in a file that has the stretch at `offset`."""
+        """The index entries of the records that start there, in a file that has the span at `offset`."""
         return (starts + offset) | (starts - np.repeat(self.at[: self.count], self.records)) << LEAD_BITS

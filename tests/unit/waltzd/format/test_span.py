@@ -18,8 +18,8 @@ from waltzd.format.footer import FooterBuilder
 from waltzd.format.index import offsets_of
 from waltzd.format.layout import HEADER_BYTES
 from waltzd.format.record import Run
-from waltzd.format.scan import Stop, scan_batches, scan_stretches
-from waltzd.format.stretch import Stretch
+from waltzd.format.scan import Stop, scan_batches, scan_spans
+from waltzd.format.span import BatchSpan
 
 Looked: TypeAlias = tuple[Stop, list[I64], bytes]
 """Where it ended, the entries, and the footer."""
@@ -52,13 +52,13 @@ def both(raw: bytes, *, before: End | None, bytes_max: int | None = None) -> tup
     def on_run(offset: int, run: Run) -> None:
         slow.append(offsets_of(offset, run))
 
-    def on_stretch(offset: int, stretch: Stretch, starts: I64) -> None:
-        fast.append(stretch.entries(starts, offset))
-        many.add_stretch(stretch)
+    def on_span(offset: int, span: BatchSpan, starts: I64) -> None:
+        fast.append(span.entries(starts, offset))
+        many.add_span(span)
         records = b"".join(bytes(raw[start + offset :][:40]) for start in starts.tolist())
         assert records  # each stands in the file
-        run = stretch.run(starts)
-        assert (run.first_id, run.last_id) == (stretch.first_id, stretch.next_id - 1)
+        run = span.run(starts)
+        assert (run.first_id, run.last_id) == (span.first_id, span.next_id - 1)
 
     shared = {"next_id": 5, "offset": HEADER_BYTES, "end": len(raw), "before": before, "bytes_max": bytes_max}
     chunk = 700
@@ -69,7 +69,7 @@ def both(raw: bytes, *, before: End | None, bytes_max: int | None = None) -> tup
         chunk_bytes=chunk,
         **shared,  # type: ignore[arg-type]
     )
-    second = scan_stretches(file, on_stretch=on_stretch, chunk_bytes=chunk, **shared)  # type: ignore[arg-type]
+    second = scan_spans(file, on_span=on_span, chunk_bytes=chunk, **shared)  # type: ignore[arg-type]
     ends = [builder.footer(b"\0" * 32).encode() if slow else b"" for builder in (one, many)]
     return (first, slow, ends[0]), (second, fast, ends[1])
 
@@ -94,11 +94,11 @@ def test_a_hint_is_checked() -> None:
     batches = batches_of([[b"a", b"bb"], [b"c"]], first_id=5)
     raw = memoryview(b"".join(piece for batch in batches for piece in batch.pieces))
     at = np.array([0, batches[0].size, len(raw)])
-    right = Stretch(raw, at, None).starts()
+    right = BatchSpan(raw, at, None).starts()
     assert right is not None
     for wrong in (right + 1, right[:-1], right[::-1], np.zeros(3, np.int64), right - 200):
-        found = Stretch(raw, at, None).starts(wrong)
+        found = BatchSpan(raw, at, None).starts(wrong)
         assert found is not None
         assert found.tolist() == right.tolist()
-    found = Stretch(raw, at, None).starts(right)
+    found = BatchSpan(raw, at, None).starts(right)
     assert found is right
