@@ -1,6 +1,6 @@
 """Damage in one replica: a wrong index is made again from the data, damaged data is described and never touched.
 
-`examine_segment` reads a whole segment and returns its findings. `Quarantine` keeps the findings of a replica: the ids in
+`examine_segment` reads a whole segment and returns its findings. `DamageReport` keeps the findings of a replica: the ids in
 them are refused, the rest is served, and the replica is healed from the others. Two kinds stand in it: damage in files,
 which includes a segment that is missing between others, and `short`, a log that ends before an id that this replica once
 had.
@@ -35,7 +35,7 @@ from waltzd.storage.replica.segment import UNUSABLE, BatchSegment, Segment, head
 from waltzd.storage.replica.site import Site
 
 
-class Quarantine:
+class DamageReport:
     """Findings in the order of their ids; those without ids (bytes too many) first. Truthy when there are any."""
 
     def __init__(self, partition: int, in_files: Iterable[Finding], short: Finding | None) -> None:
@@ -173,7 +173,7 @@ def _rest_finding(site: Site, path: str, found: Survey) -> Finding:
 
 
 @dataclass(frozen=True)
-class Front:
+class PrecedingEnd:
     """What is known of the segment in front of one of format 1."""
 
     end: End | None = None
@@ -189,7 +189,7 @@ def examine_segment(
     next_id: int,
     is_last: bool = False,
     active: Segment | None = None,
-    front: Front | None = None,
+    preceding: PrecedingEnd | None = None,
 ) -> list[Finding]:
     """Read all of a segment that should end in front of `next_id`; damage is returned. Afterwards its index is right, and
     so is the part of its header that means nothing, and its footer where it has all its batches.
@@ -197,7 +197,7 @@ def examine_segment(
     Where sound records end early and another segment follows, nothing is wrong with this one: one behind it is missing.
     A sealed segment on a sector that cannot be read is damaged as a whole: a copy of it gets other sectors."""
     try:
-        return _examine(site, first_id, next_id, is_last, active, front or Front())
+        return _examine(site, first_id, next_id, is_last, active, preceding or PrecedingEnd())
     except ReadFailed as error:
         if is_last:
             raise
@@ -206,7 +206,9 @@ def examine_segment(
         ]  # fmt: skip
 
 
-def _examine(site: Site, first_id: int, next_id: int, is_last: bool, active: Segment | None, front: Front) -> list[Finding]:
+def _examine(
+    site: Site, first_id: int, next_id: int, is_last: bool, active: Segment | None, preceding: PrecedingEnd
+) -> list[Finding]:
     path, expected = site.path(first_id), site.header(first_id)
     try:
         data = active.data if active and site.disk.exists(path) else site.disk.open(path)
@@ -221,11 +223,11 @@ def _examine(site: Site, first_id: int, next_id: int, is_last: bool, active: Seg
     builder = FooterBuilder(header.encode())
 
     if active:
-        found = _survey_active(site, active, header, front.end, builder)
+        found = _survey_active(site, active, header, preceding.end, builder)
     else:
-        found = _survey_sealed(site, data, header, next_id, front.end, builder)
+        found = _survey_sealed(site, data, header, next_id, preceding.end, builder)
     if found.is_sealed and found.next_id == next_id and not found.tail_bytes and not found.gaps:
-        return _examine_footer(site, active, path, found, builder, front.footer)
+        return _examine_footer(site, active, path, found, builder, preceding.footer)
     findings = [gap_finding(site, path, gap, next_id) for gap in found.gaps]
     if found.next_id < next_id and not is_last and not found.tail_bytes and found.next_id > first_id:
         findings.append(missing_finding(site, found.next_id, next_id - 1))

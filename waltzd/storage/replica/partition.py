@@ -56,7 +56,7 @@ from waltzd.protocol.descriptions import ReplicaStatus
 from waltzd.protocol.peers import Contact, Content, LockHistory
 from waltzd.protocol.timelines import Lineage
 from waltzd.storage.replica.aside import set_segments_aside
-from waltzd.storage.replica.examine import Quarantine
+from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.promise import Fence, PromiseFile, lineage_of
 from waltzd.storage.replica.repair import Healing, Installation
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
@@ -74,19 +74,19 @@ HASH_BYTES_MIN = 64 << 10
 
 
 class Partition:
-    def __init__(self, site: Site, promise: PromiseFile, shelf: Shelf, quarantine: Quarantine, *, proven_from: int) -> None:
+    def __init__(self, site: Site, promise: PromiseFile, shelf: Shelf, damage: DamageReport, *, proven_from: int) -> None:
         self.number = site.number
         self.directory = site.directory
         self._site = site
         self._promise = promise
         self._shelf = shelf
-        self._quarantine = quarantine
+        self._damage = damage
         self._failed: WaltzError | None = None
         self._fence = Fence(site.number, site.control, promise)
         self._room = Room(site)
-        self._healing = Healing(site, shelf, quarantine, promise, self._room, proven_from=proven_from)
+        self._healing = Healing(site, shelf, damage, promise, self._room, proven_from=proven_from)
         self._writer = Writer(site, shelf, promise)
-        self._trimming = Trimming(site, shelf, quarantine, promise)
+        self._trimming = Trimming(site, shelf, damage, promise)
         self.concerned = shelf.concerned
         self.lineage = lineage_of(promise.value)
         """Timelines of the log; what this replica holds is the log of the last one."""
@@ -128,7 +128,7 @@ class Partition:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return self._quarantine.findings
+        return self._damage.findings
 
     @property
     def floor(self) -> int:
@@ -164,7 +164,7 @@ class Partition:
         """Hash the last records, where they are of format 0, for the next status: owners compare replicas by that. What
         cannot be read is left out, and found by whoever reads it."""
         last_id = self.last_id
-        if self._shelf.end is not None or last_id < 0 or self._tail[0] == last_id or self._quarantine:
+        if self._shelf.end is not None or last_id < 0 or self._tail[0] == last_id or self._damage:
             return
         runs: list[Run] = []
         at = max(0, last_id - TAIL_RECORDS + 1)
@@ -216,8 +216,8 @@ class Partition:
             raise self._failed
 
     def _check_sound(self, *, may_be_short: bool = False) -> Segment:
-        if self._shelf.active is None or (self._quarantine and not (may_be_short and self._quarantine.is_only_short)):
-            raise self._quarantine.error()
+        if self._shelf.active is None or (self._damage and not (may_be_short and self._damage.is_only_short)):
+            raise self._damage.error()
         return self._shelf.active
 
     @contextmanager
@@ -273,7 +273,7 @@ class Partition:
                 except DiskFull:
                     self._room.refuse(size)
                     raise
-                if self._quarantine:
+                if self._damage:
                     self._healing.end_moved(is_indexed=False)
             self._room.is_full = False
         known = min(committed, self.last_id)
@@ -350,7 +350,7 @@ class Partition:
 
     def checkpoint(self) -> None:
         """Flush the index and write down the marks, unless damage makes them worthless."""
-        if self._failed is None and self._shelf.active and (not self._quarantine or self._quarantine.is_only_short):
+        if self._failed is None and self._shelf.active and (not self._damage or self._damage.is_only_short):
             with self._fatal():
                 self._writer.checkpoint(committed=self.committed)
 
@@ -391,7 +391,7 @@ class Partition:
         if mark < -1:
             raise BadArgument(f"a mark is never below -1: {mark}")
         info, floor = self._site.info, self._cut_floor
-        if mark >= self.last_id and not self._quarantine:
+        if mark >= self.last_id and not self._damage:
             return self.status()
         if mark < floor:
             raise BelowFloor(
@@ -432,7 +432,7 @@ class Partition:
                 floor=self.first_id,
             )
         with self._fatal():
-            if self.last_id > fork or self._quarantine:
+            if self.last_id > fork or self._damage:
                 end = min([fork, *(first_id - 1 for first_id in self._healing.damaged_segments)])
                 above = self._shelf.first_ids[self._shelf.position_of(end + 1) :]
                 set_segments_aside(self._site, above, f"it holds ids above the fork behind id {fork}")
@@ -457,7 +457,7 @@ class Partition:
         position = shelf.position_of(mark + 1)
         if shelf.active is None and position == len(shelf.first_ids) - 1 > 0:
             position -= 1  # the last segment is not usable at all: the one in front becomes the last
-        self._quarantine.check_up_to(mark)
+        self._damage.check_up_to(mark)
         end, next_id = self._healing.end_of(position, min(mark, self.last_id))
         mark = next_id - 1
         if mark < self._cut_floor:
@@ -474,7 +474,7 @@ class Partition:
         self._writer.checkpoint_id = durable
         self.cuts += 1
         shelf.cut(position, end=end, next_id=next_id)
-        self._quarantine.heal()
+        self._damage.heal()
         self._healing.stand()
         self._site.say(f"cut above id {mark}")
 
@@ -587,8 +587,8 @@ class Partition:
         self.check_session(session)
         if not -1 <= last_id <= self.last_id:
             raise BeyondLog(f"partition {self.number}: id {last_id} is not here", last_id=self.last_id)
-        self._quarantine.sound_part(last_id, last_id)
-        damaged = [finding.last_id for finding in self._quarantine.findings if finding.last_id is not None]
+        self._damage.sound_part(last_id, last_id)
+        damaged = [finding.last_id for finding in self._damage.findings if finding.last_id is not None]
         low = max((id_ for id_ in damaged if id_ < last_id), default=-1)
         found: list[tuple[Head, LockColumns]] = []
         size = 0
@@ -667,7 +667,7 @@ class Partition:
             raise BeyondLog(
                 f"partition {self.number}: id {first_id} is not here; ids up to {limit} can be read", last_id=limit
             )
-        last_id = self._quarantine.sound_part(first_id, min(last_id, limit))
+        last_id = self._damage.sound_part(first_id, min(last_id, limit))
         with self._uncut():
             segment, last_here = self._shelf.segment_with(first_id)
             return read(segment, min(last_id, last_here))
@@ -728,7 +728,7 @@ class Partition:
         if first_id not in self._shelf.first_ids[:-1]:
             raise BeyondLog(f"partition {self.number} has no sealed segment that starts at id {first_id}")
         path = self._site.path(first_id)
-        self._quarantine.check_file(path)
+        self._damage.check_file(path)
         return path
 
     def examine(self, first_id: int) -> None:
@@ -743,7 +743,7 @@ class Partition:
     def close(self) -> None:
         """Flush everything and leave a clean mark: the next start has nothing to prove again."""
         active = self._shelf.active
-        if self._failed is None and active is not None and not self._quarantine:
+        if self._failed is None and active is not None and not self._damage:
             with self._fatal():
                 active.flush()
                 active.index.flush()

@@ -1,7 +1,7 @@
 """How damage is found and healed: which segment files a replica takes, what they must hold, and when it is level again.
 
 A segment is checked whole, because a read met wrong bytes or because an owner asks what the replica vouches for. Damage
-goes into quarantine; only indexes are changed.
+goes into the damage report; only indexes are changed.
 
 A file may stand behind the last id, or in the place of a segment that is damaged or missing; nowhere else, because records
 are never rewritten. It is received beside the log, proven record by record, then given its name: before that nothing of it
@@ -38,7 +38,7 @@ from waltzd.format.layout import (
 from waltzd.format.record import OVERHEAD_BYTES, Run, first_bad, id_and_length
 from waltzd.format.scan import Stop, scan
 from waltzd.format.span import BatchSpan
-from waltzd.storage.replica.examine import Front, Quarantine, examine_segment, missing_finding, short_finding
+from waltzd.storage.replica.examine import DamageReport, PrecedingEnd, examine_segment, missing_finding, short_finding
 from waltzd.storage.replica.promise import PromiseFile, floor_of
 from waltzd.storage.replica.segment import BatchSegment, Segment, Suspect
 from waltzd.storage.replica.shelf import Shelf
@@ -152,17 +152,19 @@ class Installation:
         if self.first_head is not None and self._footer is None:
             raise self._unfit("has no footer, and stands at the floor of this replica")
 
-    def stand_behind(self, front: Front) -> None:
+    def stand_behind(self, preceding: PrecedingEnd) -> None:
         """Prove that its batches go on where the log in front of it ends, and give it its footer."""
         if self.first_head is None:
-            if front.end is not None and front.end.crc:
+            if preceding.end is not None and preceding.end.crc:
                 raise self._unfit("has records of format 0, and batches stand in front of them")
             return
-        if front.end is not None and (self.first_head.before != front.end.crc or self.first_head.time < front.end.time):
+        if preceding.end is not None and (
+            self.first_head.before != preceding.end.crc or self.first_head.time < preceding.end.time
+        ):
             raise self._unfit("does not go on with the batch in front of it")
         if self._builder is None:
             return
-        before, came = front.footer, self._footer
+        before, came = preceding.footer, self._footer
         if came is not None and before not in (None, came.before):
             raise self._unfit("has a footer that names another one in front of it")
         if before is None and came is not None:
@@ -261,11 +263,11 @@ class Place:
 
 class Healing:
     def __init__(
-        self, site: Site, shelf: Shelf, quarantine: Quarantine, promise: PromiseFile, room: Room, *, proven_from: int
+        self, site: Site, shelf: Shelf, damage: DamageReport, promise: PromiseFile, room: Room, *, proven_from: int
     ) -> None:
         self._site = site
         self._shelf = shelf
-        self._quarantine = quarantine
+        self._damage = damage
         self._promise = promise
         self._room = room
         self._proven_from = proven_from
@@ -280,9 +282,9 @@ class Healing:
     @property
     def damaged_segments(self) -> tuple[int, ...]:
         """The first ids of the files that would heal this replica."""
-        names = [finding.path.rpartition("/")[2] for finding in self._quarantine.findings]
+        names = [finding.path.rpartition("/")[2] for finding in self._damage.findings]
         found = {first_id for name in names if (first_id := first_id_of(name)) is not None}
-        short = self._quarantine.short
+        short = self._damage.short
         if short is not None and self._shelf.first_ids[-1] not in found:
             assert short.first_id is not None
             found.add(self._shelf.first_ids[-1] if self._is_cut_short else short.first_id)
@@ -294,7 +296,7 @@ class Healing:
         where segments end."""
         active = self._shelf.active
         is_begun = isinstance(active, BatchSegment) and not active.is_full and active.next_id > active.first_id
-        return self._quarantine.short is not None and is_begun
+        return self._damage.short is not None and is_begun
 
     # -- segment files
 
@@ -309,7 +311,7 @@ class Healing:
 
     def _place(self, first_id: int, cut_floor: int | None) -> Place:
         """Ids above `cut_floor` may be lost, because their owner has not begun the session yet; with None, none may."""
-        shelf, quarantine = self._shelf, self._quarantine
+        shelf, damage = self._shelf, self._damage
         last_first = shelf.first_ids[-1]
         if first_id in shelf.first_ids:
             position = shelf.first_ids.index(first_id)
@@ -317,14 +319,12 @@ class Healing:
             last_id = shelf.last_id_of(position)
             is_empty = next_first is None and last_id < first_id
             is_short = next_first is None and self._is_cut_short
-            if quarantine.holds(self._site.path(first_id)) or is_empty or is_short:
-                least_id = quarantine.last_sound(first_id, last_id)
+            if damage.holds(self._site.path(first_id)) or is_empty or is_short:
+                least_id = damage.last_sound(first_id, last_id)
                 if cut_floor is not None:
                     least_id = min(least_id, cut_floor)
                 return Place(least_id=least_id, next_first=next_first, is_taken=True)
-        elif (
-            shelf.active is not None and first_id == shelf.last_id + 1 and not quarantine.holds(self._site.path(last_first))
-        ):
+        elif shelf.active is not None and first_id == shelf.last_id + 1 and not damage.holds(self._site.path(last_first)):
             return Place(least_id=first_id, next_first=None, is_taken=False)
         damaged = ", ".join(map(str, self.damaged_segments)) or "none"
         raise NotNextId(
@@ -349,11 +349,11 @@ class Healing:
             self._seal(installation)
         if 0 < first_id == self._shelf.first_ids[0]:
             installation.check_at_floor()
-        installation.stand_behind(self._front(first_id))
+        installation.stand_behind(self._preceding_end(first_id))
         if place.is_taken:
             self._promise.change(segments=0)  # should this be interrupted, the next start looks at every segment
         segment = installation.take_names()
-        self._quarantine.replace(self._site.path(first_id), [])
+        self._damage.replace(self._site.path(first_id), [])
         self._shelf.forget(first_id)
         if place.next_first is None:
             self._shelf.stand_last(segment)
@@ -363,7 +363,7 @@ class Healing:
         segment.close()
         if segment.next_id < place.next_first:
             hole = missing_finding(self._site, segment.next_id, place.next_first - 1)
-            self._quarantine.replace(hole.path, [hole])
+            self._damage.replace(hole.path, [hole])
             self._shelf.miss_for(hole)
         self._promise.change(segments=len(self._shelf.first_ids))
         self.stand()
@@ -381,8 +381,8 @@ class Healing:
             self._shelf.seal()
         except Suspect as question:
             self.examine(question.first_id)
-            if self._quarantine:
-                raise self._quarantine.error() from None
+            if self._damage:
+                raise self._damage.error() from None
             self._shelf.seal()
 
     # -- the end of the log
@@ -401,7 +401,7 @@ class Healing:
         newest = shelf.first_ids[-1]
         owed = max(self.floor, promise.newest if newest < promise.newest else -1)
         if shelf.last_id < owed:
-            self._quarantine.short = short_finding(self._site, shelf.last_id + 1, owed)
+            self._damage.short = short_finding(self._site, shelf.last_id + 1, owed)
             if promise.segments != len(shelf.first_ids):
                 self._promise.change(newest=max(promise.newest, newest), segments=len(shelf.first_ids))
             return
@@ -409,7 +409,7 @@ class Healing:
             assert shelf.active is not None
             shelf.active.index.flush()
         self._promise.change(durable=shelf.last_id, newest=newest, segments=len(shelf.first_ids))
-        self._quarantine.short = None
+        self._damage.short = None
 
     # -- checking segments
 
@@ -425,13 +425,13 @@ class Healing:
         return True
 
     def examine(self, first_id: int) -> None:
-        """Read a whole segment, quarantine what is wrong with it, and make its index right again."""
+        """Read a whole segment, record what is wrong with it, and make its index right again."""
         shelf = self._shelf
         shelf.forget(first_id)
         position = shelf.first_ids.index(first_id)
         is_last = position == len(shelf.first_ids) - 1
         last_id = shelf.last_id_of(position)
-        if is_last and self._quarantine.short is None:
+        if is_last and self._damage.short is None:
             last_id = max(last_id, self.floor)
         active = shelf.active if shelf.is_active(first_id) else None
         found = examine_segment(
@@ -440,12 +440,12 @@ class Healing:
             next_id=last_id + 1,
             is_last=is_last,
             active=active,
-            front=self._front(first_id),
+            preceding=self._preceding_end(first_id),
         )
         if found and is_last:
             self._owe(last_id)
-        known = self._quarantine.findings
-        self._quarantine.replace(self._site.path(first_id), found)
+        known = self._damage.findings
+        self._damage.replace(self._site.path(first_id), found)
         for finding in found:
             shelf.miss_for(finding)
             if finding not in known:  # otherwise it was said already
@@ -462,18 +462,18 @@ class Healing:
 
     def _stand(self) -> None:
         self._shelf.look_back()
-        if not self._quarantine or self._quarantine.is_only_short:
+        if not self._damage or self._damage.is_only_short:
             self._shelf.finish()
 
-    def _front(self, first_id: int) -> Front:
+    def _preceding_end(self, first_id: int) -> PrecedingEnd:
         """What is known of the segment in front of this one: nothing where that was trimmed."""
         if 0 < first_id == self._shelf.first_ids[0]:
-            return Front()
+            return PrecedingEnd()
         try:
             end = self._shelf.end_in_front(first_id) or End()
         except Suspect:
             end = None
-        return Front(end, self._shelf.footer_in_front(first_id))
+        return PrecedingEnd(end, self._shelf.footer_in_front(first_id))
 
     def end_of(self, position: int, mark: int) -> tuple[int, int]:
         """Where to cut behind `mark` in its segment, and the next id there: in front of a batch that goes on. Behind the
@@ -485,5 +485,5 @@ class Healing:
             return shelf.segment_with(mark)[0].end_of(mark)
         except Suspect as question:
             self.examine(question.first_id)
-            self._quarantine.check_up_to(mark)
+            self._damage.check_up_to(mark)
             return shelf.segment_with(mark)[0].end_of(mark)

@@ -56,7 +56,7 @@ from waltzd.format.record import Run
 from waltzd.format.scan import Survey, Tail, judge_tail, survey
 from waltzd.format.span import BatchSpan
 from waltzd.storage.replica.examine import (
-    Quarantine,
+    DamageReport,
     examine_segment,
     gap_finding,
     header_finding,
@@ -147,18 +147,18 @@ class _Opening:
         last = self._open_last(first_ids[-1], is_whole=not findings) if first_ids else _Found(None, [], begin, True)
         first_ids = first_ids or [begin]
         findings += last.findings
-        quarantine = Quarantine(self._site.number, findings, self._short(last, first_ids[-1]))
-        for finding in quarantine.findings:
+        damage = DamageReport(self._site.number, findings, self._short(last, first_ids[-1]))
+        for finding in damage.findings:
             self._site.complain(finding)
-        if quarantine.short is not None or last.is_end_lost:
+        if damage.short is not None or last.is_end_lost:
             self._renew("it has lost the end of its log")
-        if not quarantine and last.segment is not None:
+        if not damage and last.segment is not None:
             self._settle(last.segment, len(first_ids))
         self._promise.make_anew(**self._changes)
         shelf = Shelf(self._site, first_ids=first_ids, active=last.segment)
         for finding in findings:
             shelf.miss_for(finding)
-        partition = Partition(self._site, self._promise, shelf, quarantine, proven_from=last.proven_from)
+        partition = Partition(self._site, self._promise, shelf, damage, proven_from=last.proven_from)
         partition.stand()
         return partition
 

@@ -21,7 +21,7 @@ from waltzd.disk.seam import Disk, join
 from waltzd.errors import BadArgument
 from waltzd.format.layout import first_id_of, index_name, segment_name
 from waltzd.storage.replica.aside import set_segments_aside
-from waltzd.storage.replica.examine import Quarantine
+from waltzd.storage.replica.examine import DamageReport
 from waltzd.storage.replica.promise import PromiseFile
 from waltzd.storage.replica.segment import Segment
 from waltzd.storage.replica.shelf import Shelf
@@ -38,10 +38,10 @@ def names_below(disk: Disk, directory: str, floor: int) -> list[str]:
 
 
 class Trimming:
-    def __init__(self, site: Site, shelf: Shelf, quarantine: Quarantine, promise: PromiseFile) -> None:
+    def __init__(self, site: Site, shelf: Shelf, damage: DamageReport, promise: PromiseFile) -> None:
         self._site = site
         self._shelf = shelf
-        self._quarantine = quarantine
+        self._damage = damage
         self._promise = promise
         self._left: list[str] = []
         """Files below the floor that are still there, the oldest last."""
@@ -78,7 +78,7 @@ class Trimming:
         self._promise.change(floor=floor, newest=newest, durable=durable, segments=1, committed=committed)
         last_id = shelf.last_id
         shelf.empty(floor)
-        self._quarantine.heal()
+        self._damage.heal()
         self._left = []
         for name in names_below(self._site.disk, self._site.directory, floor):
             self._site.disk.remove(join(self._site.directory, name))
@@ -94,7 +94,7 @@ class Trimming:
     def _forget(self, gone: list[int]) -> None:
         for first_id in gone:
             self._shelf.forget(first_id)
-            self._quarantine.replace(self._site.path(first_id), [])
+            self._damage.replace(self._site.path(first_id), [])
             self._left = [index_name(first_id), segment_name(first_id), *self._left]
 
     def unlink_next(self) -> bool:
